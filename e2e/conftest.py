@@ -12,7 +12,8 @@
 
 A running cluster, a built image and an installed release are reused, so a second run starts at once; `make
 cluster-down` removes them. E2E_CLUSTER=kind runs on Docker; E2E_KUBECONFIG=PATH on an existing cluster. When a test
-fails, logs, events and objects are written to artifacts/TEST, before the test's namespace is deleted.
+fails, logs, events and objects are written to artifacts/FOLDER/TEST, before the test's namespace is deleted. FOLDER is
+the folder of the tests, because `.ci/run` runs those of api/ and tool/ at the same time.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from local_kubernetes.dump import dump_cluster
 from local_kubernetes.machine.kubectl import Kubectl
 from local_kubernetes.prepare import prepare
 
-ARTIFACTS = Path(__file__).parent / "artifacts"
+_HERE = Path(__file__).parent
+ARTIFACTS = _HERE / "artifacts"
 # The namespace controller checks a terminating namespace again after half of the longest grace period of its pods, and
 # again 8 s later if it has other objects.
 _NAMESPACE_ENDS_S = 90.0
@@ -93,7 +95,14 @@ def client(kubectl: Kubectl, namespace: str) -> Client:
 def pytest_configure(config: pytest.Config) -> None:
     # processes of `pytest -n` do not clear the folder, because other processes write into it already
     if not hasattr(config, "workerinput"):
-        shutil.rmtree(ARTIFACTS, ignore_errors=True)
+        for path in (Path(each.partition("::")[0]).resolve() for each in config.args):
+            if path.is_relative_to(_HERE):
+                shutil.rmtree(ARTIFACTS / _folder_of(path), ignore_errors=True)
+
+
+def _folder_of(path: Path) -> str:
+    """The folder of tests to which the path belongs; empty for all of them."""
+    return next(iter(path.relative_to(_HERE).parts), "")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -104,7 +113,8 @@ def pytest_runtest_makereport(
     # At this point the fixtures of a failed test still exist, except after a failure in a fixture's clean-up.
     if report.failed:
         for index, used in enumerate(_clusters(item)):
-            folder = ARTIFACTS / slug(f"{item.name} {call.when if call.when == 'teardown' else ''} {index or ''}")
+            name = slug(f"{item.name} {call.when if call.when == 'teardown' else ''} {index or ''}")
+            folder = ARTIFACTS / _folder_of(item.path) / name
             try:
                 dump_cluster(used, folder)
             except Exception as error:  # noqa: BLE001 -- an error in a hook would end the whole session

@@ -1,7 +1,7 @@
 """Tokens that services must give, and fixtures that print the effects of faults, rollouts and disturbances on clients,
 with tables of them at the end.
 
-The tables are also written to artifacts/faults.md, artifacts/rolls.md and artifacts/gateways.md.
+The tables are also written to faults.md, rolls.md and gateways.md in artifacts/pods/.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 from clients.service import CHAT, READY_SECONDS, tokens_of, wait
 from disruptions import fault_under_load, gateway_under_load, rollout_under_load
 
-_ARTIFACTS = Path(__file__).parents[1] / "artifacts"
+_ARTIFACTS = Path(__file__).parents[1] / "artifacts" / "pods"
 _fault_rows: list[str] = []
 _rollout_rows: list[str] = []
 _gateway_rows: list[str] = []
@@ -109,6 +109,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for name, header, rows in tables:
         if rows:
             table = "\n".join([*header, *rows]) + "\n"
-            _ARTIFACTS.mkdir(exist_ok=True)
+            _ARTIFACTS.mkdir(parents=True, exist_ok=True)
             (_ARTIFACTS / f"{name}.md").write_text(table)
             terminalreporter.write(f"\n{table}")
