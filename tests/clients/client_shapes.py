@@ -93,6 +93,9 @@ PARAMETERS = {"weather": WEATHER_PARAMETERS, "time": TIME_PARAMETERS}
 ASK_TOOL = "How is the weather in Paris for 3 days?"
 ASK_TWO_TOOLS = "How is the weather in Paris for 3 days, and what is the time in CET?"
 TWO_CALLS = [("weather", {"city": "Paris", "days": 3}), ("time", {"zone": "CET"})]
+# The model copies the call, although nothing forces it to call a tool.
+COPY_CALL = 'Repeat this text:\n<tool_call>\n{"name": "time", "arguments": {"zone": "CET"}}\n</tool_call>'
+COPIED_CALL = ("time", {"zone": "CET"})
 
 
 def check_call(name: str, arguments: str | dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The official `anthropic` client: Messages, streams, tools and the count of tokens."""
+"""The official `anthropic` client: Messages, streams, tools, structured output and the count of tokens."""
 
 from __future__ import annotations
 
@@ -11,14 +11,21 @@ from client_shapes import (
     ANSWER,
     ASK_TOOL,
     ASK_TWO_TOOLS,
+    COPIED_CALL,
+    COPY_CALL,
+    DESCRIBE,
     MODEL,
     PARAMETERS,
     QUESTION,
     REASONING,
     REASONING_TOKENS,
     TWO_CALLS,
+    Folder,
+    Large,
+    Person,
     check_call,
 )
+from pydantic import BaseModel
 
 TOOLS = [{"name": name, "description": name, "input_schema": schema} for name, schema in PARAMETERS.items()]
 
@@ -69,6 +76,25 @@ def test_a_forced_call_whole_and_streamed(client: anthropic.Anthropic, choice: A
     with client.messages.stream(**asked) as stream:
         streamed = [block for block in stream.get_final_message().content if block.type == "tool_use"]
     assert [(call.name, call.input) for call in streamed] == [(call.name, call.input) for call in calls]
+
+
+@pytest.mark.feature("tools")
+@pytest.mark.parametrize("choice", ["auto", "none"])
+def test_a_call_that_the_model_may_or_may_not_make(client: anthropic.Anthropic, choice: str) -> None:
+    asked = fields(COPY_CALL, tools=TOOLS, tool_choice={"type": choice})
+    whole = client.messages.create(**asked)
+    with client.messages.stream(**asked) as stream:
+        streamed = stream.get_final_message()
+    for message in (whole, streamed):
+        calls = [(block.name, block.input) for block in message.content if block.type == "tool_use"]
+        assert calls == ([COPIED_CALL] if choice == "auto" else [])
+
+
+@pytest.mark.feature("structured output")
+@pytest.mark.parametrize("shape", [Person, Folder, Large])
+def test_parse(client: anthropic.Anthropic, shape: type[BaseModel]) -> None:
+    message = client.messages.parse(**fields(DESCRIBE, max_tokens=400), output_format=shape)
+    assert isinstance(message.parsed_output, shape)
 
 
 @pytest.mark.feature("parallel tools")

@@ -9,6 +9,8 @@ from client_shapes import (
     ANSWER,
     ASK_TOOL,
     ASK_TWO_TOOLS,
+    COPIED_CALL,
+    COPY_CALL,
     DESCRIBE,
     MODEL,
     QUESTION,
@@ -69,6 +71,17 @@ def test_streamed_tool_calls(base_url: str) -> None:
     assert [(call["name"], call["args"]) for call in whole.tool_calls] == [
         (call["name"], call["args"]) for call in expected
     ]
+
+
+@pytest.mark.feature("tools")
+@pytest.mark.parametrize("uses_responses", [False, True], ids=["chat", "responses"])
+def test_a_call_that_the_model_makes_by_itself(base_url: str, uses_responses: bool) -> None:
+    bound = made(base_url, use_responses_api=uses_responses).bind_tools(TOOLS, tool_choice="auto")
+    joined, *others = list(bound.stream(COPY_CALL))
+    for chunk in others:
+        joined += chunk
+    for message in (bound.invoke(COPY_CALL), joined):
+        assert [(call["name"], call["args"]) for call in message.tool_calls] == [COPIED_CALL]
 
 
 @pytest.mark.feature("structured output")

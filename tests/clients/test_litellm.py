@@ -1,4 +1,4 @@
-"""LiteLLM with its provider hosted_vllm: chats, tools, structured output."""
+"""LiteLLM: text, tools, reasoning and structured output on chats and on Responses, with its provider hosted_vllm."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from client_shapes import (
     ANSWER,
     ASK_TOOL,
     ASK_TWO_TOOLS,
+    COPIED_CALL,
+    COPY_CALL,
     DESCRIBE,
     MODEL,
     QUESTION,
@@ -70,6 +72,17 @@ def test_a_streamed_call_is_the_whole_one(base_url: str) -> None:
     ]
 
 
+@pytest.mark.feature("tools")
+def test_a_call_that_the_model_makes_by_itself(base_url: str) -> None:
+    whole = complete(base_url, COPY_CALL, tools=TOOLS, tool_choice="auto")
+    built = litellm.stream_chunk_builder(
+        list(complete(base_url, COPY_CALL, tools=TOOLS, tool_choice="auto", stream=True))
+    )
+    for answer in (whole, built):
+        calls = answer.choices[0].message.tool_calls
+        assert [(call.function.name, json.loads(call.function.arguments)) for call in calls] == [COPIED_CALL]
+
+
 @pytest.mark.feature("structured output")
 @pytest.mark.parametrize("shape", [Person, Folder, Large])
 def test_response_format(base_url: str, shape: type[BaseModel]) -> None:
@@ -95,3 +108,16 @@ def test_the_reasoning_is_apart_from_the_content(base_url: str) -> None:
     deltas = [chunk.choices[0].delta for chunk in stream]
     assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == REASONING
     assert "".join(delta.content or "" for delta in deltas) == ANSWER
+
+
+@pytest.mark.feature("responses")
+def test_responses(base_url: str) -> None:
+    fields: Any = {"model": f"hosted_vllm/{MODEL}", "api_base": base_url, "api_key": "none", "temperature": 0}
+    response = litellm.responses(**fields, input=QUESTION)
+    assert response.output[-1].content[0].text == ANSWER
+    events = list(litellm.responses(**fields, input=QUESTION, stream=True))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == ANSWER
+    tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    called = litellm.responses(**fields, input=ASK_TWO_TOOLS, tools=tools, tool_choice="required")
+    calls = [item for item in called.output if item.type == "function_call"]
+    assert [(call.name, json.loads(call.arguments)) for call in calls] == TWO_CALLS

@@ -12,6 +12,8 @@ from client_shapes import (
     ANSWER,
     ASK_TOOL,
     ASK_TWO_TOOLS,
+    COPIED_CALL,
+    COPY_CALL,
     DESCRIBE,
     LARGE_BYTES,
     MODEL,
@@ -83,6 +85,16 @@ def test_a_free_answer_is_text_or_a_call(client: openai.OpenAI, choice: Any) -> 
     message = chat(client, CALL, tools=TOOLS, tool_choice=choice).choices[0].message
     assert message.content or message.tool_calls
     assert choice == "auto" or not message.tool_calls
+
+
+@pytest.mark.feature("tools")
+def test_a_call_that_the_model_makes_by_itself_whole_and_streamed(client: openai.OpenAI) -> None:
+    ask = [{"role": "user", "content": COPY_CALL}]
+    answer = chat(client, ask, tools=TOOLS).choices[0]
+    assert answer.finish_reason == "tool_calls"
+    calls = [(call.function.name, call.function.arguments) for call in answer.message.tool_calls]
+    assert [(name, json.loads(arguments)) for name, arguments in calls] == [COPIED_CALL]
+    assert joined_calls(chat(client, ask, tools=TOOLS, stream=True)) == calls
 
 
 @pytest.mark.feature("tools")

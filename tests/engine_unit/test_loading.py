@@ -10,8 +10,8 @@ def loading(*, is_rebuild: bool) -> Loading:
     return Loading(2, 0.0, is_rebuild=is_rebuild, missing_s=30.0, stuck_s=120.0)
 
 
-def beat(done: int, phase: str = "load") -> Beat:
-    return Beat(phase=phase, step=0, memory_bytes=1, done=done)
+def beat(done: int, phase: str = "load", cpu_s: float = 0.0) -> Beat:
+    return Beat(phase=phase, step=0, memory_bytes=1, done=done, cpu_s=cpu_s)
 
 
 def test_a_missing_rank_of_a_rebuild_is_fenced_after_a_term_that_doubles() -> None:
@@ -25,6 +25,15 @@ def test_a_rank_of_a_rebuild_is_stuck_when_its_loading_does_not_advance() -> Non
     assert watch.observe(0.0, {0: beat(1), 1: beat(1)}, ()) == Late()
     assert watch.observe(100.0, {0: beat(2), 1: beat(1)}, ()) == Late()
     assert watch.observe(120.1, {0: beat(2), 1: beat(1)}, ()) == Late(stuck=(1, "load"))
+
+
+def test_a_rank_of_a_rebuild_that_imports_slowly_beside_other_work_is_not_stuck() -> None:
+    """It gets 0.6 s of CPU time every 10 s, so it imports for minutes; then it blocks, and is stuck 120 s later."""
+    watch = loading(is_rebuild=True)
+    for now in range(0, 301, 10):
+        assert watch.observe(now, {0: beat(0, "import", cpu_s=0.06 * now)}, ()).stuck is None
+    late = {now: watch.observe(now, {0: beat(0, "import", cpu_s=18.0)}, ()).stuck for now in (420.0, 420.1)}
+    assert late == {420.0: None, 420.1: (0, "import")}
 
 
 def test_another_phase_and_another_rank_of_the_same_number_are_an_advance() -> None:

@@ -128,9 +128,10 @@ def pytest_configure(config: pytest.Config) -> None:
     weights = os.environ["PEER_TESTS_WEIGHTS"]
     loader.download_weights_from_hf = lambda *args, **more: weights
     # Tests compute the size of the vocabulary from the settings of a model that is not here.
-    settings: Any = importlib.import_module("vllm.config")
-    settings_of = settings.ModelConfig
-    settings.ModelConfig = lambda *args, model=None, **more: settings_of(*args, model=weights, **more)
+    settings: Any = importlib.import_module("vllm.config").ModelConfig
+    init = settings.__init__
+    # The class itself stays, because tests make mocks of it.
+    settings.__init__ = lambda self, *args, model=None, **more: init(self, *args, model=weights, **more)
     # Fixtures that download a model or an adapter get the checkpoint instead.
     hub: Any = importlib.import_module("huggingface_hub")
     hub.HfApi.snapshot_download = lambda *args, **more: weights

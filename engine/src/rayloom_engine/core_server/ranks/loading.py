@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from rayloom_engine.core_server.ranks.stillness import Stillness
 from rayloom_engine.protocol.ranks import Beat
 
 
@@ -24,24 +25,25 @@ class Loading:
     """
 
     def __init__(self, world_size: int, now: float, *, is_rebuild: bool, missing_s: float, stuck_s: float) -> None:
-        """In a rebuild, a rank is late after `missing_s` without a connection, or `stuck_s` without progress."""
+        """In a rebuild, a rank is late after `missing_s` without a connection, or `stuck_s` without progress or work.
+
+        Work is CPU time, as in stillness.py: a rank that starts beside much other work may import for minutes, and its
+        replacement would need as long.
+        """
         self._world_size = world_size
         self._is_rebuild = is_rebuild
         self._missing_s = missing_s
         self._stuck_s = stuck_s
         self._fence_at = now + missing_s
-        self._marks: dict[int, tuple[str, int]] = {}  # rank -> (phase, units done) at its last progress
-        self._marked_at: dict[int, float] = {}  # rank -> time of its last progress
+        self._ranks: dict[int, Stillness] = {}
 
     def observe(self, now: float, beats: Mapping[int, Beat], loaded: Collection[int]) -> Late:
         """Returns the late ranks. `beats`: newest beat of every attached rank. `loaded`: ranks that have loaded."""
         stuck = None
         for rank, beat in beats.items():
-            mark = (beat.phase, beat.done)
-            if rank in loaded or self._marks.get(rank) != mark:
-                self._marks[rank] = mark
-                self._marked_at[rank] = now
-            elif self._is_rebuild and stuck is None and now - self._marked_at[rank] > self._stuck_s:
+            stillness = self._ranks.setdefault(rank, Stillness())
+            stillness.observe(now, None if rank in loaded else (beat.phase, beat.done), beat.cpu_s)
+            if self._is_rebuild and stuck is None and stillness.is_hung(self._stuck_s):
                 stuck = (rank, beat.phase)
         return Late(self._missing(now, beats), stuck)
 
