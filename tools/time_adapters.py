@@ -1,7 +1,8 @@
 """Prints the CPU time of a decode step of the embedded model with random LoRA adapters, beside that without.
 
-The variants take turns, on one thread, so that other work of the machine changes all of them alike. A prompt chunk is
-measured in the same way.
+Each step with adapters is measured right after the same step without, on one thread, so that other work of the machine
+changes both alike. The throughput is the median of these pairs' ratios. A chunk of a prompt is measured in the same
+way.
 
     python tools/time_adapters.py
 """
@@ -81,30 +82,34 @@ def main() -> None:
         for slot in range(STREAMS):
             adapter = write_adapter(Path(parent) / str(slot), folder, seed=slot, rank=args.rank, size=0.1)
             model.load_adapter(AdapterLoad(slot, adapter_of(adapter)))
-    variants = {
-        "16 decodes, no adapter": step(model, cache, [1] * STREAMS, [-1] * STREAMS),
-        **{
-            f"16 decodes, {number} adapters": step(
-                model, cache, [1] * STREAMS, [index * number // STREAMS for index in range(STREAMS)]
-            )
-            for number in (1, 2, 4, 8, 16)
-        },
-        "1 decode, no adapter": step(model, cache, [1], [-1]),
-        "1 decode, 1 adapter": step(model, cache, [1], [0]),
-        f"a chunk of {CHUNK}, no adapter": step(model, cache, [CHUNK], [-1]),
-        f"a chunk of {CHUNK}, 1 adapter": step(model, cache, [CHUNK], [0]),
+    decodes = [1] * STREAMS
+    pairs = {
+        f"{STREAMS} decodes, adapters: {number}": (
+            step(model, cache, decodes, [-1] * STREAMS),
+            step(model, cache, decodes, [index * number // STREAMS for index in range(STREAMS)]),
+        )
+        for number in (1, 2, 4, 8, 16)
     }
-    times: dict[str, list[float]] = {name: [] for name in variants}
+    for name, lens in (("1 decode", [1]), (f"{CHUNK} tokens of a prompt", [CHUNK])):
+        pairs[f"{name}, adapters: 1"] = (step(model, cache, lens, [-1]), step(model, cache, lens, [0]))
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in pairs}
     for _ in range(args.rounds):
-        for name, run in variants.items():
-            began = time.thread_time()
-            run()
-            times[name].append(time.thread_time() - began)
-    plain = 0.0
+        for name, (plain, adapted) in pairs.items():
+            times[name].append((seconds_of(plain), seconds_of(adapted)))
     for name, found in times.items():
-        seconds = statistics.median(found)
-        plain = seconds if "no adapter" in name else plain
-        print(f"{name:32} {1000 * seconds:8.2f} ms   throughput {100 * plain / seconds:5.1f} %")
+        plain_s, adapted_s = (statistics.median(side) for side in zip(*found, strict=True))
+        shares = statistics.quantiles([100 * before / after for before, after in found], n=4)
+        print(
+            f"{name:36} {1000 * plain_s:7.2f} -> {1000 * adapted_s:7.2f} ms   throughput {shares[1]:5.1f} % "
+            f"(quartiles {shares[0]:.1f}, {shares[2]:.1f})"
+        )
+
+
+def seconds_of(run: Callable[[], None]) -> float:
+    """Returns the CPU time of this thread in a call."""
+    began = time.thread_time()
+    run()
+    return time.thread_time() - began
 
 
 if __name__ == "__main__":

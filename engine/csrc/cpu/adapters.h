@@ -1,8 +1,11 @@
 // Low-rank updates (LoRA) of the products of a step: y += scale * B (A x), for the tokens that have an adapter.
 //
-// Neighbouring rows with the same adapter are a run. A thread reduces some rows of a run with A while others compute
-// the product itself. In the next phase threads add B times the reduced rows to the product, each to some columns of all
-// rows. Both use the kernels of products, so a row's result does not depend on the other rows.
+// Neighbouring rows with the same adapter are chunks. A thread reduces the rows of a chunk with A while others compute
+// the product itself. In the next phase threads add B times the reduced rows to the product, each to some columns of a
+// chunk. Both use the kernels of products, so a row's result does not depend on the other rows.
+//
+// A step with many adapters reads A and B of each from memory. While one adapter is multiplied, the next one's weights
+// are fetched. The product itself is limited by arithmetic if it has many rows, and fetches weights of adapters, too.
 
 #pragma once
 
@@ -12,68 +15,65 @@
 
 constexpr int64_t kMostRank = 256;  // of an adapter
 
-// Some outputs of a matrix, which an adapter updates with A and B of their own.
-struct UpdatedOutputs {
-    const rl_update rl_adapter_layer::* update;
-    int64_t first_output;  // a multiple of 16, as num_outputs is
-    int64_t num_outputs;
-};
-
+// A matrix whose parts an adapter updates with a B of their own.
 struct UpdatedMatrix {
-    UpdatedOutputs outputs[3];
-    int64_t count;
+    const rl_matrix_update rl_adapter_layer::* update;
+    int64_t num_parts;
+    int64_t first_output[4];  // of each part, then the number of outputs; multiples of 16
+
+    int64_t num_outputs() const { return first_output[num_parts]; }
 };
 
-// The outputs of a layer's matrices: q, k, v; o; gate, up; down.
+// The matrices of a layer.
 UpdatedMatrix updated_qkv(const rl_model& model);
 UpdatedMatrix updated_out(const rl_model& model);
 UpdatedMatrix updated_gate_up(const rl_model& model);
 UpdatedMatrix updated_down(const rl_model& model);
 
-// The outputs of the whole matrix.
-inline int64_t num_outputs(const UpdatedMatrix& matrix) {
-    const UpdatedOutputs& last = matrix.outputs[matrix.count - 1];
-    return last.first_output + last.num_outputs;
-}
-
 // The adapters of a step's rows.
-class AdapterRuns {
+class AdapterRows {
 public:
     // Buffers are taken from the arena, and are valid until it is cleared.
-    AdapterRuns(const rl_batch& batch, const Kernels& kernels, Arena& arena);
+    AdapterRows(const rl_batch& batch, const Kernels& kernels, int64_t element_bytes, Arena& arena);
+
+    // Neighbouring rows with the same adapter, or without one.
+    struct Chunk {
+        const rl_adapter_layer* layers;       // null: the rows have no adapter
+        const rl_adapter_layer* next_layers;  // of the next chunk with another adapter, or null
+        int64_t first_row;
+        int64_t num_rows;
+    };
+
+    int64_t num_chunks() const { return num_chunks_; }
+    const Chunk& chunk(int64_t index) const { return chunks_[index]; }
 
     // Pieces of `reduce` for one matrix.
-    int64_t num_pieces(const UpdatedMatrix& matrix) const { return num_chunks_ * matrix.count; }
+    int64_t num_pieces(const UpdatedMatrix& matrix) const { return num_chunks_ * matrix.num_parts; }
 
-    // Computes scale * A x of some rows for some outputs of the matrix. x [T][num_inputs], the operand type.
+    // Computes scale * A x of the rows of a chunk, or of a share of it. x [T][num_inputs], the operand type.
     void reduce(const UpdatedMatrix& matrix, int layer, const void* x, int64_t num_inputs, int64_t piece) const;
 
-    // Adds B times the reduced rows to blocks [first, end) of 16 outputs of y [T][y_stride].
-    void add(const UpdatedMatrix& matrix, int layer, int64_t first, int64_t end, float* y, int64_t y_stride) const;
+    // Returns memory to fetch while a share of the matrix is multiplied: one of `num_shares` shares of `share_bytes` each,
+    // which are given to the adapters in turn. Null if the adapter's memory is fetched by earlier shares.
+    const char* fetched(const UpdatedMatrix& matrix, int layer, int64_t num_inputs, int64_t share, int64_t num_shares,
+                        int64_t share_bytes) const;
+
+    // Adds B times the reduced rows of a chunk to blocks [first, end) of 16 outputs of y [T][y_stride].
+    void add(const UpdatedMatrix& matrix, int layer, int64_t chunk, int64_t first, int64_t end, float* y,
+             int64_t y_stride) const;
 
 private:
-    // Rows of a run that one piece reduces.
-    struct Chunk {
-        int64_t run;
-        int64_t first_row;
-        int64_t num_rows;
-    };
-
-    struct Run {
-        const rl_adapter_layer* layers;
-        int64_t first_row;
-        int64_t num_rows;
-    };
-
     static constexpr int64_t kChunkRows = 16;
+    static constexpr int64_t kPieceBlocks = kMostRank / 16;  // most blocks of A that a piece of `reduce` multiplies
 
-    // The reduced rows [num_rows][rank] of a run for one entry of UpdatedMatrix.outputs.
-    char* reduced(const Run& run, int64_t index) const;
+    // The reduced rows [num_rows][rank] of a part of a matrix.
+    char* reduced(const Chunk& chunk, int64_t part) const;
 
     const Kernels& kernels_;
-    Run* runs_;
+    const int64_t element_bytes_;  // of A and B
     Chunk* chunks_;
-    int64_t num_runs_ = 0;
     int64_t num_chunks_ = 0;
+    const rl_adapter_layer** adapters_;  // of the rows, in their order
+    int64_t num_adapters_ = 0;
     char* reduced_;
 };

@@ -20,6 +20,8 @@ struct LinearTask {
     const void* x;  // [num_rows][num_inputs], the operand type
     int64_t num_rows;
     const void* weight;
+    // Of dense weights: memory that is read soon, and fetched at the same distance from the weights; or null.
+    const void* next_weight;
     const float* scales;  // [num_outputs] of int8 or grouped weights, or null
     const float* bias;    // [num_outputs], or null
     int64_t num_inputs;

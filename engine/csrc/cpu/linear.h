@@ -207,12 +207,17 @@ static void linear_columns(const LinearTask& task, int64_t first, int64_t end, i
 
 template <class Operand, class Output>
 static void linear_blocks(const LinearTask& task, int64_t first, int64_t end) {
+    using W = typename Operand::W;
+    int64_t ahead = task.num_rows <= kWideRows ? kStreamAhead : 0;
+    if (task.next_weight != nullptr) {
+        ahead = (const W*)task.next_weight - (const W*)task.weight;
+    }
     if (task.num_rows <= kWideRows) {
-        linear_columns<Operand, Output>(task, first, end, kWideColumns, kWideRows, kStreamAhead);
+        linear_columns<Operand, Output>(task, first, end, kWideColumns, kWideRows, ahead);
     } else if (task.num_rows > Output::narrow_rows && task.num_rows <= Output::tall_rows) {
-        linear_columns<Operand, Output>(task, first, end, 1, Output::tall_rows, 0);
+        linear_columns<Operand, Output>(task, first, end, 1, Output::tall_rows, ahead);
     } else {
-        linear_columns<Operand, Output>(task, first, end, Output::narrow_columns, Output::narrow_rows, 0);
+        linear_columns<Operand, Output>(task, first, end, Output::narrow_columns, Output::narrow_rows, ahead);
     }
 }
 

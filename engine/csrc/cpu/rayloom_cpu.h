@@ -67,24 +67,27 @@ typedef struct {
     int32_t window;  // positions that a token sees, itself included; 0: all
 } rl_layer;
 
-// A low-rank update of outputs of a matrix: y += scale * B (A x), with A [rank][num_inputs] and B [num_outputs][rank]
-// packed by rl_pack_weight. rank: a multiple of 16, at most 256. num_outputs: a multiple of 16. a NULL: no update.
+// A low-rank update of outputs of a matrix: y += scale * B (A x), with B [num_outputs][rank] packed by rl_pack_weight.
+// rank: a multiple of 16, at most 256; 0: no update. num_outputs: a multiple of 16.
 typedef struct {
-    const void* a;
     const void* b;
     float scale;
     int32_t rank;
 } rl_update;
 
+// The updates of a matrix that stacks up to 3 matrices of the checkpoint. Their A read the same x, so they are one
+// matrix [sum of the ranks][num_inputs], packed by rl_pack_weight. a NULL: no update.
+typedef struct {
+    const void* a;
+    rl_update parts[3];
+} rl_matrix_update;
+
 // The updates of an adapter in one layer.
 typedef struct {
-    rl_update q;
-    rl_update k;
-    rl_update v;
-    rl_update out;
-    rl_update gate;
-    rl_update up;
-    rl_update down;
+    rl_matrix_update qkv;
+    rl_matrix_update out;
+    rl_matrix_update gate_up;
+    rl_matrix_update down;
 } rl_adapter_layer;
 
 typedef struct {

@@ -6,6 +6,9 @@
 
 namespace {
 
+// With fewer rows, the speed of memory limits a product, and it fetches no adapters.
+constexpr int64_t kLeastFetchingRows = 8;
+
 using LinearKernel = void (*)(const LinearTask&, int64_t, int64_t);
 
 LinearKernel linear_kernel(const LinearKernels& kernels, Output output) {
@@ -30,26 +33,64 @@ void quantise(const Step& step, Phase phase, const rl_linear& linear, const void
     });
 }
 
-// Adds the updates of adapters to a product. The product of the gate is then gated, too.
+// Adds the updates of adapters to a product. The product of the gate is then gated, too, for all rows.
 void add_updates(const Step& step, int half, Phase phase, bool is_gate, const UpdatedMatrix& updated, float* out) {
+    const AdapterRows& adapters = *step.adapters;
     const int layer = half / 2;
-    const int64_t stride = is_gate ? 2 * (int64_t)step.model->intermediate : num_outputs(updated);
+    const int64_t stride = updated.num_outputs();
     const int64_t num_blocks = (is_gate ? stride / 2 : stride) / 16;
-    const int64_t size = blocks_per_piece(num_blocks, step.pool->size());
-    phase.run(ceil_div(num_blocks, size), [&](int64_t piece) {
-        const int64_t first = piece * size;
+    // A chunk is cut into as few ranges of columns as give all threads a share: a long range is read faster.
+    const int64_t wanted = ceil_div(num_blocks, blocks_per_piece(num_blocks, step.pool->size()));
+    const int64_t num_ranges = ceil_div(wanted, adapters.num_chunks());
+    const int64_t size = ceil_div(num_blocks, num_ranges);
+    phase.run(adapters.num_chunks() * num_ranges, [&](int64_t piece) {
+        const int64_t chunk = piece / num_ranges;
+        const int64_t first = piece % num_ranges * size;
         const int64_t end = std::min(first + size, num_blocks);
-        step.adapters->add(updated, layer, first, end, out, stride);
+        if (first >= end) {
+            return;
+        }
+        adapters.add(updated, layer, chunk, first, end, out, stride);
         if (!is_gate) {
             return;
         }
-        step.adapters->add(updated, layer, num_blocks + first, num_blocks + end, out, stride);
-        for (int64_t row = 0; row < step.batch->num_tokens; row++) {
-            char* gated = (char*)step.gated + row * step.model->intermediate * step.kernels->operand_bytes;
-            step.kernels->gate(out + row * stride, step.model->intermediate, first, end,
-                               step.model->activation, gated);
+        adapters.add(updated, layer, chunk, num_blocks + first, num_blocks + end, out, stride);
+        const int64_t width = step.model->intermediate;
+        const int64_t first_row = adapters.chunk(chunk).first_row;
+        for (int64_t row = first_row; row < first_row + adapters.chunk(chunk).num_rows; row++) {
+            char* gated = (char*)step.gated + row * width * step.kernels->operand_bytes;
+            step.kernels->gate(out + row * stride, width, first, end, step.model->activation, gated);
         }
     });
+}
+
+// Multiplies blocks [first, end) of 16 outputs, and meanwhile fetches adapters, two blocks at a time. The product of the
+// first half of the rows fetches the next blocks, that of the second half reads weights from the cache, and fetches
+// adapters.
+void multiply_and_fetch(const Step& step, int layer, LinearKernel kernel, const UpdatedMatrix& updated,
+                        const LinearTask& task, int64_t first, int64_t end) {
+    constexpr int64_t share = 2;
+    const int64_t block_bytes = 16 * task.num_inputs * (step.model->dtype == RL_BFLOAT16 ? 2 : 4);
+    const int64_t num_shares = ceil_div(updated.num_outputs() / 16, share);
+    LinearTask upper = task;
+    upper.num_rows = task.num_rows / 2;
+    LinearTask lower = task;
+    lower.num_rows = task.num_rows - upper.num_rows;
+    lower.x = (const char*)task.x + upper.num_rows * task.num_inputs * step.kernels->operand_bytes;
+    lower.out = task.out + upper.num_rows * task.out_stride;
+    for (int64_t block = first; block < end; block += share) {
+        const char* fetched = step.adapters->fetched(updated, layer, task.num_inputs, block / share, num_shares,
+                                                     share * block_bytes);
+        const int64_t next = std::min(block + share, end);
+        if (fetched == nullptr) {
+            kernel(task, block, next);
+            continue;
+        }
+        kernel(upper, block, next);
+        // A kernel fetches as far behind `next_weight` as its block is behind the beginning of the weights.
+        lower.next_weight = fetched - block * block_bytes;
+        kernel(lower, block, next);
+    }
 }
 
 }  // namespace
@@ -70,7 +111,7 @@ void add_update(const Step& step, Phase phase, const float* output_norm) {
 void multiply(const Step& step, int half, int phase, Output output, const rl_linear& linear,
               const UpdatedMatrix& updated, const void* x, float* out) {
     const void* operand = x;
-    const AdapterRuns* adapters = step.adapters;
+    const AdapterRows* adapters = step.adapters;
     const bool is_gate = output == Output::kGate;
     if (is_gate && adapters != nullptr) {
         output = Output::kStore;
@@ -93,8 +134,12 @@ void multiply(const Step& step, int half, int phase, Output output, const rl_lin
             adapters->reduce(updated, half / 2, operand, linear.num_inputs, piece - num_pieces);
             return;
         }
-        const int64_t end = (piece + 1) * size;
-        kernel(task, piece * size, end < num_blocks ? end : num_blocks);
+        const int64_t end = std::min((piece + 1) * size, num_blocks);
+        if (adapters == nullptr || is_quantised(linear) || task.num_rows < kLeastFetchingRows) {
+            kernel(task, piece * size, end);
+        } else {
+            multiply_and_fetch(step, half / 2, kernel, updated, task, piece * size, end);
+        }
     });
     if (adapters != nullptr) {
         add_updates(step, half, Phase(step, half, phase + 2), is_gate, updated, out);

@@ -35,7 +35,7 @@ struct Step {
     float* update;                   // [T][D] output of a half, or null: products are added to the residual stream
     void* quantised;                 // [T] rows of the widest product, if a matrix is quantised
     const ExpertBuffers* experts;    // null: no layer has experts
-    const AdapterRuns* adapters;     // null: no row has one
+    const AdapterRows* adapters;     // null: no row has one
     float* gate_up;                  // [T][2 I], if there are adapters
     const Step* last;                // the wanted rows of the last layer as sequences of one token, or null: all rows
 };

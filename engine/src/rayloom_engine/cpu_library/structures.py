@@ -61,20 +61,21 @@ class LayerStruct(Structure):
 
 
 class UpdateStruct(Structure):
-    """rl_update: a low-rank update of a matrix; no update if `a` is None."""
+    """rl_update: a low-rank update of a matrix of the checkpoint; no update if `rank` is 0."""
 
-    _fields_ = (
-        ("a", c_void_p),
-        ("b", c_void_p),
-        ("scale", c_float),
-        ("rank", c_int32),
-    )
+    _fields_ = (("b", c_void_p), ("scale", c_float), ("rank", c_int32))
+
+
+class MatrixUpdateStruct(Structure):
+    """rl_matrix_update: the updates of a matrix of a rank, which stacks up to 3 of the checkpoint's."""
+
+    _fields_ = (("a", c_void_p), ("parts", UpdateStruct * 3))
 
 
 class AdapterLayerStruct(Structure):
     """rl_adapter_layer: the updates of an adapter in one layer."""
 
-    _fields_ = tuple((name, UpdateStruct) for name in ("q", "k", "v", "out", "gate", "up", "down"))
+    _fields_ = tuple((name, MatrixUpdateStruct) for name in ("qkv", "out", "gate_up", "down"))
 
 
 class DecoderStruct(Structure):

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,7 @@ import numpy as np
 from rayloom_engine.core.adapter import Adapter
 from rayloom_engine.cpu_library.arrays import ELEMENTS, Array, address, copy_elements
 from rayloom_engine.cpu_library.memory import PackedMemory
-from rayloom_engine.cpu_library.structures import AdapterLayerStruct, UpdateStruct
+from rayloom_engine.cpu_library.structures import AdapterLayerStruct, MatrixUpdateStruct, UpdateStruct
 from rayloom_engine.errors import ModelError
 from rayloom_engine.layers.linear_spec import LinearSpec, StackedRows
 from rayloom_engine.models.adapters.peft_folder import LowRank, PeftFolder, adapter_of, read_peft_folder
@@ -29,6 +31,15 @@ from rayloom_engine.models.shape import ModelShape
 from rayloom_engine.parallel.model_part import ModelPart
 
 _RANK_UNIT = 16  # the library's products have a multiple of 16 inputs and outputs
+
+
+def _padded(rank: int) -> int:
+    return -(-rank // _RANK_UNIT) * _RANK_UNIT
+
+
+def _matrix_update(a_rK: Array, parts: Sequence[UpdateStruct]) -> MatrixUpdateStruct:
+    """Returns the structure of the updates of a matrix. `a_rK`: A of all parts, packed."""
+    return MatrixUpdateStruct(a=address(a_rK), parts=(UpdateStruct * 3)(*parts))
 
 
 class LibraryAdapter:
@@ -48,31 +59,39 @@ class LibraryAdapter:
         return ctypes.addressof(self._layers)
 
     def _layer(self, spec: LayerSpec) -> AdapterLayerStruct:
-        q, k, v = self._updates(spec.qkv)
-        gate, up = self._updates(spec.dense_mlp.gate_up)
-        (out,) = self._updates(spec.out)
-        (down,) = self._updates(spec.dense_mlp.down)
-        return AdapterLayerStruct(q=q, k=k, v=v, out=out, gate=gate, up=up, down=down)
+        mlp = spec.dense_mlp
+        return AdapterLayerStruct(
+            qkv=self._matrix(spec.qkv),
+            out=self._matrix(spec.out),
+            gate_up=self._matrix(mlp.gate_up),
+            down=self._matrix(mlp.down),
+        )
 
-    def _updates(self, spec: LinearSpec) -> list[UpdateStruct]:
-        """Returns the update of each matrix of the checkpoint in a matrix of the rank, in stacking order."""
-        found = []
-        for stacked in spec.stacked():
-            update = self._folder.updates.get(stacked.name)
-            found.append(UpdateStruct() if update is None else self._update(spec, stacked, update))
-        return found
-
-    def _update(self, spec: LinearSpec, stacked: StackedRows, update: LowRank) -> UpdateStruct:
-        rank = -(-update.rank // _RANK_UNIT) * _RANK_UNIT
-        num_outputs = stacked.rows.stop - stacked.rows.start
-        a_rK = self._plain((rank, spec.num_inputs))
+    def _matrix(self, spec: LinearSpec) -> MatrixUpdateStruct:
+        """Returns the updates of a matrix of the rank. A of all parts is packed first, then B of each, side by side."""
+        stacked = [(rows, self._folder.updates.get(rows.name)) for rows in spec.stacked()]
+        ranks = [0 if update is None else _padded(update.rank) for _, update in stacked]
+        if not any(ranks):
+            return MatrixUpdateStruct()
+        a_rK = self._plain((sum(ranks), spec.num_inputs))
         columns = () if spec.inputs.is_whole else (slice(None), spec.inputs.slice)
-        copy_elements(a_rK[: update.rank], self._file.read(update.a, columns))
-        b_Nr = self._plain((num_outputs, rank))
-        copy_elements(b_Nr[:, : update.rank], self._file.read(update.b, stacked.bias_part))
-        packed = [self._form.library.pack(matrix, self._memory) for matrix in (a_rK, b_Nr)]
-        self._arrays += packed
-        return UpdateStruct(a=address(packed[0]), b=address(packed[1]), scale=update.scale, rank=rank)
+        for (_, update), end in zip(stacked, accumulate(ranks), strict=True):
+            if update is not None:
+                first = end - _padded(update.rank)
+                copy_elements(a_rK[first : first + update.rank], self._file.read(update.a, columns))
+        packed = self._pack(a_rK)
+        parts = [UpdateStruct() if update is None else self._part(rows, update) for rows, update in stacked]
+        return _matrix_update(packed, parts)
+
+    def _part(self, rows: StackedRows, update: LowRank) -> UpdateStruct:
+        b_Nr = self._plain((rows.rows.stop - rows.rows.start, _padded(update.rank)))
+        copy_elements(b_Nr[:, : update.rank], self._file.read(update.b, rows.bias_part))
+        return UpdateStruct(b=address(self._pack(b_Nr)), scale=update.scale, rank=b_Nr.shape[1])
+
+    def _pack(self, plain: Array) -> Array:
+        packed = self._form.library.pack(plain, self._memory)
+        self._arrays.append(packed)
+        return packed
 
     def _plain(self, sizes: tuple[int, int]) -> Array:
         return np.zeros(sizes, dtype=ELEMENTS[self._form.dtype])
@@ -86,18 +105,18 @@ class UnusableAdapter:
     def __init__(self, spec: DecoderSpec, form: WeightFormat) -> None:
         self._arrays: list[Array] = []  # those whose addresses the structures hold
         self._layers = (AdapterLayerStruct * len(spec.layers))(
-            *(AdapterLayerStruct(out=self._update(layer.out, form)) for layer in spec.layers)
+            *(AdapterLayerStruct(out=self._matrix(layer.out, form)) for layer in spec.layers)
         )
 
     @property
     def address(self) -> int:
         return ctypes.addressof(self._layers)
 
-    def _update(self, spec: LinearSpec, form: WeightFormat) -> UpdateStruct:
+    def _matrix(self, spec: LinearSpec, form: WeightFormat) -> MatrixUpdateStruct:
         sizes = ((_RANK_UNIT, spec.num_inputs), (spec.num_outputs, _RANK_UNIT))
-        packed = [form.library.pack(np.zeros(size, dtype=ELEMENTS[form.dtype])) for size in sizes]
-        self._arrays += packed
-        return UpdateStruct(a=address(packed[0]), b=address(packed[1]), scale=math.nan, rank=_RANK_UNIT)
+        a_rK, b_Nr = (form.library.pack(np.zeros(size, dtype=ELEMENTS[form.dtype])) for size in sizes)
+        self._arrays += (a_rK, b_Nr)
+        return _matrix_update(a_rK, [UpdateStruct(b=address(b_Nr), scale=math.nan, rank=_RANK_UNIT)])
 
 
 class LibraryAdapters:
