@@ -338,9 +338,9 @@ def test_a_gateway_starts_without_an_engine_and_its_death_ends_only_its_own_sequ
     assert repeat.choices[0].text.startswith(lost.choices[0].text), "the seed follows from the key"
     assert repeat.choices[0].finish_reason == "length"
     assert repeat.ids == lost.ids
-    other = Request("/v1/completions", {**unseeded, "max_tokens": 16}, key="order-67")
+    other = Request("/v1/completions", unseeded, key="order-67")
     end(begin(gateway.api_url, [other]))
-    assert not repeat.choices[0].text.startswith(other.choices[0].text)
+    assert other.choices[0].text != repeat.choices[0].text
 
     with running_gateway(tmp_path, {"gone": free_port()}, "--hold-seconds", "0", name="third-gateway") as alone:
         models = httpx.get(f"{alone.api_url}/v1/models", timeout=60.0).json()
