@@ -27,6 +27,7 @@ from rt_streams import join_streams, start_streams
 from rt_tiny import VOCAB_SIZE, tiny_checkpoint, tiny_tokenizer
 
 NUM_ADAPTERS = 32
+WITH_PEFT = slice(0, NUM_ADAPTERS, 5)  # adapters of both ranks (8 and 16) whose tokens PEFT computes as well
 NUM_PROMPTS = 16
 PROMPT_TOKENS = 12
 NUM_TOKENS = 8
@@ -122,7 +123,7 @@ def test_requests_of_many_adapters_in_one_batch_get_the_tokens_of_peft_and_of_ea
     names = [folder.name for folder in adapters]
     with ThreadPoolExecutor(NUM_ADAPTERS + 1) as pool:
         mixed = list(pool.map(lambda name: complete(server, name), [*names, None]))
-    assert mixed[:-1] == peft_tokens(model, adapters)
+    assert mixed[:-1][WITH_PEFT] == peft_tokens(model, adapters[WITH_PEFT])
     assert len({json.dumps(tokens) for tokens in mixed}) == NUM_ADAPTERS + 1
     for number, name in enumerate([*names, None]):
         prompt = number % NUM_PROMPTS

@@ -21,6 +21,7 @@ from rt_raw_client import RawClient, streamed_text
 from rt_response_events import read_responses_stream
 from rt_server import RunningServer, wait_until
 from rt_streams import Said, completion_body, disturb
+from rt_torch_users import users_of_torch
 
 SLOW = pytest.mark.slow
 NUM_TOKENS = 640  # so many that they still come when the fault does
@@ -38,6 +39,11 @@ def server(three_layers: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.fixture(scope="module")
 def expected(said_by_one_rank: Callable[[int], list[Said]]) -> list[Said]:
     return said_by_one_rank(NUM_TOKENS)
+
+
+def test_no_process_imports_torch_in_float32(server: RunningServer) -> None:
+    assert server.status()["model"]["compute_dtype"] == "float32"
+    assert users_of_torch(server) == []
 
 
 @pytest.mark.parametrize(

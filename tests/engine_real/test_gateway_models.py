@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from rt_gateway import KEY, Gateway, Program, running_gateway_of_models, start, write_key
@@ -17,7 +18,8 @@ from rt_ports import free_port
 from rt_server import START_EVERY_S, wait_until
 from rt_streams import PROMPTS
 
-ARGUMENTS = ("--dtype", "float32", "--max-model-len", "512", "--num-kv-blocks", "128", "--port", "0")
+ARGUMENTS = ("--dtype", "float32", "--device", "cpu", "--num-kv-blocks", "128", "--port", "0")
+NUM_TOKENS = 320  # so many that they still come when the engine is suspended
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 ALIAS = {"targets": [{"model": "first", "weight": 90}, {"model": "second", "weight": 10}], "sticky_by": "user"}
 
@@ -27,13 +29,20 @@ class Models:
     """The file of models, and their engines."""
 
     path: Path
+    checkpoint: str  # of both models
     ports: dict[str, int]
     engines: dict[str, Program]
 
     def start_engine(self, name: str) -> None:
         flags = ["--served-model-name", f"own-name-of-{name}", "--admin-port", "0"]
         flags += ["--front-port", str(self.ports[name]), "--front-key-file", str(write_key(self.path.parent))]
-        self.engines[name] = start(self.path.parent, name, "serve", *ARGUMENTS, *flags)
+        self.engines[name] = start(self.path.parent, name, "serve", "--model", self.checkpoint, *ARGUMENTS, *flags)
+
+    def core(self, name: str) -> psutil.Process:
+        """The process of an engine that computes tokens."""
+        children = psutil.Process(self.engines[name].process.pid).children()
+        (core,) = (each for each in children if "rayloom_engine.core_server.process" in each.cmdline())
+        return core
 
     def keys(self, name: str) -> str:
         path = self.path.parent / f"{name}.keys"
@@ -56,9 +65,9 @@ class Models:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
+def models(quick_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
     folder = tmp_path_factory.mktemp("models")
-    made = Models(folder / "models.json", {name: free_port() for name in ("first", "second")}, {})
+    made = Models(folder / "models.json", quick_model, {name: free_port() for name in ("first", "second")}, {})
     try:
         for name in made.ports:
             made.start_engine(name)
@@ -125,12 +134,14 @@ def test_names_aliases_and_keys_lead_to_the_engines_of_their_model(gateway: Gate
 
 
 def test_a_stream_outlives_its_entry_in_the_list_and_its_engine(gateway: Gateway, models: Models) -> None:
-    whole = complete(gateway, "first", max_tokens=160).json()["choices"][0]["text"]
-    body = {"model": "first", "prompt": PROMPTS[0], "max_tokens": 160, "stream": True, **GREEDY}
+    whole = complete(gateway, "first", max_tokens=NUM_TOKENS).json()["choices"][0]["text"]
+    body = {"model": "first", "prompt": PROMPTS[0], "max_tokens": NUM_TOKENS, "stream": True, **GREEDY}
     url = f"{gateway.api_url}/v1/completions"
+    core = models.core("first")
     with httpx.stream("POST", url, json=body, headers=headers("first"), timeout=240.0) as response:
         lines = response.iter_lines()
         begun = json.loads(next(lines).removeprefix("data: "))["choices"][0]["text"]
+        core.suspend()  # so that the stream has not ended when its entry leaves the list, and its engine ends
         models.write("second", "second-more")
         wait_serving(gateway, "second-more")
         assert complete(gateway, "second-more").status_code == 200

@@ -1,9 +1,9 @@
 """Several ranks give the tokens of one rank, through the real server and every executor.
 
-A covering set: together with test_rank_death.py, test_tensor_parallel.py, test_external.py and test_ray_placement.py,
-which compare tokens around other tests, each executor has stages and shards, and each architecture has a server (Llama
-in test_examples.py). `make faults` adds each architecture with each executor. That each architecture can be cut in each
-way is shown, without servers, by engine_unit/test_shard_processes.py, and so are three ranks.
+A covering set: test_rank_death.py, test_tensor_parallel.py, test_external.py and test_ray_placement.py compare tokens
+around other tests, so that each executor has stages and shards. Here is a rank process that gets a plan before it has
+run the last one. `make faults` adds each architecture with each executor. That each architecture can be cut in each way
+is shown, without servers, by engine_unit/test_shard_processes.py, and so are three ranks.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from rt_server import running_server
 # executor, model, tensor, pipeline
 CASES = [
     ("mp", "llama-biases", 1, 1),  # with async_scheduling
-    ("mp", "mistral-window", 2, 1),
-    ("mp", "qwen2-some-windows", 1, 2),
+    pytest.param("mp", "mistral-window", 2, 1, marks=pytest.mark.slow),
+    pytest.param("mp", "qwen2-some-windows", 1, 2, marks=pytest.mark.slow),
     pytest.param("mp", "mistral-window", 4, 1, marks=pytest.mark.slow),
     pytest.param("mp", "llama-tied", 2, 1, marks=pytest.mark.slow),
     pytest.param("mp", "qwen3-biases", 2, 2, marks=pytest.mark.slow),

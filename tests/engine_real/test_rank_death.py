@@ -112,6 +112,12 @@ def test_two_stages_are_two_processes_beside_the_core_and_count_their_steps(serv
     )
 
 
+@pytest.mark.parametrize(
+    "served",  # with Ray as well in `make faults`: the front knows no executor
+    ["mp tiny", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ray tiny", "mp embedded"))],
+    indirect=True,
+    scope="module",
+)
 def test_a_killed_front_costs_its_connections_alone(
     server: RunningServer, served: Served, expected: list[Said], measured: Callable[[str], None]
 ) -> None:
