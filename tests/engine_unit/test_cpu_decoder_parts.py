@@ -17,6 +17,11 @@ from rt_tiny import VARIANTS, tiny_checkpoint
 # The vocabulary divides neither by the ranks nor by the library's blocks of 16; the feed-forward divides by both.
 SIZES = {"vocab_size": 251, "intermediate_size": 128, "num_hidden_layers": 4}
 
+# Layouts (tensor, pipeline) and types. Shards and stages come together, but for the first variant: it also has each
+# alone, so a fault of one of them is not hidden by the tolerance of the other.
+LAYOUTS = [("float32", 4, 1), ("float32", 2, 2), ("bfloat16", 2, 2)]
+ALL_LAYOUTS = [*LAYOUTS, ("float32", 1, 2), ("float32", 2, 1), ("bfloat16", 1, 2), ("bfloat16", 4, 1)]
+
 _epochs = itertools.count(1)
 
 
@@ -63,21 +68,25 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankProcesses]:
 
 @pytest.mark.skipif(not ISAS, reason="there is no C library")
 @pytest.mark.parametrize(
-    "variant", ["llama-tied", "llama-biases", "mistral-window", "qwen3-biases", "phi3", "gemma2", "qwen2-moe"]
+    ("variant", "layouts"),
+    [("llama-tied", ALL_LAYOUTS)]
+    + [(name, LAYOUTS) for name in ("llama-biases", "mistral-window", "qwen3-biases", "phi3", "gemma2", "qwen2-moe")],
 )
-def test_ranks_in_processes_compute_the_answers_of_one_rank(variant: str, ranks: RankProcesses, tmp_path: Path) -> None:
+def test_ranks_in_processes_compute_the_answers_of_one_rank(
+    variant: str, layouts: list[tuple[str, int, int]], ranks: RankProcesses, tmp_path: Path
+) -> None:
     folder = checkpoint(tmp_path, variant)
-    for dtype in ("float32", "bfloat16"):
-        expected = of_one_rank(folder, dtype)
-        for tensor, pipeline in ((1, 2), (2, 1), (4, 1), (2, 2)):
-            ranks.load(stage_config(folder, pipeline, tensor_parallel_size=tensor, dtype=dtype))
-            epoch = next(_epochs)
-            ranks.join(epoch)
-            got = answers(make_engine(ranks, epoch, depth=pipeline), SIZES["vocab_size"])
-            if tensor == 1:
-                assert logprobs_of(got) == logprobs_of(expected)
-            if tensor == 1 or dtype == "float32":
-                assert ids_by_request(got) == ids_by_request(expected), (tensor, pipeline, dtype)
-            # Shards add their parts in float32. In bfloat16, a sum that differs in its last bit may round differently.
-            tolerance = 1e-4 if dtype == "float32" else 0.1
-            assert logprobs_of(got) == pytest.approx(logprobs_of(expected), abs=tolerance)
+    of_one = {dtype: of_one_rank(folder, dtype) for dtype in ("float32", "bfloat16")}
+    for dtype, tensor, pipeline in layouts:
+        expected = of_one[dtype]
+        ranks.load(stage_config(folder, pipeline, tensor_parallel_size=tensor, dtype=dtype))
+        epoch = next(_epochs)
+        ranks.join(epoch)
+        got = answers(make_engine(ranks, epoch, depth=pipeline), SIZES["vocab_size"])
+        if tensor == 1:
+            assert logprobs_of(got) == logprobs_of(expected)
+        if tensor == 1 or dtype == "float32":
+            assert ids_by_request(got) == ids_by_request(expected), (tensor, pipeline, dtype)
+        # Shards add their parts in float32. In bfloat16, a sum that differs in its last bit may round differently.
+        tolerance = 1e-4 if dtype == "float32" else 0.1
+        assert logprobs_of(got) == pytest.approx(logprobs_of(expected), abs=tolerance)

@@ -1,5 +1,6 @@
 """Services, pods and engine answers as the operator sees them. By default all of them are healthy."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -164,12 +165,36 @@ def make_situation(resolved=None, observed=None, **facts):
     return Situation(**defaults | {"resolved": resolved, "observed": observed or Observed(), **facts})
 
 
+def observed(groups=(), endpoints=None, **facts):
+    """What a reconcile observes. `endpoints`: as in `turn`."""
+    if endpoints is not None:
+        groups = [replace(each, is_found=each.head is not None and each.head.ip in endpoints) for each in groups]
+    return Observed(replicas=tuple(groups), **facts)
+
+
+def rollout_step(resolved, groups, *, own, previous, now, clock, **facts):
+    """The step of the rollout planner alone, of a turn with these arguments."""
+    rollout, seen = stored_rollout(previous), observed(groups, **facts)
+    return _rollout_step(resolved, own, seen, remembered(previous), rollout, Now(clock, now))[1]
+
+
+def _rollout_step(resolved, own, seen, memory, rollout, now):
+    """The state before the step, and the step."""
+    desired = desired_of(resolved, own)
+    view = view_of(seen, memory, own, mono=now.mono)
+    if not rollout.update_revision:
+        # The state that the first reconcile would have written, but without terminating engines.
+        rollout = replace(next_step(desired, settled(resolved), view, now.wall).state, terminating={})
+    return rollout, next_step(desired, rollout, view, now.wall)
+
+
 def turn(
     resolved,
     groups=(),
     *,
     previous=None,
     old=(),
+    own=None,
     endpoints=None,
     problems=(),
     refusal="",
@@ -181,21 +206,14 @@ def turn(
     as written.
 
     `previous`: the document of the reconcile before; without it, the spec had its first reconcile before this one.
-    `old`: the resolved specs of earlier revisions. `endpoints`: the addresses that clients find; None: those of head
-    pods with the route label.
+    `old`: the resolved specs of earlier revisions, or revision -> resolved spec. `own`: the revision of `resolved`, if
+    it is known. `endpoints`: the addresses that clients find; None: those of head pods with the route label.
     """
-    if endpoints is not None:
-        groups = [replace(each, is_found=each.head is not None and each.head.ip in endpoints) for each in groups]
-    previous, seen, now = previous or {}, Observed(replicas=tuple(groups), **facts), Now(clock, now)
+    previous, seen, now = previous or {}, observed(groups, endpoints, **facts), Now(clock, now)
     memory, rollout, step, parts = remembered(previous), stored_rollout(previous), None, ()
     if resolved:
-        desired = desired_of(resolved, revision(resolved))
-        view = view_of(seen, memory, desired.revision, mono=now.mono)
-        if not rollout.update_revision:
-            # The state that the first reconcile would have written, but without terminating engines.
-            rollout = replace(next_step(desired, settled(resolved), view, now.wall).state, terminating={})
-        step = next_step(desired, rollout, view, now.wall)
-        made_from = {revision(each): each for each in old}
+        rollout, step = _rollout_step(resolved, own or revision(resolved), seen, memory, rollout, now)
+        made_from = old if isinstance(old, Mapping) else {revision(each): each for each in old}
         parts = revision_places(resolved, made_from, seen, memory, rollout, step, now=now)
     accepted = Verdict(reason=Reason.INVALID_SPEC, message="; ".join(problems)) if problems else VALID
     situation = make_situation(

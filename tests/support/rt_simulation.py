@@ -10,7 +10,7 @@ from rayloom_operator.names import revision_of
 from rayloom_operator.observe.observed import Observed
 from rayloom_operator.observe.verdict import is_well
 from rayloom_operator.resolve.revision import revision
-from rt_operator import CLOCK, make_resolved, turn
+from rt_operator import CLOCK, make_resolved, rollout_step, turn
 from rt_simulated_engine import START_S, Cluster, Place
 
 DRAIN_S = 45.0  # seconds until a deleted pod ends whose engine was not asked to drain
@@ -164,7 +164,7 @@ class Simulation:
         seen = self.seen()
         facts = {
             "previous": self.document,
-            "old": self.old_specs.values(),
+            "own": self.revision,
             "now": self.t,
             "clock": self.clock,
             "taken": seen.taken,
@@ -172,12 +172,12 @@ class Simulation:
             "terminating_pods": seen.terminating_pods,
             "lost_nodes": seen.lost_nodes,
         }
-        found = turn(self.resolved, seen.replicas, **facts)
-        state = found.step.state
-        is_rolling = state.update_revision != state.current_revision
-        if is_rolling or self.terminating or state.terminating or found.step.route_off:
-            # The endpoints are observed only if the decision depends on them.
-            found = turn(self.resolved, seen.replicas, endpoints=self.endpoints, **facts)
+        step = rollout_step(self.resolved, seen.replicas, **facts)
+        is_rolling = step.state.update_revision != step.state.current_revision
+        # The endpoints are observed only if the decision depends on them.
+        depends = is_rolling or self.terminating or step.state.terminating or step.route_off
+        endpoints = self.endpoints if depends else None
+        found = turn(self.resolved, seen.replicas, old=self.old_specs, endpoints=endpoints, **facts)
         failed = {slot.name: slot.failure.uid for slot in found.slots if slot.failure is not None}
         condemned = {slot.name for slot in found.slots if slot.has_failed}
         planned = found.plan
