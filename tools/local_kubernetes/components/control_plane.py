@@ -102,7 +102,7 @@ class ControlPlane:
             self._kubectl("apply", "--server-side", "--force-conflicts", "--filename", self._parts.kuberay_crds)
             # `kubectl wait` fails while a CRD's conditions are null, as they are at first.
             kinds = ("wait", "--for=condition=Established", "crd", "--all", "--timeout=10s")
-            self._wait("the kinds of KubeRay", lambda: self._kubectl.succeeds(*kinds), 60, "kube-apiserver")
+            self._wait("the kinds of KubeRay", lambda: self._kubectl.succeeds(*kinds), 120, "kube-apiserver")
         self._processes.ensure(
             "kuberay",
             self._parts.kuberay,
@@ -112,7 +112,7 @@ class ControlPlane:
             f"--health-probe-bind-address=127.0.0.1:{self._place.port(8082)}",
             "--log-stdout-encoder=console",
         )
-        self._wait("KubeRay", self._kuberay_is_ready, 30, "kuberay")
+        self._wait("KubeRay", self._kuberay_is_ready, 120, "kuberay")
 
     def ensure_scheduler(self) -> None:
         self._component(

@@ -61,7 +61,7 @@ class Processes:
         _started.append(process)
         # /proc shows no environment in the first moment of a process, so `stop` would overlook it.
         own = f"{_PROCESS}={name}".encode()
-        wait_until(f"the start of {name}", lambda: _start_time(process.pid) is None or _carries(process.pid, own), 30)
+        wait_until(f"the start of {name}", lambda: _start_time(process.pid) is None or _carries(process.pid, own), 120)
         path = self._path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         started = _start_time(process.pid)
@@ -110,7 +110,7 @@ class Processes:
                     os.kill(pid, signal.SIGKILL)
             return not found and not any(_is_ending(pid, started) for pid, started in ending.items())
 
-        wait_until(f"the end of the processes marked {marks[-1].decode()}", all_gone, 30)
+        wait_until(f"the end of the processes marked {marks[-1].decode()}", all_gone, 120)
 
     def _record(self, name: str) -> dict[str, Any] | None:
         """The record that `ensure` wrote; None once its process has ended."""
