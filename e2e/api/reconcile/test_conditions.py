@@ -291,7 +291,7 @@ def test_every_reason_has_a_scene() -> None:
 
 
 def test_every_status_of_the_session_is_told_by_the_closed_list(stage: str, world: World) -> None:
-    assert {reason for _, _, reason in world.seen} <= set(Reason)
+    assert {reason for _, _, reason in set(world.seen)} <= set(Reason)
 
 
 def test_the_simulated_engine_speaks_the_schema_of_the_real_one(stage: str, world: World) -> None:

@@ -202,7 +202,7 @@ def parallel_rolls(world: World, request: pytest.FixtureRequest) -> Iterator[Par
 
     with parallel_tests(request, service, _NUM_AT_ONCE) as tests:
         yield tests
-    for name in [name for space, name in world.services if space == namespace]:
+    for name in [name for space, name in list(world.services) if space == namespace]:
         world.delete(f"{LLM}/namespaces/{namespace}/llmservices/{name}")
     path = f"/api/v1/namespaces/{namespace}"
     # The namespace controller checks a namespace with pods again only after half of their grace period.
