@@ -132,9 +132,12 @@ def used():
             changed = service(replicas=0, gateway={"route": route}) | {"status": kube.statuses[-1]}
             changed["metadata"]["generation"] = number
             world.ask_for(changed)
-            await world.until(lambda: bool(kube.named("Ingress")) is ("ingress" in gateway_of(kube)["route"]))
-            await world.until(lambda: bool(kube.named("HTTPRoute")) is ("httpRoute" in gateway_of(kube)["route"]))
+            await world.until(lambda: kube.named("Ingress" if "ingress" in gateway_of(kube)["route"] else "HTTPRoute"))
             await world.rest()
+        # The HTTPRoute goes once a controller has written an address into the Ingress.
+        entry = kube.objects[kube.path("Ingress")]
+        kube.put(entry | {"status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.1"}]}}})
+        await world.until(lambda: not kube.named("HTTPRoute"))
         for number, gateway in ((8, {"gateway": {}}), (9, {})):
             found = {"status": kube.statuses[-1]} if kube.statuses else {}
             changed = service(replicas=0, **gateway) | found

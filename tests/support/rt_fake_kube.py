@@ -125,7 +125,8 @@ class FakeKube:
         known = self.objects.get(path, {"metadata": {}})
         if manifest["metadata"].get("uid", known["metadata"].get("uid")) != known["metadata"].get("uid"):
             raise KubeError(CONFLICT, "uid mismatch: no object of that name has the uid that was given")
-        return self.put(manifest)
+        kept = {"status": known["status"]} if "status" in known else {}
+        return self.put(kept | manifest)  # an apply leaves the fields of other writers
 
     async def replace_status(self, manifest):
         path = path_of(manifest)
