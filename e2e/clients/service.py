@@ -18,8 +18,8 @@ ROOT = Path(__file__).parents[2]
 OPERATOR_NAMESPACE = "rayloom-system"
 # Limits for a busy machine, on which a start takes several times as long as on an idle one.
 READY_SECONDS = 600.0
-STATUS_SECONDS = 60.0  # the operator asks a serving engine each second, and then writes the status
-_RULES_S = 60.0
+STATUS_SECONDS = 60.0  # until the operator, which asks a serving engine each second, has written the status
+_RULES_S = 60.0  # until the rules of kube-proxy follow the EndpointSlices
 # A connection that begins while a node changes its rules for a Service hangs until its timeout.
 _TRY_S = 2.0
 

@@ -61,7 +61,7 @@ def an_object(name: str) -> dict[str, Any]:
     return {"metadata": {"name": name, "uid": f"uid-{name}", "resourceVersion": "1"}}
 
 
-def test_a_broken_watch_reports_what_ended_before_the_next_list(tmp_path: Path) -> None:
+def test_objects_that_were_deleted_during_a_broken_watch_are_reported_before_the_new_list(tmp_path: Path) -> None:
     lists = [["a", "b"], ["b", "c"]]
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
@@ -102,7 +102,9 @@ def test_a_request_that_is_refused_for_the_moment_is_repeated(tmp_path: Path) ->
         (404, "/things", "404 page not found\n", "404 page not found\n"),
     ],
 )
-def test_other_errors_are_raised_at_once(tmp_path: Path, code: int, path: str, text: str, message: str) -> None:
+def test_a_refused_eviction_and_an_unknown_kind_are_raised_at_once(
+    tmp_path: Path, code: int, path: str, text: str, message: str
+) -> None:
     num_requests = 0
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:

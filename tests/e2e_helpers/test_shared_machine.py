@@ -5,17 +5,20 @@ from pathlib import Path
 import rt_ports
 from local_kubernetes.images.build import source_files
 from local_kubernetes.machine.place import HOST_PORTS, INDICES, Place
+from operator_processes import ports
 from rayloom_engine.cpu_library.build import NAME
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_no_test_gets_a_port_on_which_a_local_cluster_listens():
+def test_tests_operators_and_local_clusters_have_different_ports():
     of_clusters = {Place.of(index).port(usual) for index in INDICES for usual in HOST_PORTS}
     of_tests = range(rt_ports.FIRST, rt_ports.LAST + 1)
+    of_operators = range(ports.FIRST, ports.FIRST + 5 * ports.NUM)
 
     assert len(of_clusters) == len(INDICES) * len(HOST_PORTS)
-    assert of_clusters.isdisjoint(of_tests)
+    assert of_clusters.isdisjoint(of_tests) and of_clusters.isdisjoint(of_operators)
+    assert set(of_tests).isdisjoint(of_operators)
     assert rt_ports.free_port() in of_tests
 
 

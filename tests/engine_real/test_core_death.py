@@ -24,8 +24,8 @@ from rt_streams import Said, completion_body, disturb
 from rt_torch_users import users_of_torch
 
 SLOW = pytest.mark.slow
-NUM_TOKENS = 640  # so many that they still come when the fault does
-MANY_TOKENS = 800  # the same for answers that one test reads
+NUM_TOKENS = 640  # more than a stream gets before the fault
+MANY_TOKENS = 800  # the same, where four answers are read at once
 ARGUMENTS = ("--dtype", "float32", "--served-model-name", "m", "--max-model-len", "1024", "--num-kv-blocks", "512")
 
 

@@ -1,8 +1,9 @@
-"""Several ranks give the tokens of one rank, through the real server and every executor.
+"""Servers give the tokens of one rank in this process; with several ranks only in `make faults`.
 
 A covering set: test_rank_death.py, test_tensor_parallel.py, test_external.py and test_ray_placement.py compare tokens
-around other tests, so that each executor has stages and shards. Here is a rank process that gets a plan before it has
-run the last one. `make faults` adds each architecture with each executor. That each architecture can be cut in each way
+around other tests, so that each executor has stages and shards. `make test` has one rank in a
+process of its own, which gets a plan before it has run the last one. `make faults` adds each architecture with each
+executor. That each architecture can be cut in each way
 is shown, without servers, by engine_unit/test_shard_processes.py, and so are three ranks.
 """
 

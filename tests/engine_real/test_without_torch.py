@@ -15,18 +15,18 @@ from rt_torch_users import users_of_torch
 API_KEY = "key-for-tests"  # what conftest.py writes into the server's key file
 
 
-def test_int8(server: RunningServer) -> None:
+def test_a_server_with_int8_weights_never_imports_torch(server: RunningServer) -> None:
     assert server.status()["model"]["quantization"] == "int8"
     assert users_of_torch(server, {"Authorization": f"Bearer {API_KEY}"}) == []
 
 
-def test_bfloat16(three_layers: str, tmp_path: Path) -> None:
+def test_a_server_in_bfloat16_never_imports_torch(three_layers: str, tmp_path: Path) -> None:
     with running_server(tmp_path, "--model", three_layers, "--num-kv-blocks", "64", "--dtype", "bfloat16") as server:
         assert server.status()["model"]["compute_dtype"] == "bfloat16"
         assert users_of_torch(server) == []
 
 
-def test_torch_on_request(three_layers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_is_imported_on_request(three_layers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAYLOOM_CPU_ISA", "torch")
     with running_server(tmp_path, "--model", three_layers, "--num-kv-blocks", "64") as server:
         assert users_of_torch(server) == ["core"]

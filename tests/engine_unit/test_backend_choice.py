@@ -22,7 +22,7 @@ from rt_one_rank import OneRank, greedy
         ("qwen2_moe", {"qkv_bias": False}, "qkv_bias false is not supported; works: true"),
     ],
 )
-def test_auto_serves_a_model_with_a_value_that_the_own_decoder_lacks(
+def test_auto_serves_a_model_with_a_value_that_native_refuses_by_transformers_and_logs_why(
     model_type: str, value: dict[str, object], sentence: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = {**ARCHITECTURES[model_type].settings, "num_hidden_layers": 2, **value}
@@ -31,9 +31,9 @@ def test_auto_serves_a_model_with_a_value_that_the_own_decoder_lacks(
         read_model_shape(folder, "native")
     rank = OneRank(folder)
     assert isinstance(rank.shape, MeasuredShape) and rank.shape.not_native == sentence
-    assert f"because of the native backend: {sentence}" in caplog.text
+    assert f"native refuses it: {sentence}" in caplog.text
     assert greedy(rank.engine(), PROMPTS[:2], 8) == [tokens[:8] for tokens in greedy_tokens(folder, PROMPTS[:2])]
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "awq"}}))
-    with pytest.raises(ModelError, match=rf"{sentence} with the native backend, and .* the checkpoint is quantised"):
+    with pytest.raises(ModelError, match=rf"native: {sentence}. transformers: .* the checkpoint is quantised"):
         read_model_shape(folder)

@@ -180,6 +180,16 @@ def test_rows_that_nobody_reads_change_nothing(models: list[Alone]) -> None:
             assert torch.equal(logits[-1], case.expected[slot][-1])
 
 
+def test_a_chunk_of_a_prompt_of_which_nothing_is_sampled_leaves_the_cache_for_the_next(models: list[Alone]) -> None:
+    for case in models:
+        cache = library_cache(case.model, BLOCKS)
+        for slot in (1, -1, 0):
+            sequence = TinySequence(token_ids_of(0), range(BLOCKS))
+            logits_of(case.model, cache, [(sequence, 20, slot)], [])
+            (found,) = logits_of(case.model, cache, [(sequence, NUM_TOKENS - 20, slot)])
+            assert torch.equal(found, case.expected[slot][20:])
+
+
 def test_another_adapter_in_a_slot_replaces_the_first(folders: dict[str, Case]) -> None:
     case = folders[VARIANTS[0]]
     model = load(case, ISAS[0], torch.float32)

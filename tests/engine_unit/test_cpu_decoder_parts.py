@@ -17,8 +17,8 @@ from rt_tiny import VARIANTS, tiny_checkpoint
 # The vocabulary divides neither by the ranks nor by the library's blocks of 16; the feed-forward divides by both.
 SIZES = {"vocab_size": 251, "intermediate_size": 128, "num_hidden_layers": 4}
 
-# Layouts (tensor, pipeline) and types. Shards and stages come together, but for the first variant: it also has each
-# alone, so a fault of one of them is not hidden by the tolerance of the other.
+# (type, tensor, pipeline). The first variant also has stages without shards and two shards without stages, so that the
+# tolerance for shards does not hide a fault of stages.
 LAYOUTS = [("float32", 4, 1), ("float32", 2, 2), ("bfloat16", 2, 2)]
 ALL_LAYOUTS = [*LAYOUTS, ("float32", 1, 2), ("float32", 2, 1), ("bfloat16", 1, 2), ("bfloat16", 4, 1)]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +17,7 @@ from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.errors import EngineDead
 from rayloom_engine.front.core_link.engine_choice import PoolRules
 from rayloom_engine.front.core_link.sequences import ClientSequence
-from rayloom_engine.front.gateway.adapter_names import merged
+from rayloom_engine.front.gateway.adapter_names import GatewayAdapters, merged
 from rayloom_engine.front.gateway.models.models_document import ModelsDocument
 from rt_engine_pool import IDS, World, ids_of, run, sequence, until
 from rt_fake_core import BLOCK_SIZE, FakeCore
@@ -223,8 +225,43 @@ def test_a_gateway_lists_and_serves_the_adapters_of_its_engines(tmp_path: Path) 
             code, kind, message = refusal(await world.http.post("/v1/load_lora_adapter", json=load))
             assert (code, kind) == (403, "adapters_fixed")
             assert "change spec.model.adapters of the LLMService" in message
+            of_both = world.document(one={}, two={}).model_copy(update={"adapters": {"one": ("poems",), "two": ()}})
+            world.models.apply(of_both)  # an engine that has an adapter decides, and not a model that is to have it
+            assert said(await world.chat("poems")) == "I am two."
 
     asyncio.run(story())
+
+
+def link_with(*adapters: ServedAdapter) -> Any:
+    return SimpleNamespace(is_connected=True, status=SimpleNamespace(adapters=adapters))
+
+
+def test_an_adapter_that_is_withdrawn_while_no_engine_runs_is_unknown_until_an_engine_has_it() -> None:
+    adapters = GatewayAdapters()
+    adapters.declare(["sql", "poems"])
+    assert adapters.update([link_with(SQL, POEMS)])
+    adapters.update([])
+    adapters.declare(["poems"])
+    assert (adapters.state("sql"), adapters.state("poems")) == ("unknown", "reported")
+    assert adapters.entries == [POEMS]
+    adapters.check_known("sql")  # raises nothing, so the answer is 404
+    adapters.update([link_with(SQL)])
+    assert adapters.state("sql") == "reported"
+    adapters.update([])
+    adapters.declare(["sql"])
+    assert adapters.state("sql") == "reported"
+
+
+def test_each_service_of_a_model_is_told_the_first_report_of_its_own_engines() -> None:
+    before, after = GatewayAdapters(), GatewayAdapters()
+    before.declare(["sql", "poems"])
+    before.update([link_with(POEMS)])
+    before.update([])
+    after.continue_from(before)
+    assert (after.state("poems"), after.is_awaited("sql")) == ("reported", True)
+    assert after.update([link_with(SQL)]) and not after.update([link_with(SQL)])
+    assert before.is_awaited("sql"), "its requests still wait"
+    assert before.update([link_with(SQL)])
 
 
 @pytest.mark.parametrize("has_tokenizer", [True, False])

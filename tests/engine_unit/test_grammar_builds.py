@@ -129,7 +129,12 @@ def test_a_form_whose_grammar_is_not_built_is_broken_for_good() -> None:
     form = forms.begin(DecodingParams(max_tokens=5, grammar='start: "a"'))
     with pytest.raises(GrammarFault, match="when the machine has less work"):
         form.allowed(())
+    forms._builds._wall_s = 60.0
+    next_form = forms.begin(DecodingParams(max_tokens=5, grammar='start: "c"'))
+    with pytest.raises(GrammarFault, match=r"was not built in 0\.2 s"):
+        next_form.allowed(())  # at once, because the vocabulary was given up
     release.set()
+    forms._vocabulary.future.result(60)
     with pytest.raises(GrammarFault, match="when the machine has less work"):
         form.allowed(())  # a later end of the build changes nothing
     later = forms.begin(DecodingParams(max_tokens=5, grammar='start: "b"'))

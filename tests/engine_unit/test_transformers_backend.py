@@ -108,7 +108,7 @@ def test_tokens_are_those_of_transformers_however_the_work_is_cut_and_repeated(n
     assert compared.passed == dict.fromkeys(CHECKS, True), compared
 
 
-# As stages in processes, only those whose stages lose a rank: the test above has the stages of others in one process.
+# Stages run in processes only where the test kills one; the test above has stages in one process.
 @pytest.mark.parametrize(
     ("name", "layout"),
     [(name, "tensor") for name in TWO_RANKS]

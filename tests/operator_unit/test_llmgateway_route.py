@@ -103,7 +103,7 @@ def test_only_the_wanted_kind_stays():
     for routes in (seen(), seen() | seen("Ingress")):
         waiting = situation(INGRESS, routes=routes)
         assert deleted(waiting) == [], "no controller has accepted the wanted one yet"
-        assert "The HTTPRoute of the same name, the route before, stays" in gateway_status(waiting).route.message
+        assert "The HTTPRoute of the same name, from an earlier spec, stays" in gateway_status(waiting).route.message
 
 
 @pytest.mark.parametrize(

@@ -108,8 +108,8 @@ def test_a_route_of_the_other_kind_stays_until_the_wanted_one_is_accepted():
         kept, wanted = ("HTTPRoute", "Ingress") if resolved is BY_INGRESS else ("Ingress", "HTTPRoute")
         assert deleted(found) == []
         assert found.status.gateway.route.message.endswith(
-            f" The {kept} of the same name, the route before, stays until the {wanted} is accepted; delete it if "
-            "clients need it no longer."
+            f" The {kept} of the same name, from an earlier spec, stays until the {wanted} is accepted; delete it if "
+            "no client uses it."
         )
     accepted = settled(BY_HTTP, routes=entry | seen(parents=(report(),)))
     assert deleted(accepted) == [("ingresses", "uid-Ingress")]

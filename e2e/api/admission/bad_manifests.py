@@ -103,7 +103,7 @@ AT_ADMISSION: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("an adapter of the hub", _adapters(source="hf://org/a"), "copy an adapter of the hub into a claim"),
     ("an adapter beside the root", _adapters(source="file:///a"), "use pvc://CLAIM/PATH or file:///FOLDER/NAME"),
     ("an adapter outside of its claim", _adapters(source="pvc://c/../a"), "the path must not have a part '.' or '..'"),
-    ("an adapter in the pods' own folder", _adapters(source="file:///tmp/sql"), "pods have a folder of their own"),
+    ("an adapter in the pods' own folder", _adapters(source="file:///tmp/sql"), "a folder of their own"),
     (
         "an adapter in a folder of the image",
         _adapters(source="file:///usr/local/adapters/sql"),

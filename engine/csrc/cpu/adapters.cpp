@@ -66,7 +66,7 @@ void AdapterRows::reduce(const UpdatedMatrix& matrix, int layer, const void* x, 
         return;
     }
     const rl_matrix_update& update = chunk.layers[layer].*matrix.update;
-    const int64_t first_reduced = piece % matrix.num_parts * kPieceBlocks * 16;
+    const int64_t first_reduced = piece % matrix.num_parts * kPieceBlocks * 16;  // a row of A, as are those below
     int64_t num_reduced = -first_reduced;
     for (int64_t part = 0; part < matrix.num_parts; part++) {
         num_reduced += update.parts[part].rank;
@@ -100,7 +100,7 @@ void AdapterRows::reduce(const UpdatedMatrix& matrix, int layer, const void* x, 
     }
 }
 
-const char* AdapterRows::fetched(const UpdatedMatrix& matrix, int layer, int64_t num_inputs, int64_t share,
+const char* AdapterRows::to_fetch(const UpdatedMatrix& matrix, int layer, int64_t num_inputs, int64_t share,
                                  int64_t num_shares, int64_t share_bytes) const {
     if (num_adapters_ == 0) {
         return nullptr;

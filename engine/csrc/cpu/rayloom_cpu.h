@@ -76,7 +76,8 @@ typedef struct {
 } rl_update;
 
 // The updates of a matrix that stacks up to 3 matrices of the checkpoint. Their A read the same x, so they are one
-// matrix [sum of the ranks][num_inputs], packed by rl_pack_weight. a NULL: no update.
+// matrix [sum of the ranks][num_inputs], packed by rl_pack_weight. Pack B of the parts right behind A: steps fetch both
+// early, as one stream. a NULL: no update.
 typedef struct {
     const void* a;
     rl_update parts[3];

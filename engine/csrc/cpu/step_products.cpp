@@ -36,6 +36,9 @@ void quantise(const Step& step, Phase phase, const rl_linear& linear, const void
 // Adds the updates of adapters to a product. The product of the gate is then gated, too, for all rows.
 void add_updates(const Step& step, int half, Phase phase, bool is_gate, const UpdatedMatrix& updated, float* out) {
     const AdapterRows& adapters = *step.adapters;
+    if (adapters.num_chunks() == 0) {
+        return;  // a chunk of a prompt, of which the last layer computes no row
+    }
     const int layer = half / 2;
     const int64_t stride = updated.num_outputs();
     const int64_t num_blocks = (is_gate ? stride / 2 : stride) / 16;
@@ -79,8 +82,8 @@ void multiply_and_fetch(const Step& step, int layer, LinearKernel kernel, const 
     lower.x = (const char*)task.x + upper.num_rows * task.num_inputs * step.kernels->operand_bytes;
     lower.out = task.out + upper.num_rows * task.out_stride;
     for (int64_t block = first; block < end; block += share) {
-        const char* fetched = step.adapters->fetched(updated, layer, task.num_inputs, block / share, num_shares,
-                                                     share * block_bytes);
+        const char* fetched = step.adapters->to_fetch(updated, layer, task.num_inputs, block / share, num_shares,
+                                                      share * block_bytes);
         const int64_t next = std::min(block + share, end);
         if (fetched == nullptr) {
             kernel(task, block, next);

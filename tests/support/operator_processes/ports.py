@@ -9,21 +9,20 @@ import random
 import socket
 from collections.abc import Iterator
 
-# The ports of each process of `pytest -n` begin this far after those of the process before it. They are below those
-# that the kernel gives to outgoing connections, and the components of local clusters have none of them
-# (local_kubernetes/machine/place.py).
-_FIRST, _NUM = 23_000, 800
+# Above the ports of local clusters (28,172 is the last one of a KubeRay) and of rt_ports.py, and below those that the
+# kernel gives to outgoing connections. Each process of `pytest -n` has NUM ports of its own; five processes have room.
+FIRST, NUM = 28_200, 800
 
 
 def _shuffled() -> Iterator[int]:
-    first = _FIRST + _NUM * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    return itertools.cycle(random.sample(range(first, first + _NUM), _NUM))
+    first = FIRST + NUM * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    return itertools.cycle(random.sample(range(first, first + NUM), NUM))
 
 
 _ports = _shuffled()
 
 
-def free_port() -> int:
+def operator_port() -> int:
     """Returns a port that nothing listens on, and that the last hundreds of calls have not returned."""
     while True:
         port = next(_ports)

@@ -15,7 +15,7 @@ from pathlib import Path
 import yaml
 
 from operator_processes.forked import ForkedOperator
-from operator_processes.ports import free_port
+from operator_processes.ports import operator_port
 from operator_processes.proxy import Proxy
 from simulated_nodes import addresses
 from simulated_nodes.api_client import Document
@@ -53,7 +53,7 @@ class OperatorProcess:
             self.proxy = server
             server = {"server": f"http://127.0.0.1:{server.port}"}
         self.log = folder / "log"
-        self.health_port = free_port()
+        self.health_port = operator_port()
         (folder / "key").write_text(credentials.key)
         config = {
             "apiVersion": "v1",

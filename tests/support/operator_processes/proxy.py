@@ -18,7 +18,7 @@ from simulated_nodes.api_client import tls
 _WRITES = ("POST", "PUT", "PATCH", "DELETE")
 # The first resourceVersion in an object is the object's own.
 _VERSION = re.compile(rb'"resourceVersion": ?"(\d+)"')
-# So are the first labels, which have no object in them.
+# The first "labels" of an object with labels are its own. Values are strings, so the map ends at the first brace.
 _LABELS = re.compile(rb'"labels": ?(\{[^{}]*\})')
 _HOP_HEADERS = {"host", "connection", "transfer-encoding", "content-length", "content-encoding", "accept-encoding"}
 

@@ -43,8 +43,7 @@ def read_model_shape(
         measured = _measured(folder, path, num_shards, in_child=in_child)
     except ModelError as error:
         raise ModelError(
-            f"{path}: {missing} with the native backend, and the transformers backend refuses the model, too: {error}",
-            error.fault,
+            f"{path}: neither backend serves this model. native: {missing}. transformers: {error}", error.fault
         ) from error
     return replace(measured, not_native=missing)
 

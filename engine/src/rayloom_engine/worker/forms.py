@@ -105,10 +105,16 @@ class Forms:
         self._has_begun.set()
 
     def _build(self, grammar: str) -> Build[Matcher]:
-        return self._builds.start(lambda: Matcher.build(self._vocabulary.future.result(), grammar))
+        return self._builds.start(lambda: Matcher.build(self._loaded_vocabulary(), grammar))
 
     def _build_endings(self, after: str) -> Build[Endings]:
-        return self._builds.start(lambda: Endings(self._vocabulary.future.result(), after))
+        return self._builds.start(lambda: Endings(self._loaded_vocabulary(), after))
+
+    def _loaded_vocabulary(self) -> Vocabulary:
+        """Returns the vocabulary, for which the thread of builds waits. Raises GrammarFault if it was given up."""
+        if self._vocabulary.given_up and not self._vocabulary.future.done():
+            raise GrammarFault(self._vocabulary.given_up)
+        return self._vocabulary.future.result()
 
 
 class Form:

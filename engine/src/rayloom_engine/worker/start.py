@@ -66,7 +66,7 @@ def find_model(
         )
     if isinstance(shape, MeasuredShape) and shape.not_native:
         logger.warning(
-            "model_backend auto: transformers' modules compute %s, because of the native backend: %s",
+            "model_backend auto takes transformers' modules for %s, because native refuses it: %s",
             shape.architecture,
             shape.not_native,
         )

@@ -11,13 +11,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, field_validator
 
 from rayloom_operator.api.base import MAP_BY_NAME, Part, rules
-from rayloom_operator.api.pod_template.reserved_parts import (
-    ADAPTER_VOLUMES,
-    ADAPTERS_FOLDER,
-    IMAGE_FOLDERS,
-    IMAGE_PARENTS,
-    OWN_FOLDERS,
-)
+from rayloom_operator.api.pod_template.reserved_parts import ADAPTER_VOLUMES, ADAPTERS_FOLDER, OWN_FOLDERS
 
 MAX_ADAPTERS = 64
 # Claims and folders of nodes that a pod mounts for adapters. The operator reserves a volume name for each.
@@ -31,17 +25,35 @@ _UP = re.compile(r"(^|/)\.\.?(/|$)")
 _UP_IN_WORDS = "the path must not have a part '.' or '..'; write it without them"
 # The folder at which a claim with the model is mounted. Only beside such a claim an adapter must not be in it.
 MODELS_FOLDER = "/models"
-# Folders in which nothing can be mounted, and folders of nodes whose mount would hide a folder of the pod.
-_SEALED = (ADAPTERS_FOLDER, *IMAGE_FOLDERS)
-_HIDING = sorted(
-    folder
-    for folder in (*IMAGE_PARENTS, *OWN_FOLDERS)
-    if folder != MODELS_FOLDER and not any(folder.startswith(f"{each}/") for each in _SEALED)
+# Folders of the engine's image and of the kernel: a mount in one of them could hide files that the engine needs.
+_IMAGE_FOLDERS = (
+    "/bin",
+    "/dev",
+    "/etc",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/libx32",
+    "/opt/rayloom",
+    "/proc",
+    "/run",
+    "/sbin",
+    "/sys",
+    "/usr",
+    "/var/run",
 )
-_TAKEN = re.compile(rf"^file://(({'|'.join(_HIDING)})/[^/]+/?|({'|'.join(_SEALED)})/.*)$")
+# They have some of _IMAGE_FOLDERS in them, so they cannot be mounted as a whole. Their other folders can.
+_IMAGE_PARENTS = ("/opt", "/var")
+_CLOSED = (ADAPTERS_FOLDER, *_IMAGE_FOLDERS)  # nothing in them can be mounted
+_HIDING = sorted(  # mounted as a whole, each would hide a folder of the pod
+    folder
+    for folder in (*_IMAGE_PARENTS, *OWN_FOLDERS)
+    if folder != MODELS_FOLDER and not any(folder.startswith(f"{each}/") for each in _CLOSED)
+)
+_TAKEN = re.compile(rf"^file://(({'|'.join(_HIDING)})/[^/]+/?|({'|'.join(_CLOSED)})/.*)$")
 _TAKEN_IN_WORDS = (
-    "the folder with the adapter's folder is mounted at its own path, where pods have a folder of their own or of the "
-    f"engine's image: FOLDER must not be {', '.join(_HIDING)}, nor be or lie in {', '.join(_SEALED)}. "
+    "pods mount FOLDER at its own path, where it must not hide a folder of their own or of the engine's image: FOLDER "
+    f"must not be {', '.join(_HIDING)}, nor be or lie in {', '.join(_CLOSED)}. "
     "Move the adapter, for example to /data/adapters or /opt/adapters of the nodes"
 )
 MODELS_IN_WORDS = (

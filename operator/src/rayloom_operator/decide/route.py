@@ -42,7 +42,7 @@ class RouteSight:
     """Everything that is known about the object of a route."""
 
     seen: SeenRoute | None  # None while the object does not exist
-    former: str = ""  # kind of the route before, which still exists beside this one; empty if there is none
+    former: str = ""  # kind of the route that the spec named earlier, while its object exists; empty if there is none
     not_allowed: str = ""  # why the operator's settings forbid the route; empty if they allow it
     knows_kind: bool = True  # the API server knows the kind of the route
     refusal: str = ""  # why the object could not be written; empty if it could
@@ -84,8 +84,8 @@ def judged_route(route: GatewayRoute, namespace: str, sight: RouteSight) -> Rout
     accepted, reason, message = _judgement(route, namespace, sight)
     if sight.former and not accepted and reason != Reason.NOT_ALLOWED:
         message += (
-            f" The {sight.former} of the same name, the route before, stays until the {route.kind} is accepted; "
-            "delete it if clients need it no longer."
+            f" The {sight.former} of the same name, from an earlier spec, stays until the {route.kind} is accepted; "
+            "delete it if no client uses it."
         )
     return RouteStatus(kind=route.kind, url=route.url, accepted=accepted, reason=reason, message=message)
 

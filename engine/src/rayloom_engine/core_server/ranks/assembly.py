@@ -112,7 +112,7 @@ def _wait_until_loaded(pool: RankPool, deadline: float, progress: Progress, is_r
             pool.fence(number, None)
         if late.stuck is not None:
             number, phase = late.stuck
-            raise RankLost(number, f"alive, but its phase {phase} stands still for {_STUCK_SECONDS:g} s")
+            raise RankLost(number, f"alive, but its phase {phase} makes no progress")
         shown.add(_report(pool, progress))
         _take_loaded(pool, is_rebuild)
 

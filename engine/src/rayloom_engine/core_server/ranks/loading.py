@@ -14,7 +14,7 @@ class Late:
     """The ranks that are late in a rebuild."""
 
     missing: tuple[int, ...] = ()  # ranks that have been without a connection for too long
-    stuck: tuple[int, str] | None = None  # (rank, phase) of the first rank whose loading makes no progress
+    stuck: tuple[int, str] | None = None  # (rank, phase) of the first rank that is hung by stillness.py
 
 
 class Loading:
@@ -35,13 +35,13 @@ class Loading:
         self._missing_s = missing_s
         self._stuck_s = stuck_s
         self._fence_at = now + missing_s
-        self._ranks: dict[int, Stillness] = {}
+        self._stillness: dict[int, Stillness] = {}  # rank -> its progress and CPU time
 
     def observe(self, now: float, beats: Mapping[int, Beat], loaded: Collection[int]) -> Late:
         """Returns the late ranks. `beats`: newest beat of every attached rank. `loaded`: ranks that have loaded."""
         stuck = None
         for rank, beat in beats.items():
-            stillness = self._ranks.setdefault(rank, Stillness())
+            stillness = self._stillness.setdefault(rank, Stillness())
             stillness.observe(now, None if rank in loaded else (beat.phase, beat.done), beat.cpu_s)
             if self._is_rebuild and stuck is None and stillness.is_hung(self._stuck_s):
                 stuck = (rank, beat.phase)

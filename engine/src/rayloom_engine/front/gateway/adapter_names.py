@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Literal
 
 from rayloom_engine.common.json_words import shown
 from rayloom_engine.core.adapter import ServedAdapter
@@ -15,22 +16,32 @@ _NOT_LOADED = (
     "is the name of a LoRA adapter that no engine has loaded (status.adapters of the LLMService has its state)"
 )
 
+AdapterState = Literal["unknown", "declared", "reported"]
+
 
 class GatewayAdapters:
     """The adapters by name, from the engines' latest statuses. For one event loop.
 
     While no engine is left, those of the last engines stay: a request for one of them waits for the next engine. A
-    declared name is known before any engine has reported it.
+    declared name is known before any engine has reported it. A name that is declared no more is unknown, unless an
+    engine still has it.
     """
 
     def __init__(self) -> None:
         self._entries: dict[str, ServedAdapter] | None = None  # None: no engine has reported its adapters yet
         self._declared: frozenset[str] | None = None  # None: engines may have adapters of any name
+        self._withdrawn: frozenset[str] = frozenset()  # names that were declared and are not any more
         self._has_report = False  # a connected engine has reported its adapters
+
+    def continue_from(self, before: GatewayAdapters) -> None:
+        """Knows the adapters that `before` knows, of the same engines. Each has reports of its own."""
+        self._entries = before._entries
+        self._declared = before._declared
+        self._withdrawn = before._withdrawn
 
     @property
     def entries(self) -> list[ServedAdapter]:
-        return list((self._entries or {}).values())
+        return list(self._known().values())
 
     @property
     def awaited(self) -> list[str]:
@@ -39,14 +50,18 @@ class GatewayAdapters:
 
     def declare(self, names: Iterable[str] | None) -> None:
         """Sets the names of the adapters that the engines are to have; None: they are not known."""
-        self._declared = None if names is None else frozenset(names)
+        declared = None if names is None else frozenset(names)
+        self._withdrawn = (self._withdrawn | (self._declared or frozenset())) - (declared or frozenset())
+        self._declared = declared
 
     def get(self, name: str) -> ServedAdapter | None:
-        return (self._entries or {}).get(name)
+        return self._known().get(name)
 
-    def has(self, name: str) -> bool:
-        """Returns whether an engine has reported the adapter `name`, or it is declared."""
-        return self.get(name) is not None or name in (self._declared or ())
+    def state(self, name: str) -> AdapterState:
+        """Returns what is known of the adapter `name`; a reported one may be declared as well."""
+        if self.get(name) is not None:
+            return "reported"
+        return "declared" if name in (self._declared or ()) else "unknown"
 
     def is_awaited(self, name: str) -> bool:
         """Returns whether `name` is one of `awaited`."""
@@ -83,6 +98,12 @@ class GatewayAdapters:
         if reported:
             self._entries = merged(reported)
         return self._has_report and not had_report
+
+    def _known(self) -> dict[str, ServedAdapter]:
+        entries = self._entries or {}
+        if self._has_report or not self._withdrawn:
+            return entries
+        return {name: entry for name, entry in entries.items() if name not in self._withdrawn}
 
 
 def merged(reported: list[tuple[ServedAdapter, ...]]) -> dict[str, ServedAdapter]:

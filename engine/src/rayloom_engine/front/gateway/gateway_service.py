@@ -80,7 +80,7 @@ class GatewayService(Service):
             self._report(f"cannot load the tokenizer in {text.model.path}: {error}")
             return
         self.client.pool.model = before.client.pool.model
-        self.engine_adapters = self.adapters = before.engine_adapters
+        self.engine_adapters.continue_from(before.engine_adapters)
         self._text_hash = before._text_hash
         self._stored_context = text.model.max_model_len  # used until this service is connected to the engines
         self.text = ModelText.of(text.model, files)

@@ -37,13 +37,6 @@ OWN_FOLDERS = (
     "/tmp",
     "/tmp/ray",
 )
-# Folders of the engine's image and of every container, in which no folder of the nodes may be mounted.
-IMAGE_FOLDERS = (
-    *("/bin", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/opt/rayloom", "/proc", "/run", "/sbin", "/sys"),
-    *("/usr", "/var/run"),
-)
-# A mount at one of these folders would hide one of the former; a mount in them does not.
-IMAGE_PARENTS = ("/opt", "/var")
 # Folders inside which nothing may be mounted: they are read-only, and an engine trusts the files in them.
 SEALED_FOLDERS = ("/etc/rayloom", "/etc/rayloom-ca", "/etc/rayloom-keys")
 OWN_PREFIXES = ("rayloom.dev/", "ray.io/")

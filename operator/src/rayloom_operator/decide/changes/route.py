@@ -27,7 +27,7 @@ class RoutePlan:
     permissions: Permissions
     seen: Mapping[str, SeenRoute]  # kind -> route that exists
     unknown_kinds: Set[str]  # kinds that the API server does not know
-    is_accepted: bool  # a controller has accepted the route of the spec
+    is_accepted: bool  # every Gateway has accepted the HTTPRoute of the spec, or its Ingress has an address
 
     def objects(self) -> Iterator[Manifest]:
         """Yields the route to apply; none while the API server does not know its kind."""
@@ -38,8 +38,8 @@ class RoutePlan:
     def deletions(self) -> Iterator[Deletion]:
         """Yields the routes that exist and are not wanted or allowed any more.
 
-        A route of the other kind stays until a controller has accepted the wanted one: clients have no other way to the
-        gateway pods until then.
+        A route of the other kind stays until the wanted one `is_accepted`: until then it may be the only way of clients
+        to the gateway pods.
         """
         route = self._wanted()
         for kind, found in self.seen.items():

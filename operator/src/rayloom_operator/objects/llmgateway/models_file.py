@@ -79,8 +79,8 @@ def models_document(
             }
             for each in aliases
         },
-        # No field of a model's entry, because gateway pods of an earlier release do not serve a model whose entry has a
-        # field that they do not know.
+        # At the top level: gateway pods of an earlier release only report an unknown field here, but do not serve a
+        # model whose entry has one.
         "adapters": {each.served_name: list(each.adapters) for each in models if each.adapters},
     }
 

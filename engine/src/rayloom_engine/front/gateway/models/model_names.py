@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from rayloom_engine.common.json_words import shown
 from rayloom_engine.errors import RequestError
 from rayloom_engine.front.gate import no_valid_key
+from rayloom_engine.front.gateway.adapter_names import AdapterState
 from rayloom_engine.front.gateway.models.key_ring import KeyHolder, KeyRing
 from rayloom_engine.front.gateway.models.model_field import RoutedFields
 from rayloom_engine.front.gateway.models.models_document import AliasEntry, ModelsDocument
@@ -36,18 +37,18 @@ class ModelNames:
         document: ModelsDocument,
         ring: KeyRing,
         draw: Callable[[], float] = random.random,
-        has_adapter: Callable[[str, str], bool] = lambda model, name: False,
+        adapter_state: Callable[[str, str], AdapterState] = lambda model, name: "unknown",
         check_adapters_known: Callable[[str, str], None] = lambda model, name: None,
     ) -> None:
         """`ring` has the keys of `key_files(document)`. `draw` returns random numbers in [0, 1).
 
-        `has_adapter`: whether a model has a LoRA adapter with a name, at the time of the call. `check_adapters_known`:
+        `adapter_state`: of a model's LoRA adapter with a name, at the time of the call. `check_adapters_known`:
         raises ApiError 503 if that is not known of a model yet.
         """
         self.document = document
         self._ring = ring
         self._draw = draw
-        self._has_adapter = has_adapter
+        self._adapter_state = adapter_state
         self._check_adapters_known = check_adapters_known
         self._sources = {name: _sources(document, name) for name in document.models}
 
@@ -92,11 +93,14 @@ class ModelNames:
     def _owner_of_adapter(self, name: str, caller: KeyHolder) -> str | None:
         """Returns the model with the LoRA adapter `name`, of those that the caller may use; None if there is none.
 
-        Raises RequestError if several models have such an adapter.
+        If engines have reported it, they decide, and not a model that only declares it. Raises RequestError if several
+        models have such an adapter.
         """
-        owners = [
-            each for each in self.document.models if self._ring.accepts(each, caller) and self._has_adapter(each, name)
-        ]
+        found = {
+            each: self._adapter_state(each, name) for each in self.document.models if self._ring.accepts(each, caller)
+        }
+        owners = [each for each, state in found.items() if state == "reported"]
+        owners = owners or [each for each, state in found.items() if state == "declared"]
         if len(owners) > 1:
             raise RequestError(
                 f"{shown(name)} is the name of a LoRA adapter of each of the models {', '.join(map(shown, owners))}; "

@@ -68,7 +68,7 @@ class RunningModel:
             self.service.lifecycle,
             shared.config.gateway.hold_seconds,
             self.service.config.max_queued_requests,
-            lambda adapter: self.service.engine_adapters.is_awaited(adapter),
+            self.service.engine_adapters.is_awaited,
         )
         self.service.num_held = lambda: len(self.held)
         self._num_handled = 0  # requests whose handler has not returned yet

@@ -10,6 +10,7 @@ from typing import Any
 
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.front.core_link.handshake import LinkTls
+from rayloom_engine.front.gateway.adapter_names import AdapterState
 from rayloom_engine.front.gateway.gateway_config import GatewayConfig
 from rayloom_engine.front.gateway.gateway_service import GatewayService
 from rayloom_engine.front.gateway.models.documents import engines_of_models, status_of_models, unusable_keys
@@ -108,11 +109,11 @@ class RunningModels:
 
     def _names_of(self, document: ModelsDocument) -> ModelNames:
         return ModelNames(
-            document, self.ring, has_adapter=self._has_adapter, check_adapters_known=self._check_adapters_known
+            document, self.ring, adapter_state=self._adapter_state, check_adapters_known=self._check_adapters_known
         )
 
-    def _has_adapter(self, model: str, name: str) -> bool:
-        return model in self.models and self.models[model].service.engine_adapters.has(name)
+    def _adapter_state(self, model: str, name: str) -> AdapterState:
+        return self.models[model].service.engine_adapters.state(name) if model in self.models else "unknown"
 
     def _check_adapters_known(self, model: str, name: str) -> None:
         if model in self.models:
