@@ -1,11 +1,13 @@
 """The embedded model in float32 against transformers: 20 prompts, 64 greedy tokens each, equal token for token.
 
-transformers computes each prompt, followed by our 64 tokens, in one pass. If its most likely token is ours at every
-position, its own greedy generation would give exactly our tokens, by induction over the positions.
+The tokens of transformers are on file. `make faults` computes them again: each prompt, followed by its 64 tokens, in
+one pass. If the most likely token is the one on file at every position, greedy generation gives exactly the tokens on
+file, by induction over the positions.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +20,9 @@ from rayloom_engine.llm import RequestOutput
 from rayloom_engine.models.checkpoint.source import resolve
 
 NUM_TOKENS = 64
+ON_FILE = Path(__file__).parents[1] / "data" / "greedy_tokens.json"
+# The tokens on file lead by at least 3.3e-4 in their logit. A smaller lead could be lost to sums in another order.
+LEAST_LEAD = 2e-4
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 SHORTER = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)  # begins the third block after a prompt
 
@@ -51,26 +56,35 @@ def _ids(outputs: list[RequestOutput]) -> list[tuple[int, ...]]:
     return [output.outputs[0].token_ids for output in outputs]
 
 
-def test_every_token_is_the_one_that_transformers_chooses(
-    folder: Path, prompts: list[list[int]], all_at_once: list[tuple[int, ...]]
-) -> None:
+def tokens_on_file() -> list[tuple[int, ...]]:
+    return [tuple(ids) for ids in json.loads(ON_FILE.read_text())]
+
+
+def test_every_token_is_the_one_that_transformers_chooses(all_at_once: list[tuple[int, ...]]) -> None:
+    assert len(all_at_once) == 20
+    assert all_at_once == tokens_on_file()
+
+
+@pytest.mark.slow
+def test_the_tokens_on_file_are_those_of_transformers(folder: Path, prompts: list[list[int]]) -> None:
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    assert len(prompts) == 20
-    for number, (prompt, ours) in enumerate(zip(prompts, all_at_once, strict=True)):
-        assert len(ours) == NUM_TOKENS
+    for number, (prompt, ids) in enumerate(zip(prompts, tokens_on_file(), strict=True)):
+        assert len(ids) == NUM_TOKENS
         with torch.no_grad():
-            logits = model(torch.tensor([[*prompt, *ours]]), logits_to_keep=NUM_TOKENS + 1).logits[0]
-        assert tuple(logits[:-1].argmax(dim=-1).tolist()) == ours, f"prompt {number}"
+            logits = model(torch.tensor([[*prompt, *ids]]), logits_to_keep=NUM_TOKENS + 1).logits[0, :-1]
+        assert tuple(logits.argmax(dim=-1).tolist()) == ids, f"prompt {number}"
+        first, second = logits.topk(2, dim=-1).values.unbind(-1)
+        assert (first - second).min() > LEAST_LEAD, f"prompt {number}"
 
 
 def test_tokens_are_the_same_alone_and_with_a_hot_prefix_cache(
     llm: LLM, prompts: list[list[int]], all_at_once: list[tuple[int, ...]]
 ) -> None:
-    short = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)  # alone each token costs a step
-    for prompt, ids in zip(prompts[::7], all_at_once[::7], strict=True):
-        assert _ids(llm.generate([prompt], short, use_tqdm=False)) == [ids[:24]]
+    short = SamplingParams(temperature=0.0, max_tokens=18, ignore_eos=True)  # alone each token costs a step
+    for prompt, ids in zip(prompts[7::7], all_at_once[7::7], strict=True):
+        assert _ids(llm.generate([prompt], short, use_tqdm=False)) == [ids[:18]]
     hot = llm.generate(prompts, SHORTER, use_tqdm=False)
     assert _ids(hot) == [ids[:40] for ids in all_at_once]
     # Every full block but the last token's was found.
@@ -90,9 +104,9 @@ def test_tokens_are_the_same_when_the_pool_is_so_small_that_requests_are_preempt
 
 def test_a_seeded_request_draws_the_same_tokens_alone_and_in_a_crowd(llm: LLM, prompts: list[list[int]]) -> None:
     wishes = [
-        SamplingParams(temperature=1.0, top_p=0.95, seed=seed, max_tokens=24, ignore_eos=True) for seed in range(8)
+        SamplingParams(temperature=1.0, top_p=0.95, seed=seed, max_tokens=12, ignore_eos=True) for seed in range(8)
     ]
     crowd = _ids(llm.generate(prompts[:8], wishes, use_tqdm=False))
-    alone = [_ids(llm.generate([prompts[i]], wishes[i], use_tqdm=False))[0] for i in range(0, 8, 3)]
-    assert crowd[::3] == alone
+    alone = [_ids(llm.generate([prompts[i]], wishes[i], use_tqdm=False))[0] for i in (3, 6)]
+    assert crowd[3::3] == alone
     assert len(set(crowd)) == 8

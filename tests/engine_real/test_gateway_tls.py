@@ -16,9 +16,11 @@ from rt_server import START_EVERY_S, wait_until
 from rt_streams import Said, Stream, completion_body, join_streams, said, start_streams
 from rt_tls import DAY, Authority, Issued, tls_flags, write_tls
 
-ARGUMENTS = ("--dtype", "float32", "--served-model-name", "m", "--max-model-len", "512", "--num-kv-blocks", "256")
+ARGUMENTS = ("--dtype", "float32", "--device", "cpu", "--served-model-name", "m", "--num-kv-blocks", "512")
 ENGINE = "chat-engines.default.svc"
-BODIES = [completion_body(index) for index in (0, 1, 3, 4)]
+NUM_TOKENS = 320  # so many that streams still run when an engine is killed
+LONG_TOKENS = 900  # so many that a stream still runs when certificates are read again
+BODIES = [completion_body(index, NUM_TOKENS) for index in (0, 1, 3, 4)]
 EARLY_TOKENS = 5
 
 
@@ -27,6 +29,7 @@ class World:
     """An engine without TLS ("old"), one that accepts both ("new"), and the files of engine and gateways."""
 
     folder: Path
+    model: str  # of both engines
     authority: Authority
     ports: dict[str, int]
     programs: dict[str, Program]
@@ -47,13 +50,13 @@ class World:
     def start(self, name: str, *flags: str) -> None:
         port, key = str(self.ports[name]), str(write_key(self.folder))
         own = ("--port", "0", "--admin-port", "0", "--front-port", port, "--front-key-file", key)
-        self.programs[name] = start(self.folder, name, "serve", *ARGUMENTS, *own, *flags)
+        self.programs[name] = start(self.folder, name, "serve", "--model", self.model, *ARGUMENTS, *own, *flags)
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(quick_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     ports = {name: free_port() for name in ("old", "new")}
-    made = World(tmp_path_factory.mktemp("world"), Authority(), ports, {})
+    made = World(tmp_path_factory.mktemp("world"), quick_model, Authority(), ports, {})
     try:
         made.start("old")
         made.start("new", *made.write_engine(made.for_engine()))
@@ -107,7 +110,7 @@ def test_streams_move_from_an_engine_without_tls_to_one_with_it(
 def test_certificates_are_renewed_while_streams_run(
     world: World, gateway: Gateway, undisturbed: list[Said], tmp_path: Path
 ) -> None:
-    streams, threads = start_streams(gateway, BODIES)
+    streams, threads = start_streams(gateway, [completion_body(0, LONG_TOKENS)])
     _wait_begun(streams)
     world.write_engine(world.for_engine())
     flags = world.write_gateway(world.for_gateway(), "strict")
@@ -115,11 +118,11 @@ def test_certificates_are_renewed_while_streams_run(
         wait_until(lambda: strict.serving() == {"new"}, 60.0, strict.log_text, START_EVERY_S)
         assert strict.engines()["engines"]["new"]["tls"]
         assert "tls.crt was read again" in world.programs["new"].log_text()
-        later, later_threads = start_streams(strict, BODIES)
+        later, later_threads = start_streams(strict, BODIES[:2])
         join_streams(threads)
         join_streams(later_threads)
-    assert _complete(streams) == undisturbed
-    assert _complete(later) == undisturbed
+    assert _complete(streams)[0].tokens[:NUM_TOKENS] == undisturbed[0].tokens
+    assert _complete(later) == undisturbed[:2]
 
 
 def test_wrong_certificates_are_named_and_the_right_ones_need_no_restart(world: World, tmp_path: Path) -> None:

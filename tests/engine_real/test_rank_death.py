@@ -5,6 +5,7 @@ The rules are those of rt_streams.py. Ray's nodes and its control store are brok
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 import pytest
 
 from rt_faults import aim, breakable_server, outlive_supervisor
+from rt_private_ray import check_private_ray
 from rt_server import RunningServer, running_server, wait_until
 from rt_streams import NUM_TOKENS, Said, completion_body, disturb, join_streams, start_streams, undisturbed
 
@@ -54,7 +56,12 @@ def server(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     folder = tmp_path_factory.mktemp(served.executor)
     extra = ("--executor", served.executor, "--pipeline-parallel-size", "2", "--hang-seconds", str(HANG_SECONDS))
     model = ("--model", served.model, "--restart-budget", "20")
-    with breakable_server(folder, *model, *ARGUMENTS, *extra) as running:
+    with contextlib.ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            if served.executor == "ray":
+                patch.setenv("HOME", str(folder))
+                patch.setenv("RAY_AUTH_TOKEN", "another-cluster's")
+            running = stack.enter_context(breakable_server(folder, *model, *ARGUMENTS, *extra))
         yield running
 
 
@@ -99,6 +106,11 @@ def test_a_fault_costs_a_pause_and_no_request(
         assert server.children()["front"].pid == pids["front"]
     times = f"noticed after {seen.noticed_s:.2f} s, tokens again after {seen.seconds:.2f} s"
     measured(f"{seen.after['executor']}: {victim} {fault}; {times}")
+
+
+@pytest.mark.parametrize("served", ["ray tiny"], indirect=True, scope="module")
+def test_nobody_else_can_read_the_token_of_its_ray_or_reach_it(server: RunningServer) -> None:
+    check_private_ray(server, home=server.log.parent)
 
 
 def test_two_stages_are_two_processes_beside_the_core_and_count_their_steps(server: RunningServer) -> None:
