@@ -188,6 +188,54 @@ def test_a_loop_that_stood_still_takes_no_client_for_a_slow_one() -> None:
     asyncio.run(scenario())
 
 
+GET = b"GET / HTTP/1.1\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param(b"", GET, id="a new connection"),
+        pytest.param(GET, GET, id="the next request"),
+        pytest.param(GET[:9], GET[9:], id="a part of the head"),
+        pytest.param(GET + GET[:9], GET[9:], id="a part of the next head"),
+        pytest.param(POST + b"Content-Length: 3\r\n\r\na", b"aa", id="a part of the body"),
+    ],
+)
+def test_a_request_that_is_sent_while_a_drain_begins_is_answered_and_its_connection_ends(
+    before: bytes, after: bytes
+) -> None:
+    async def scenario() -> None:
+        clock, wire, protocol = connection()
+        protocol.data_received(before)
+        await settle()
+        num_before = wire.written.count(b"HTTP/1.1 200 ")
+        protocol.shutdown()
+        clock.advance(0.09)
+        assert not wire.is_closed
+        protocol.data_received(after)
+        await settle()
+        assert wire.written.count(b"HTTP/1.1 200 ") == num_before + 1
+        assert wire.written.count(b"connection: close") == 1
+        assert wire.is_closed
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("before", "seconds"), [(b"", 0.5), (GET, 0.1)])
+def test_a_connection_without_a_request_ends_soon_after_a_drain_begins(before: bytes, seconds: float) -> None:
+    async def scenario() -> None:
+        clock, wire, protocol = connection()
+        protocol.data_received(before)
+        await settle()
+        protocol.shutdown()
+        clock.advance(seconds - 0.01)
+        assert not wire.is_closed
+        clock.advance(seconds)
+        assert wire.is_closed
+
+    asyncio.run(scenario())
+
+
 class Peer:
     def __init__(self, name: str, evicted: list[str]) -> None:
         self.name = name

@@ -114,7 +114,7 @@ class FrontServer:
             self._stop.set()
 
     def _close_connections(self) -> None:
-        """Closes idle connections now, and busy ones after their answer, so that clients reconnect to other engines."""
+        """Closes idle connections soon, and busy ones after their answer, so that clients go to other engines."""
         for connection in list(self._servers[0].server_state.connections):
             connection.shutdown()
 

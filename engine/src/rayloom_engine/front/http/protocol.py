@@ -27,6 +27,10 @@ from rayloom_engine.front.http.errors import ApiError, unavailable
 PIECE_BYTES = 16 * 1024
 LINGER_S = 1.0  # seconds in which a refused client's bytes are read and dropped: a TCP reset would destroy the answer
 LINGER_BYTES = 4 * 1024 * 1024
+# After `shutdown`, seconds in which a request is read that the client sent before it could see the end: the first
+# request of a new connection, and a later one.
+FIRST_REQUEST_S = 0.5
+NEXT_REQUEST_S = 0.1
 LATE_S = 1.0  # seconds; a timer that is late by more than this shows that the event loop was blocked
 
 
@@ -70,6 +74,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._dropped_bytes = 0
         self._body_due = 0.0  # loop time at which the next part of the body is due; each byte received moves it later
         self._deadline: float | None = None  # loop time
+        self._is_ending = False  # the connection ends after the present request, or the next one
         self._timer: asyncio.TimerHandle | None = None
 
     # Life of the connection.
@@ -89,6 +94,18 @@ class BoundedProtocol(HttpToolsProtocol):
             self._timer.cancel()
             self._timer = None
         super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """Ends the connection after the request that the client has sent, even if none of its bytes has been read yet.
+
+        Called when a drain begins, and by uvicorn at the end. Without a request, the connection is closed.
+        """
+        self._is_ending = True
+        is_answered = self.cycle is None or self.cycle.response_complete
+        if self._refusal is not None or not is_answered or self._phase == "body":
+            super().shutdown()
+        elif self._phase != "head":
+            self._expect_by(FIRST_REQUEST_S if self._phase == "open" else NEXT_REQUEST_S)
 
     def evict(self) -> None:
         """Closes the connection at once, to make room for another."""
@@ -144,6 +161,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not None and self.cycle.scope is self.scope:
             offer(self.scope, self.cycle)
+            if self._is_ending:
+                self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         self._num_events += 1
