@@ -63,7 +63,7 @@ def pod(name: str, node: str, *command: str) -> dict[str, object]:
 
 
 def started() -> dict[str, int]:
-    """Name -> id of the processes that the tool has started. Some of them start short-lived ones all the time."""
+    """Name -> id of the processes that the tool has started. Their own children, which come and go, are left out."""
     records = (PLACE.state / "processes").glob("*.json")
     return {each.stem: json.loads(each.read_text())["pid"] for each in records}
 
@@ -238,7 +238,7 @@ def killed_when_there_is(process: str) -> None:
         return bool(Processes(PLACE.state).alive(process))
 
     try:
-        # Its log exists before, while a child of the starter has no mark yet, by which it would be ended.
+        # Not its log, which is created before the process has the mark by which the next `up` finds and ends it.
         wait_until(f"the start of {process}", runs, 300)
     finally:
         starter.kill()

@@ -66,7 +66,7 @@ class ApiApplication(Starlette):
 
     def openapi(self) -> dict[str, Any]:
         """Returns the OpenAPI document."""
-        # Few servers are asked for the document.
+        # Imports FastAPI: see the class.
         from rayloom_engine.front.document.openapi import openapi_document
 
         if self._openapi is None:

@@ -140,9 +140,9 @@ def has_native_decoder(config: ConfigJson) -> bool:
 
 
 def missing_in_decoder(config: ConfigJson) -> str:
-    """Returns which value of a model's config.json our own decoder does not compute, although it has the architecture.
+    """Returns why the native decoder cannot compute a model of an architecture that it has; empty if it can.
 
-    Empty if it computes all, or does not have the architecture.
+    Also empty for an architecture that it does not have.
     """
     family = FAMILIES.get(_named_architecture(config))
     return "" if family is None else _missing_value(config, family)
@@ -261,7 +261,7 @@ def _check_activation(config: ConfigJson, family: DecoderFamily) -> None:
 
 
 def _missing_value(config: ConfigJson, family: DecoderFamily) -> str:
-    """Returns which value changes the computation in a way that the decoder does not implement; empty if none does."""
+    """Returns why the native decoder cannot compute a model with these values; empty if it can."""
     if family.experts is None:
         return ""
     if config.get("clip_qkv") is not None:

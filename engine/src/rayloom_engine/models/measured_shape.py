@@ -39,7 +39,7 @@ class MeasuredShape(ModelShape):
     can_be_staged: bool  # its layers can be shared by several stages
     shares: tuple[MeasuredShare, ...] = ()  # for each number of ranks, above 1, that can share a layer
     unshared: str = ""  # why ranks cannot share a layer, if no number of them can
-    # which value of config.json the engine's own decoder does not compute, if model_backend auto would have taken it
+    # why `model_backend: auto` did not take the native backend, which has the architecture; empty if it has not
     not_native: str = ""
 
     @property

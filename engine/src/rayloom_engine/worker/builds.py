@@ -32,15 +32,17 @@ class Build(Generic[_T]):
         self.has_cpu_limit = has_cpu_limit
         self.future: Future[_T] = Future()
         self.is_begun = False  # given to the thread
-        self.given_up = ""  # why it was given up, unless it ends after all; empty if it was not
+        # Why it was given up; empty if it was not. `wait_for` returns the result if the build has ended nevertheless.
+        self.given_up = ""
 
 
 class _Turn:
-    """The time of a build on the thread, which must make this object itself."""
+    """A build that the thread makes now, with its times. Create it on that thread, whose CPU clock it reads."""
 
     def __init__(self, build: Build[Any]) -> None:
         self.build = build
-        self.waited_s = 0.0  # by steps; counted in slices: a process that was stopped for a while has waited one slice
+        # Seconds that steps have waited. A wait counts at most _SLICE_S, so that a stop of the process does not count.
+        self.waited_s = 0.0
         self._cpu_clock = thread_cpu_clock()
         self._began_s = self._cpu_clock()
 

@@ -61,7 +61,7 @@ class GatewayService(Service):
         self._last_problem = ""
         self._text_hash = ""  # hash of the text in use
         self._stored_context = 0  # context length of the model that came with the text
-        self.engine_adapters = GatewayAdapters()
+        self.engine_adapters = GatewayAdapters()  # `adapters` with its own type: Service needs fewer methods of it
         self.adapters = self.engine_adapters
         self.num_held: Callable[[], int] = lambda: 0  # requests that wait for an engine before they are sequences
         self.client.on_file_part = self._fetch.receive

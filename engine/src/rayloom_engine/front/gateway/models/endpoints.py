@@ -97,7 +97,8 @@ class ModelEndpoints:
             owner = self._models.models[names.route(RoutedFields(name), caller).model]
             found = next((each for each in adapter_cards(owner) if each["id"] == name), None)
             if found is None:
-                owner.service.adapters.check_known(name)  # raises: the adapter is declared, and no engine has loaded it
+                owner.service.adapters.check_known(name)
+                raise AssertionError(f"{name} is declared, so check_known raises")
             return JSONResponse(found)
         return JSONResponse(card(name, names.document.aliases.get(name), self._models.models, self._models.created))
 

@@ -15,7 +15,7 @@ from rayloom_engine.front.operations.lifecycle import Lifecycle
 
 
 class HeldRequests:
-    """Requests of one model: other models may have made the process ready before. For one event loop."""
+    """Requests of one model of a gateway. The process may be ready because of other models. For one event loop."""
 
     def __init__(self, lifecycle: Lifecycle, hold_s: float, most: int, is_awaited: Callable[[str], bool]) -> None:
         """A request waits at most `hold_s`. At most `most` requests wait.
@@ -32,9 +32,9 @@ class HeldRequests:
         return self._nums.total()
 
     async def wait(self, request: Request, tenant: str, adapter: str | None = None) -> None:
-        """Waits until the model has a tokenizer, and `adapter`, the request's LoRA adapter, is reported or given up.
+        """Waits until the model has a tokenizer and, if `adapter` is declared, an engine has reported its adapters.
 
-        It also returns once the handler would refuse the request for good. Read the request's body before the call.
+        `adapter`: the LoRA adapter in the request. It also returns once the handler would refuse the request for good. Read the request's body before the call.
         Raises QueueFull if too many requests wait, and ClientGone when the client closes the connection. After `hold_s`
         it returns, and the handler refuses the request.
         """
