@@ -63,7 +63,7 @@ def pod(name: str, node: str, *command: str) -> dict[str, object]:
 
 
 def started() -> dict[str, int]:
-    """Name -> id of the processes that the tool has started. Their own children, which come and go, are left out."""
+    """Name -> id of the processes that the tool has started, without their own children, which come and go."""
     records = (PLACE.state / "processes").glob("*.json")
     return {each.stem: json.loads(each.read_text())["pid"] for each in records}
 
