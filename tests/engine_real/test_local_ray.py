@@ -33,6 +33,7 @@ def test_the_token_of_another_ray_is_not_taken(tmp_path: Path, monkeypatch: pyte
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": f"{tmp_path}/ray_token",
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "RAY_memory_monitor_refresh_ms": "0",
         "RAY_worker_niceness": "0",
     }
 

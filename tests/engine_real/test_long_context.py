@@ -72,20 +72,20 @@ def ask_beside_streams(
 ) -> tuple[dict[str, Any], list[float]]:
     """The answer, and the gaps between tokens of streams that ran before it and all the while, in seconds."""
     answers: list[dict[str, Any]] = []
-    streams: list[Stream] = []
+    firsts = [Stream() for _ in range(NUM_STREAMS)]
+    streams = list(firsts)
     body = {"model": "m", "prompt": [5, 6, 7], "max_tokens": stream_tokens, "temperature": 0, "ignore_eos": True}
 
-    def stream_on() -> None:
+    def stream_on(first: Stream) -> None:
+        first.run(server.api_url, body)
         while not answers:
             streams.append(stream := Stream())
             stream.run(server.api_url, body)
 
-    threads = [threading.Thread(target=stream_on) for _ in range(NUM_STREAMS)]
+    threads = [threading.Thread(target=stream_on, args=(first,)) for first in firsts]
     for thread in threads:
         thread.start()
-    wait_until(
-        lambda: sum(bool(stream.times) for stream in streams) == NUM_STREAMS, 60.0, lambda: "streams do not start"
-    )
+    wait_until(lambda: all(first.times for first in firsts), 60.0, lambda: "streams do not start")
     answers.append(ask(server, prompt, max_tokens))
     for thread in threads:
         thread.join()
