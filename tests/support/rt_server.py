@@ -57,7 +57,7 @@ class RunningServer:
 
 
 @contextlib.contextmanager
-def running_server(folder: Path, *arguments: str, ready_seconds: float = 120.0) -> Iterator[RunningServer]:
+def running_server(folder: Path, *arguments: str, ready_seconds: float = 240.0) -> Iterator[RunningServer]:
     """`rayloom-engine serve` on free ports until the block ends. Prints the log if the server does not become ready."""
     ports = free_ports(2)
     log = folder / "server.log"
