@@ -16,7 +16,6 @@ from typing import Any
 from clients.load import STRIKE_AT, StreamTokens, problem_of
 from clients.service import READY_SECONDS, STATUS_SECONDS, Service, wait
 from disruptions.running_load import running_load
-from observers.availability import LATE_S, untrue_times
 from observers.timeline import Timeline
 
 HEADER = (
@@ -101,7 +100,6 @@ def _seen(
     assert running, f"nobody waited when it was felt:\n{timeline.table()}"
     tokens_at = min(_end_of_pause(each["times"], max(began, each["began"])) for each in running)
     failed_probes = [(sent, answered, failure) for sent, answered, failure in records["probes"] if failure]
-    answers = [answered for _, answered, failure in records["probes"] if not failure]
     if tokens_at > began:
         timeline.note(tokens_at, "client", "the next token of a stream")
     for recovery in recoveries:
@@ -110,9 +108,6 @@ def _seen(
     for failure, group in itertools.groupby(failed_probes, key=lambda probe: probe[2]):
         same = list(group)
         timeline.note(same[0][1], "probe", f"{failure}: {len(same)}, until {timeline.seconds(same[-1][1]):.1f} s")
-    probed = min(sent for sent, _, _ in records["probes"]), over_at
-    for words in untrue_times(timeline.available, answers, *probed, LATE_S / 5):
-        timeline.note(over_at, "status", words)
     was_lost = [at for at, is_available in timeline.available if not is_available and at >= began]
     back = [at for at, is_available in timeline.available if is_available and was_lost and at > was_lost[-1]]
     return FaultRecord(
@@ -123,7 +118,7 @@ def _seen(
         tokens_s=tokens_at - began,
         available_s=back[-1] - began if back else None,
         timeline=timeline,
-        untrue_times=untrue_times(timeline.available, answers, *probed, LATE_S),
+        untrue_times=timeline.judge_status(records["probes"], over_at),
     )
 
 

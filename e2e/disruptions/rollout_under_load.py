@@ -16,7 +16,6 @@ from typing import Any
 from clients.load import STRIKE_AT, StreamTokens, problem_of
 from clients.service import ROOT, STATUS_SECONDS, Service, manifest, wait
 from disruptions.running_load import running_load
-from observers.availability import LATE_S, untrue_times
 from observers.rollout_timeline import RolloutTimeline
 
 NUM_TOKENS = 96  # tokens of each of the first streams, which run during the change
@@ -125,16 +124,12 @@ def roll_out(
     records = running.records
     assert max(records["had"]) <= NUM_TOKENS // 2, f"the change came too late: {records['had']}"
     timeline.note(timeline.began_at, "client", f"streams had {records['had']} tokens")
-    answers = [answered for _, answered, failure in records["probes"] if not failure]
-    probed = min(sent for sent, _, _ in records["probes"]), over_at
-    for words in untrue_times(timeline.available, answers, *probed, LATE_S / 5):
-        timeline.note(over_at, "status", words)
     return RolloutRecord(
         what=what,
         streams=records["streams"],
         probes=records["probes"],
         failures=failures_of(records["streams"], records["probes"], expected),
-        untrue_times=untrue_times(timeline.available, answers, *probed, LATE_S),
+        untrue_times=timeline.judge_status(records["probes"], over_at),
         timeline=timeline,
         over_at=over_at,
     )

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 # The seconds for which the status may be wrong. A hang is noticed after `hangSeconds` (6 in these tests), and the
 # operator reads that a second later, or several seconds on a busy machine.
 LATE_S = 20.0
+NOTED_S = 4.0  # a wrong status of more seconds is in the table of the timeline; up to LATE_S it fails no test
 # Seconds. The prober sends a request each second, so a longer pause between two answers ends a streak.
 _STREAK_S = 3.0
 

@@ -13,10 +13,12 @@ import json
 import subprocess
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from clients.service import Service
+from observers.availability import LATE_S, NOTED_S, untrue_times
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -88,6 +90,17 @@ class Timeline:
     def is_current(self) -> bool:
         """True once the timeline has the present status. The watch delivers a written status a moment later."""
         return self._version >= int(self._service.get()["metadata"]["resourceVersion"])
+
+    def judge_status(self, probes: Sequence[tuple[float, float, str]], over_at: float) -> list[str]:
+        """Returns the times of more than LATE_S in which Available was wrong until `over_at`, in words.
+
+        Notes those of more than NOTED_S. `probes`: (sent at, answered at, failure or empty) of each probe.
+        """
+        answers = [answered for _, answered, failure in probes if not failure]
+        since = min(sent for sent, _, _ in probes)
+        for words in untrue_times(self.available, answers, since, over_at, NOTED_S):
+            self.note(over_at, "status", words)
+        return untrue_times(self.available, answers, since, over_at, LATE_S)
 
     def table(self) -> str:
         lines = [f"{self.seconds(entry.at):8.1f} s  {entry.source:<8} {entry.text}" for entry in self._since()]

@@ -71,9 +71,15 @@ def _release(
     image = release(cluster, wanted)
     old = service.get()["status"]["currentRevision"]
     (kept,) = service.clusters()
-    is_over = is_rolled_back(service, old)
-    settings |= {"is_over": is_over, "events": (f"Warning {reason}: ",)}
-    seen = roll_out(service, expected, what, lambda: service.change(engine={"image": image}), **settings)
+    seen = roll_out(
+        service,
+        expected,
+        what,
+        lambda: service.change(engine={"image": image}),
+        is_over=is_rolled_back(service, old),
+        events=(f"Warning {reason}: ",),
+        **settings,
+    )
     show(seen)
     timeline = seen.timeline
     assert seen.untrue_times == []
@@ -141,8 +147,14 @@ def _roll(
     """Rolls the change out, and expects no failed request and an Event for each step. `most` is replicas + maxSurge."""
     service, expected = rolling
     old = service.get()["status"]["currentRevision"]
-    settings: dict[str, Any] = {"is_over": is_rolled(service, old), "events": [f" {step}:" for step in STEPS]}
-    seen = roll_out(service, expected, what, lambda: service.change(**spec), **settings)
+    seen = roll_out(
+        service,
+        expected,
+        what,
+        lambda: service.change(**spec),
+        is_over=is_rolled(service, old),
+        events=[f" {step}:" for step in STEPS],
+    )
     expect_unnoticed(seen, show)
     assert seen.timeline.most_clusters <= most and len(seen.timeline.sampled) > HOLD_SECONDS // 2
     new = service.get()["status"]["currentRevision"]

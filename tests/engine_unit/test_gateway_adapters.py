@@ -285,6 +285,10 @@ def test_a_declared_adapter_waits_for_the_next_engine_and_no_other_name_does(
             assert refusal(await world.chat("none"))[:2] == (404, "model_not_found")
             cards = (await world.http.get("/v1/models")).json()["data"]
             assert [(card["id"], card["parent"]) for card in cards[2:]] == [("poems", "two"), ("sql", "two")]
+            leaving = asyncio.create_task(world.chat("sql"))
+            await until(lambda: len(two.held) == 1)
+            leaving.cancel()
+            await until(lambda: len(two.held) == 0)
             waiting = asyncio.create_task(world.chat("sql"))
             await until(lambda: len(two.held) == 1)
             status = (await world.admin.get("/status", params={"model": "two"})).json()

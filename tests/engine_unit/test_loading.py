@@ -36,6 +36,12 @@ def test_a_rank_of_a_rebuild_that_imports_slowly_beside_other_work_is_not_stuck(
     assert late == {420.0: None, 420.1: (0, "import")}
 
 
+def test_a_rank_of_a_rebuild_that_only_uses_cpu_time_is_stuck_after_ten_times_its_patience_of_it() -> None:
+    watch = loading(is_rebuild=True)
+    late = {now: watch.observe(now, {0: beat(1, cpu_s=now)}, ()).stuck for now in (0.0, *range(100, 1201, 100), 1201)}
+    assert [now for now, stuck in late.items() if stuck] == [1201]
+
+
 def test_another_phase_and_another_rank_of_the_same_number_are_an_advance() -> None:
     watch = loading(is_rebuild=True)
     watch.observe(0.0, {0: beat(5), 1: beat(5)}, ())

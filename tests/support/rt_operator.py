@@ -173,7 +173,7 @@ def observed(groups=(), endpoints=None, **facts):
 
 
 def rollout_step(resolved, groups, *, own, previous, now, clock, **facts):
-    """The step of the rollout planner alone, of a turn with these arguments."""
+    """The decision of the rollout planner, `next_step`. Arguments: as for `turn`, which also makes plan and status."""
     rollout, seen = stored_rollout(previous), observed(groups, **facts)
     return _rollout_step(resolved, own, seen, remembered(previous), rollout, Now(clock, now))[1]
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from api.admission.whole_templates import CLUSTER_OBJECTS, TEMPLATES
 from local_kubernetes.machine.place import REPOSITORY
-from operator_processes.process import OperatorProcess, wait_until
+from operator_processes.process import OperatorProcess, wait_for
 from rayloom_operator.api.pod_template.template import PodTemplates
 from rayloom_operator.api.status import Reason
 from real_api_server.world import World
@@ -42,20 +42,14 @@ def cluster_objects(world: World) -> Iterator[None]:
 def _pods(world: World, namespace: str, name: str) -> dict[str, Document]:
     """The pods by type, head and worker, once both exist."""
 
-    def found() -> dict[str, Document]:
-        return {each["metadata"]["labels"]["ray.io/node-type"]: each for each in world.pods(namespace, name)}
+    def both() -> dict[str, Document] | None:
+        found = {each["metadata"]["labels"]["ray.io/node-type"]: each for each in world.pods(namespace, name)}
+        return found if found.keys() == {"head", "worker"} else None
 
     def story() -> str:
         return f"{world.services.get((namespace, name), {}).get('status')}\n{world.story()}"
 
-    pods: list[dict[str, Document]] = []
-
-    def has_both() -> bool:
-        pods.append(found())
-        return pods[-1].keys() == {"head", "worker"}
-
-    wait_until(has_both, f"the pods of {name}", story=story)
-    return pods[-1]
+    return wait_for(both, f"the pods of {name}", story=story)
 
 
 def _missing(wanted: Any, found: Any, path: str) -> Iterator[str]:

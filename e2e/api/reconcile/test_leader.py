@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from operator_processes.process import PATIENCE_S, OperatorProcess, wait_until
+from operator_processes.process import PATIENCE_S, OperatorProcess, wait_for, wait_until
 from real_api_server.world import DEFAULT_FLAGS, LLM, World
 
 Make = Callable[..., dict[str, Any]]
@@ -29,13 +29,7 @@ def pair(world: World, request: pytest.FixtureRequest) -> Iterator[tuple[Operato
     world.take_lease()
     flags = (*DEFAULT_FLAGS, getattr(request, "param", "--lease-seconds=6"))
     both = world.start_operator(*flags), world.start_operator(*flags)
-    leaders: list[OperatorProcess] = []
-
-    def has_leader() -> bool:
-        leaders.extend(each for each in both if _leads(each))
-        return bool(leaders)
-
-    wait_until(has_leader, "a leader", story=world.story)
+    leaders = wait_for(lambda: [each for each in both if _leads(each)], "a leader", story=world.story)
     yield both if leaders[0] is both[0] else both[::-1]
     world.stop_operators()
     world.take_lease()

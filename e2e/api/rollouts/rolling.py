@@ -14,7 +14,7 @@ import pytest
 
 from api.namespaces import llm_service, new_namespace
 from api.parallel_tests import ParallelTests, parallel_tests
-from operator_processes.process import OperatorProcess, wait_until
+from operator_processes.process import OperatorProcess, wait_for, wait_until
 from operator_processes.proxy import Request
 from real_api_server.traffic import SLICE_LABEL, Traffic, ready_addresses
 from real_api_server.world import LLM, World
@@ -84,15 +84,12 @@ class Service:
     def wait(self, kind: str, reason: str) -> Document:
         """Waits until the condition of the present spec has this reason, and returns it as it was then."""
         generation = self._generation
-        conditions: list[Document] = []
 
-        def is_so() -> bool:
-            conditions.append(self.world.condition(*self.key, kind))
-            found = conditions[-1]
-            return (found.get("reason"), found.get("observedGeneration")) == (reason, generation)
+        def matching() -> Document | None:
+            found = self.world.condition(*self.key, kind)
+            return found if (found.get("reason"), found.get("observedGeneration")) == (reason, generation) else None
 
-        self.wait_until(is_so, f"{kind} with reason {reason}")
-        return conditions[-1]
+        return wait_for(matching, f"{self.key}: {kind} with reason {reason}", story=self._story)
 
     def wait_complete(self) -> None:
         """Returns once all engine replicas are of the spec's revision and serve, and no other replica exists.

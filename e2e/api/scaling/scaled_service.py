@@ -16,7 +16,7 @@ import pytest
 from api.namespaces import llm_service, new_namespace
 from api.parallel_tests import ParallelTests, parallel_tests
 from local_kubernetes.machine.kubectl import Kubectl
-from operator_processes.process import OperatorProcess, wait_until
+from operator_processes.process import OperatorProcess, wait_for, wait_until
 from real_api_server.world import LLM, World
 from simulated_nodes.api_client import Document
 
@@ -86,14 +86,12 @@ class ScaledService:
 
         The operator writes it after `replicas`.
         """
-        found: list[Document] = []
 
-        def is_so() -> bool:
-            found.append(self.scaling)
-            return found[-1].get("reason") == reason and says in found[-1]["message"]
+        def matching() -> Document | None:
+            found = self.scaling
+            return found if found.get("reason") == reason and says in found["message"] else None
 
-        self.wait(is_so, f"the reason {reason} {says!r}")
-        return found[-1]
+        return wait_for(matching, f"{self.namespace}: the reason {reason} {says!r}", story=self._story)
 
     def stays(self, seconds: float) -> bool:
         """Returns whether `replicas` keeps its value for this time. Only time can show that a write does not come."""

@@ -110,7 +110,8 @@ const char* AdapterRows::to_fetch(const UpdatedMatrix& matrix, int layer, int64_
     const rl_matrix_update& update = adapters_[adapter][layer].*matrix.update;
     int64_t num_elements = 0;
     for (int64_t part = 0; part < matrix.num_parts; part++) {
-        num_elements += update.parts[part].rank * (num_inputs + matrix.first_output[part + 1] - matrix.first_output[part]);
+        const int64_t num_outputs = matrix.first_output[part + 1] - matrix.first_output[part];
+        num_elements += update.parts[part].rank * (num_inputs + num_outputs);
     }
     const int64_t offset = (share - first_share) * share_bytes;
     return offset < num_elements * element_bytes_ ? (const char*)update.a + offset : nullptr;

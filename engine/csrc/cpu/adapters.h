@@ -1,8 +1,9 @@
 // Low-rank updates (LoRA) of the products of a step: y += scale * B (A x), for the tokens that have an adapter.
 //
-// At most 16 neighbouring rows with the same adapter, or without one, are a chunk. A thread reduces the rows of a chunk with A while others compute
-// the product itself. In the next phase threads add B times the reduced rows to the product, each to some columns of a
-// chunk. Both use the kernels of products, so a row's result does not depend on the other rows.
+// At most 16 neighbouring rows with the same adapter, or without one, are a chunk. A thread reduces the rows of a chunk
+// with A while others compute the product itself. In the next phase threads add B times the reduced rows to the
+// product, each to some columns of a chunk. Both use the kernels of products, so a row's result does not depend on the
+// other rows.
 //
 // A step with many adapters reads A and B of each from memory. While one adapter is multiplied, the next one's weights
 // are fetched. The product itself is limited by arithmetic if it has many rows, and fetches weights of adapters, too.
@@ -47,19 +48,19 @@ public:
     int64_t num_chunks() const { return num_chunks_; }
     const Chunk& chunk(int64_t index) const { return chunks_[index]; }
 
-    // The pieces of `reduce` for one matrix. A piece is a chunk and at most kMostRank rows of its A. The ranks of num_parts
+    // The pieces of `reduce` for one matrix. A piece is a chunk and at most kMostRank rows of its A. The ranks of all
     // parts are num_parts * kMostRank at most, so a chunk has num_parts pieces; the last ones may be empty:
     //
     //     rows of A   [ part 0: rank 112 | part 1: rank 112 | part 2: rank 112 ]
     //     pieces      [ 0 ................................ 256 | 256 ..... 336 ]
     int64_t num_pieces(const UpdatedMatrix& matrix) const { return num_chunks_ * matrix.num_parts; }
 
-    // Computes scale * A x for the rows of a piece's chunk and the piece's rows of A. x [T][num_inputs], the operand type.
+    // Computes scale * A x for the rows of a piece's chunk and the piece's rows of A. x [T][num_inputs], operand type.
     void reduce(const UpdatedMatrix& matrix, int layer, const void* x, int64_t num_inputs, int64_t piece) const;
 
     // Returns the memory to fetch while a share of the matrix is multiplied, or null. The first of `num_shares` shares
-    // fetch the first adapter, the next ones the second, each `share_bytes` of A and of the B behind it: rl_matrix_update
-    // wants them one after another. Null: earlier shares have reached the end of B.
+    // fetch the first adapter, the next ones the second, each `share_bytes` of A and of the B behind it, which
+    // rl_matrix_update wants one after another. Null: earlier shares have reached the end of B.
     const char* to_fetch(const UpdatedMatrix& matrix, int layer, int64_t num_inputs, int64_t share, int64_t num_shares,
                         int64_t share_bytes) const;
 

@@ -8,6 +8,9 @@
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// Bytes of an element of dense weights.
+inline int64_t element_bytes(const rl_model& model) { return model.dtype == RL_BFLOAT16 ? 2 : 4; }
+
 const Kernels& chosen_kernels(int dtype);
 ThreadPool& thread_pool();
 Arena& step_arena();

@@ -229,8 +229,7 @@ Step make_step(const rl_model& model, const rl_batch& batch, const AttentionPlan
     step.experts = ExpertBuffers::make(model, tokens, kernels, arena);
     if (batch.adapters != nullptr) {
         step.gate_up = arena.take<float>(tokens * 2 * model.intermediate);
-        const int64_t element_bytes = model.dtype == RL_BFLOAT16 ? 2 : 4;
-        step.adapters = new (arena.take<AdapterRows>(1)) AdapterRows(batch, kernels, element_bytes, arena);
+        step.adapters = new (arena.take<AdapterRows>(1)) AdapterRows(batch, kernels, element_bytes(model), arena);
     }
     return step;
 }

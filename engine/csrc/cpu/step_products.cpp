@@ -8,6 +8,8 @@ namespace {
 
 // With fewer rows, the speed of memory limits a product, and it fetches no adapters.
 constexpr int64_t kLeastFetchingRows = 8;
+// Blocks of 16 outputs that stay in the cache while the second half of the rows is multiplied.
+constexpr int64_t kFetchedBlocks = 2;
 
 using LinearKernel = void (*)(const LinearTask&, int64_t, int64_t);
 
@@ -67,24 +69,23 @@ void add_updates(const Step& step, int half, Phase phase, bool is_gate, const Up
     });
 }
 
-// Multiplies blocks [first, end) of 16 outputs, and meanwhile fetches adapters, two blocks at a time. The product of the
-// first half of the rows fetches the next blocks, that of the second half reads weights from the cache, and fetches
-// adapters.
+// Multiplies blocks [first, end) of 16 outputs, kFetchedBlocks at a time, and meanwhile fetches adapters. The product
+// of the first half of the rows fetches the next blocks. That of the second half reads its weights from the cache, and
+// fetches adapters.
 void multiply_and_fetch(const Step& step, int layer, LinearKernel kernel, const UpdatedMatrix& updated,
                         const LinearTask& task, int64_t first, int64_t end) {
-    constexpr int64_t share = 2;
-    const int64_t block_bytes = 16 * task.num_inputs * (step.model->dtype == RL_BFLOAT16 ? 2 : 4);
-    const int64_t num_shares = ceil_div(updated.num_outputs() / 16, share);
+    const int64_t block_bytes = 16 * task.num_inputs * element_bytes(*step.model);
+    const int64_t num_shares = ceil_div(updated.num_outputs() / 16, kFetchedBlocks);
     LinearTask upper = task;
     upper.num_rows = task.num_rows / 2;
     LinearTask lower = task;
     lower.num_rows = task.num_rows - upper.num_rows;
     lower.x = (const char*)task.x + upper.num_rows * task.num_inputs * step.kernels->operand_bytes;
     lower.out = task.out + upper.num_rows * task.out_stride;
-    for (int64_t block = first; block < end; block += share) {
-        const char* fetched = step.adapters->to_fetch(updated, layer, task.num_inputs, block / share, num_shares,
-                                                      share * block_bytes);
-        const int64_t next = std::min(block + share, end);
+    for (int64_t block = first; block < end; block += kFetchedBlocks) {
+        const char* fetched = step.adapters->to_fetch(updated, layer, task.num_inputs, block / kFetchedBlocks,
+                                                      num_shares, kFetchedBlocks * block_bytes);
+        const int64_t next = std::min(block + kFetchedBlocks, end);
         if (fetched == nullptr) {
             kernel(task, block, next);
             continue;

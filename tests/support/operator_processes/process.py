@@ -9,8 +9,10 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import yaml
 
@@ -19,6 +21,8 @@ from operator_processes.ports import operator_port
 from operator_processes.proxy import Proxy
 from simulated_nodes import addresses
 from simulated_nodes.api_client import Document
+
+_T = TypeVar("_T")
 
 OPERATOR = (sys.executable, "-m", "rayloom_operator")
 # The longest wait for a state. A state comes within seconds, but many times later on a small machine with other work.
@@ -134,6 +138,22 @@ def direct(kubeconfig: Path) -> Document:
     """The cluster entry of a kubeconfig, for an operator without a proxy."""
     found: Document = yaml.safe_load(kubeconfig.read_text())["clusters"][0]["cluster"]
     return found
+
+
+def wait_for(
+    read: Callable[[], _T | None], what: str, timeout_s: float = PATIENCE_S, story: Callable[[], object] | None = None
+) -> _T:
+    """Calls `read` until it returns a true value, and returns this value. Fails as `wait_until` does."""
+    found: list[_T | None] = []
+
+    def has_found() -> bool:
+        found[:] = [read()]
+        return bool(found[0])
+
+    wait_until(has_found, what, timeout_s, story)
+    (value,) = found
+    assert value is not None
+    return value
 
 
 def wait_until(is_so: object, what: str, timeout_s: float = PATIENCE_S, story: object = None) -> float:

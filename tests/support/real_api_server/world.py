@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from local_kubernetes.install import NAMESPACE
 from operator_processes.chart import credentials
-from operator_processes.process import PATIENCE_S, Credentials, OperatorProcess, wait_until
+from operator_processes.process import PATIENCE_S, Credentials, OperatorProcess, wait_for, wait_until
 from operator_processes.proxy import Proxy
 from real_api_server.history import History
 from real_api_server.traffic import SLICE_LABEL, Traffic, ready_addresses
@@ -242,11 +242,7 @@ class World:
         def found() -> Engine | None:
             return self.do(_called(lambda: self.kubelets.engine(namespace, service, cluster)))
 
-        engine = found()
-        while engine is None:
-            wait_until(found, f"the engine of {service}", story=self.story)
-            engine = found()
-        return engine
+        return wait_for(found, f"the engine of {service}", story=self.story)
 
     def engine(self, namespace: str, service: str, cluster: str = "", **fields: object) -> None:
         """Waits for an engine of the service and sets its fields: the newest engine's, or those of a RayCluster's."""
@@ -272,18 +268,16 @@ class World:
 
         A message may change later than the reason.
         """
-        conditions: list[Document] = []
 
-        def is_so() -> bool:
-            conditions.append(self.condition(namespace, service, kind))
-            return conditions[-1].get("reason") == reason and says in conditions[-1]["message"]
+        def matching() -> Document | None:
+            found = self.condition(namespace, service, kind)
+            return found if found.get("reason") == reason and says in found["message"] else None
 
         def story() -> str:
             status = self.services.get((namespace, service), {}).get("status")
             return f"{json.dumps(status, indent=1)}\n{self.story()}"
 
-        wait_until(is_so, f"{namespace}/{service}: {kind} with reason {reason} {says!r}", story=story)
-        return conditions[-1]
+        return wait_for(matching, f"{namespace}/{service}: {kind} with reason {reason} {says!r}", story=story)
 
     def wait_seen(self, namespace: str, service: str, kind: str, reason: str, says: str = "") -> Document:
         """The condition when it last had this reason and a message with `says`, even if that is over. Waits for it."""
@@ -292,12 +286,11 @@ class World:
         def found() -> list[Document]:
             return [each for each in list(conditions.get((kind, reason), ())) if says in each["message"]]
 
-        wait_until(
+        return wait_for(
             found,
             f"{namespace}/{service}: {kind} with reason {reason} {says!r}",
             story=lambda: f"seen: {sorted(conditions)} {conditions.get((kind, reason))}\n{self.story()}",
-        )
-        return found()[-1]
+        )[-1]
 
     def wait_serving(self, namespace: str, service: str) -> None:
         """Returns once the service is Available with its present spec."""

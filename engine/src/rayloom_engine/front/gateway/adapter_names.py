@@ -65,7 +65,7 @@ class GatewayAdapters:
 
     def is_awaited(self, name: str) -> bool:
         """Returns whether `name` is one of `awaited`."""
-        return not self._has_report and self.get(name) is None and name in (self._declared or ())
+        return name in self.awaited
 
     def check_known(self, name: str) -> None:
         """Raises ApiError 503 if an adapter `name`, which no engine has reported, may exist."""
