@@ -97,7 +97,7 @@ class Service:
         return json.dumps(self.get().get("status"), indent=1)
 
     def pods(self, kind: str) -> list[dict[str, Any]]:
-        """Pods of its RayClusters of the kind "head" or "worker"."""
+        """Pods of the service's RayClusters. `kind`: "head" or "worker"."""
         selector = f"rayloom.dev/service={self.name},ray.io/node-type={kind}"
         found: dict[str, list[dict[str, Any]]]
         found = self.kubectl.json("get", "pods", "--namespace", self.namespace, "--selector", selector)

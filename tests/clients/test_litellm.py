@@ -1,4 +1,7 @@
-"""LiteLLM: text, tools, reasoning and structured output on chats and on Responses, with its provider hosted_vllm."""
+"""LiteLLM: text, tools, reasoning and structured output on chats and on Responses, with its provider hosted_vllm.
+
+Messages are asked with its provider anthropic.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from client_shapes import (
     COPY_CALL,
     DESCRIBE,
     MODEL,
+    PARAMETERS,
     QUESTION,
     REASONING,
     THINK,
@@ -121,3 +125,44 @@ def test_responses(base_url: str) -> None:
     called = litellm.responses(**fields, input=ASK_TWO_TOOLS, tools=tools, tool_choice="required")
     calls = [item for item in called.output if item.type == "function_call"]
     assert [(call.name, json.loads(call.arguments)) for call in calls] == TWO_CALLS
+
+
+@pytest.mark.feature("messages")
+def test_messages(server_url: str) -> None:
+    fields: Any = {
+        "model": f"anthropic/{MODEL}",
+        "api_base": server_url,
+        "api_key": "none",
+        "max_tokens": 64,
+        "temperature": 0,
+        "timeout": 120,
+        "num_retries": 0,
+    }
+
+    def ask(question: str, **more: Any) -> Any:
+        return litellm.completion(messages=[{"role": "user", "content": question}], **fields, **more)
+
+    assert ask(QUESTION).choices[0].message.content == ANSWER
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in ask(QUESTION, stream=True)) == ANSWER
+    whole = ask(ASK_TWO_TOOLS, tools=TOOLS, tool_choice="required")
+    built = litellm.stream_chunk_builder(list(ask(ASK_TWO_TOOLS, tools=TOOLS, tool_choice="required", stream=True)))
+    for answer in (whole, built):
+        calls = answer.choices[0].message.tool_calls
+        assert [(call.function.name, json.loads(call.function.arguments)) for call in calls] == TWO_CALLS
+
+
+@pytest.mark.feature("messages")
+def test_messages_in_their_own_form(server_url: str) -> None:
+    tools = [{"name": name, "input_schema": schema} for name, schema in PARAMETERS.items()]
+    message = litellm.anthropic.messages.create(
+        model=f"anthropic/{MODEL}",
+        api_base=server_url,
+        api_key="none",
+        max_tokens=64,
+        temperature=0.0,
+        messages=[{"role": "user", "content": ASK_TWO_TOOLS}],
+        tools=tools,
+        tool_choice={"type": "any"},
+    )
+    calls = [block for block in message["content"] if block["type"] == "tool_use"]
+    assert [(call["name"], call["input"]) for call in calls] == TWO_CALLS

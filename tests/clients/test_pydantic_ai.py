@@ -1,26 +1,55 @@
-"""Pydantic AI on chats and on Responses: text, a function tool, output by tools and by JSON schema."""
+"""Pydantic AI on chats and on Responses: text, streams, tools, reasoning, output by tools and by JSON schema."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from client_shapes import (
     ANSWER,
+    ASK_TOOL,
+    ASK_TWO_TOOLS,
+    COPIED_CALL,
     COPY_CALL,
     DESCRIBE,
     MODEL,
+    PARAMETERS,
     QUESTION,
+    REASONING,
+    THINK,
+    TWO_CALLS,
     Folder,
     Large,
     Person,
+    check_call,
 )
 from pydantic import BaseModel
-from pydantic_ai import Agent, NativeOutput, ToolOutput
-from pydantic_ai.models import Model
+from pydantic_ai import Agent, ModelRequest, NativeOutput, ThinkingPart, ToolOutput
+from pydantic_ai.direct import model_request_stream_sync, model_request_sync
+from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.settings import ModelSettings
+from pydantic_ai.tools import ToolDefinition
 
 SETTINGS = ModelSettings(temperature=0, max_tokens=300, timeout=120.0)
+TOOLS = [
+    ToolDefinition(name=name, parameters_json_schema=schema, strict=True) for name, schema in PARAMETERS.items()
+]
+
+
+def calls_whole_and_streamed(model: Model, question: str, **settings: Any) -> list[list[tuple[str, dict[str, Any]]]]:
+    """Returns the calls of two answers, of which the second is streamed. An agent may not force a tool by itself."""
+    request: dict[str, Any] = {
+        "model_settings": {**SETTINGS, **settings},
+        "model_request_parameters": ModelRequestParameters(function_tools=TOOLS),
+    }
+    messages = [ModelRequest.user_text_prompt(question)]
+    whole = model_request_sync(model, messages, **request)
+    with model_request_stream_sync(model, messages, **request) as stream:
+        list(stream)
+        streamed = stream.response
+    return [[(call.tool_name, call.args_as_dict()) for call in answer.tool_calls] for answer in (whole, streamed)]
 
 
 @pytest.fixture(
@@ -73,3 +102,40 @@ def test_a_tool_is_run_and_its_result_answered(model: Model) -> None:
 
     assert agent.run_sync(COPY_CALL).output
     assert zones[0] == "CET"
+
+
+@pytest.mark.feature("tools")
+@pytest.mark.parametrize("choice", ["required", ["time"]], ids=["required", "named"])
+def test_a_forced_call_whole_and_streamed(model: Model, choice: Any) -> None:
+    whole, streamed = calls_whole_and_streamed(model, ASK_TOOL, tool_choice=choice)
+    assert whole and streamed == whole
+    for name, values in whole:
+        check_call(name, values)
+        assert choice == "required" or name == "time"
+
+
+@pytest.mark.feature("tools")
+def test_a_call_that_the_model_makes_by_itself_whole_and_streamed(model: Model) -> None:
+    assert calls_whole_and_streamed(model, COPY_CALL, tool_choice="auto") == [[COPIED_CALL], [COPIED_CALL]]
+
+
+@pytest.mark.feature("parallel tools")
+def test_two_calls_whole_and_streamed(model: Model) -> None:
+    settings: Any = {"tool_choice": "required", "parallel_tool_calls": True}
+    assert calls_whole_and_streamed(model, ASK_TWO_TOOLS, **settings) == [TWO_CALLS, TWO_CALLS]
+
+
+@pytest.mark.feature("reasoning")
+def test_the_reasoning_is_a_part_of_its_own(model: Model) -> None:
+    settings: Any = {**SETTINGS, "extra_body": {"chat_template_kwargs": THINK}}
+    result = Agent(model, model_settings=settings).run_sync(QUESTION)
+    [thinking] = [part for part in result.response.parts if isinstance(part, ThinkingPart)]
+    assert (thinking.content, result.output) == (REASONING, ANSWER)
+
+
+@pytest.mark.feature("structured output")
+def test_a_streamed_shape_is_the_whole_one(model: Model) -> None:
+    agent = Agent(model, output_type=NativeOutput(Person), model_settings=SETTINGS, retries=0)
+    with agent.run_stream_sync(DESCRIBE) as stream:
+        *_, last = stream.stream_output(debounce_by=None)
+    assert last == agent.run_sync(DESCRIBE).output

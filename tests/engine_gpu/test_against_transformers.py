@@ -16,7 +16,7 @@ from rt_tiny import tiny_checkpoint, tiny_tokenizer
 
 NUM_TOKENS = 32
 PROMPTS = [[3 + (7 * index + 5 * place) % 250 for place in range(4 + 9 * index)] for index in range(10)]
-# The sizes of SmolLM2-135M, with fewer layers and tokens.
+# The sizes of SmolLM2-135M, but with fewer layers, a smaller vocabulary and a shorter context.
 SIZES: dict[str, Any] = {
     "hidden_size": 576,
     "intermediate_size": 1536,

@@ -1,8 +1,9 @@
-// The MLP of a layer with experts: each token takes the gated MLPs that its router selects, and the shared expert's.
+// The MLP of a layer with experts: a token's output is the weighted sum of the gated MLPs that the router selects for
+// it, and of the shared expert's.
 //
 // The pairs of a token and one of its experts are sorted by expert, then by token, so that each expert multiplies all of
-// its rows at once. The number of pieces of a phase is known before the router has selected: threads share out phases by
-// this number, and a late thread must not read the tables of another layer.
+// its rows at once. The number of pieces of a phase does not depend on the router's selection: a late thread also
+// computes this number, when the tables may be those of another layer already.
 
 #pragma once
 

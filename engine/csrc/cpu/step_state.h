@@ -37,7 +37,7 @@ struct Step {
     const ExpertBuffers* experts;    // null: no layer has experts
     const AdapterRows* adapters;     // null: no row has one
     float* gate_up;                  // [T][2 I], if there are adapters
-    const Step* last;                // the wanted rows of the last layer as sequences of one token, or null: all rows
+    const Step* last;                // the last layer's wanted rows, each as a sequence of one token; null: all rows
 };
 
 // One phase of a half layer. The threads share out its pieces among themselves.

@@ -28,7 +28,7 @@ class ConfigError(EngineError, ValueError):
 
 
 class ModelError(EngineError, ValueError):
-    """A model that cannot be served: not found, not supported, or with broken files. Raised before weights are read."""
+    """A model that cannot be served: not found, not supported, or with broken files."""
 
     def __init__(self, message: str, fault: ModelFault = "Invalid") -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Files that another process may read at any time, or after this one was killed."""
+"""Files that other processes may read at any time, even after this process was killed while it wrote them."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def revision(resolved: Resolved) -> str:
         spec["hasGatewayPort"] = True
     model = service.spec.model
     if model.adapters is not None:
-        # Engines load and unload adapters while they serve, but keep memory for them and mount volumes at their start.
+        # Engines load and unload adapters while they serve, but reserve memory and mount volumes for them at start.
         spec["adapterVolumes"] = volume_sources(model.adapters, model.claim, model.host_path)
     inputs = {"spec": _without_empty(spec), "servedName": service.served_name, "image": resolved.image}
     if commit := resolved.commit or service.spec.model.revision:

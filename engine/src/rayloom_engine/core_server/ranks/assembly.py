@@ -38,7 +38,7 @@ def assemble(
     *,
     is_rebuild: bool,
 ) -> tuple[int, list[Loaded]]:
-    """Returns a new epoch, whose plans all ranks are ready to run, and the ranks' Loaded messages, by rank.
+    """Returns a new epoch and the ranks' Loaded messages, by rank. All ranks are ready to run plans of this epoch.
 
     Every rank allocates `num_blocks` KV blocks; None: as many as the rank with least room can hold. Lost ranks are
     replaced until `deadline` (by time.monotonic) and within `budget`; after that, RankLost is raised. Raises ModelError

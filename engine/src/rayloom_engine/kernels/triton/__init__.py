@@ -1,1 +1,1 @@
-"""The parts that Triton kernels share: the choice of Triton, sizes of launches, the type of a checked configuration."""
+"""The parts that Triton kernels share: the choice between them and other kernels, launch sizes, the type `Shipped`."""

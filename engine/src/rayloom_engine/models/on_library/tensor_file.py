@@ -57,9 +57,9 @@ class TensorFile:
         return sorted(self._tensors, key=lambda name: self._tensors[name].data_offsets)
 
     def read(self, name: str, part: TensorPart = ()) -> Array:
-        """Returns the slices `part` of a tensor, () for all of it. Its bytes are read when the array is.
+        """Returns the slices `part` of a tensor; (): the whole tensor. The tensor's type is one of those in _ELEMENTS.
 
-        The tensor's type is one of those in _ELEMENTS.
+        The array is a view of the file, read when the array is used. Several slices of an axis are copied at once.
         """
         tensor = self._tensors[name]
         array = np.frombuffer(

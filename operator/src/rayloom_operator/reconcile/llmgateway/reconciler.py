@@ -87,7 +87,7 @@ class GatewayReconciler:
         """
         services = self._services_of(key[0])
         if services is None:
-            # A reconcile with only some of the services would take the names of the others from the gateway pods.
+            # A reconcile before all LLMServices are reported would remove the missing names from the gateway pods.
             return _SOON_S
         situation = self._situation(key, document, services)
         self._note_served(key, document["metadata"]["uid"], situation)

@@ -86,7 +86,7 @@ def _checked_name(value: str, sink: PartSink, needs_known_name: bool) -> str:
 
 
 def _object_text(value: str) -> str:
-    """Returns the text of an object of arguments, which some models write as a string, or as null for none."""
+    """Returns a call's arguments as the text of an object. Some models write them as a string, or null for none."""
     if value.startswith('"'):
         value = json.loads(value, strict=False)
         value.encode()  # raises ValueError for half of a surrogate pair
