@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 EXIT_CONFIG = 78  # the settings or the model cannot be used (sysexits.h EX_CONFIG); a restart would not help
 EXIT_GIVEN_UP = 70  # a process kept dying until the restart budget was spent (EX_SOFTWARE)
@@ -24,6 +25,7 @@ PULSE_SECONDS = 0.5
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _LAST_SECONDS = 5.0
+_FAILURE_FILES = {"core": "failure", "front": "front-failure"}
 _YOUNG_OBJECTS = 20_000  # lists, tuples, objects: a few megabytes
 
 
@@ -176,19 +178,23 @@ def thread_cpu_clock() -> Callable[[], float]:
     return read
 
 
-def write_failure(run_dir: Path, cause: str) -> None:
-    """Writes the cause of the engine's failure to a file in the run folder. The supervisor reads this file."""
-    (run_dir / "failure").write_text(cause)
+def write_failure(run_dir: Path, cause: str, by: Literal["core", "front"] = "core") -> None:
+    """Writes the cause of the engine's failure to a file in the run folder, from which the supervisor reads it.
+
+    The EngineCore, the launcher and the supervisor share one file. A front has a file of its own: it gives up for good,
+    while the EngineCore may start to serve at the same moment and forget its own failures.
+    """
+    (run_dir / _FAILURE_FILES[by]).write_text(cause)
 
 
 def forget_failure(run_dir: Path) -> None:
-    """Deletes the cause of a failure once the engine has recovered, because a later failure has another cause."""
-    (run_dir / "failure").unlink(missing_ok=True)
+    """Deletes the EngineCore's failure once the engine has recovered, because a later failure has another cause."""
+    (run_dir / _FAILURE_FILES["core"]).unlink(missing_ok=True)
 
 
 def read_failure(run_dir: Path) -> str:
-    """Returns the cause that `write_failure` has written; empty if there is none."""
-    try:
-        return (run_dir / "failure").read_text()
-    except OSError:
-        return ""
+    """Returns the cause that `write_failure` has written, the front's if there are two; empty if there is none."""
+    for file in (_FAILURE_FILES["front"], _FAILURE_FILES["core"]):
+        with contextlib.suppress(OSError):
+            return (run_dir / file).read_text()
+    return ""

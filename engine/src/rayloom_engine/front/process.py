@@ -98,7 +98,7 @@ def main() -> int:
             front.run_beside(_pulse(args.pulse_fd, service.lifecycle))
 
         def give_up(reason: str) -> None:
-            write_failure(args.run_dir, reason)
+            write_failure(args.run_dir, reason, by="front")
             front.give_up()
 
         service.on_unusable = give_up
