@@ -51,7 +51,9 @@ class Autoscaling(Part):
     max_replicas: int = Field(
         ge=1, le=MAX_REPLICAS, description="Greatest number of engines. A change restarts no engine."
     )
-    goal: Goal = Field(default_factory=Goal, description="The time to the first token for which the number of engines is chosen.")
+    goal: Goal = Field(
+        default_factory=Goal, description="The time to the first token for which the number of engines is chosen."
+    )
     idle_seconds: int = Field(
         600,
         ge=10,
