@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="rayloom-clients-") as name:
         folder = Path(name)
         model = model_that_reasons(folder / "model")
-        settings = ["--model", str(model), "--dtype", "float32", "--max-model-len", "4096"]
+        settings = ["--model", str(model), "--dtype", "bfloat16", "--max-model-len", "4096"]
         settings += ["--served-model-name", MODEL]
         with running_server(folder, *settings, ready_seconds=READY_SECONDS) as server:
             return _run_tests(python, server, arguments)

@@ -5,6 +5,7 @@ Messages are asked with its provider anthropic.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -154,7 +155,7 @@ def test_messages(server_url: str) -> None:
 @pytest.mark.feature("messages")
 def test_messages_in_their_own_form(server_url: str) -> None:
     tools = [{"name": name, "input_schema": schema} for name, schema in PARAMETERS.items()]
-    message = litellm.anthropic.messages.create(
+    asked = litellm.anthropic.messages.acreate(  # LiteLLM has no synchronous form that works
         model=f"anthropic/{MODEL}",
         api_base=server_url,
         api_key="none",
@@ -164,5 +165,6 @@ def test_messages_in_their_own_form(server_url: str) -> None:
         tools=tools,
         tool_choice={"type": "any"},
     )
+    message: Any = asyncio.run(asked)
     calls = [block for block in message["content"] if block["type"] == "tool_use"]
     assert [(call["name"], call["input"]) for call in calls] == TWO_CALLS
