@@ -93,7 +93,7 @@ def grammar(start: str, *rules: str) -> str:
 
 
 def sequence(*expressions: str) -> str:
-    """Returns the expressions one after the other; empty ones are left out."""
+    """Returns the expressions one after the other; empty expressions are left out."""
     return " ".join(filter(None, expressions))
 
 
