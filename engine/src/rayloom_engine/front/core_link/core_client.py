@@ -2,7 +2,7 @@
 
 The client remembers prompt ids, received ids and parameters of every unfinished sequence. When an engine is lost, its
 sequences are submitted again as resumed sequences. The front inside an engine submits them to the next core of this
-engine, a gateway to another engine. While there is no such core or engine, the sequences wait.
+engine; a gateway submits them to another engine. While there is no such core or engine, the sequences wait.
 
 A sampled token depends only on logits, seed and position. A replay adds numbers in another order, so its logits differ
 by rounding. In float32 the sequences still continue with the same tokens.
@@ -94,7 +94,7 @@ class CoreClient:
 
     @property
     def status(self) -> CoreStatus | None:
-        """The latest status of the main engine, perhaps of a core that is gone."""
+        """The latest status of the main engine. The core that sent it may have ended."""
         return None if self.pool.main is None else self.pool.main.status
 
     @property
@@ -112,7 +112,7 @@ class CoreClient:
 
     @property
     def is_core_serving(self) -> bool:
-        """True if an engine serves and takes sequences, according to the latest status on its current connection."""
+        """True if an engine serves and accepts sequences, according to the latest status on its current connection."""
         return any(link.is_serving and is_usable(link, self.rules) for link in self.pool.links.values())
 
     def unfinished(self) -> Iterable[ClientSequence]:
@@ -222,7 +222,7 @@ class CoreClient:
         # twice.
         waiting = self._placement.waiting()
         logger.info("connected to the core at %s, pid %d, epoch %d", link.name, welcome.pid, welcome.epoch)
-        # Sent even if False: the core may still know of a drain that an earlier front has ended.
+        # Draining(False) is sent, too: the core may still have the Draining(True) of an earlier front.
         if not self.rules.is_gateway:
             link.send(frame(Draining(self._is_draining)))
             if self._adapters is not None:
@@ -242,7 +242,7 @@ class CoreClient:
         now_s = time.monotonic()
         for sequence in orphans:
             sequence.place.leave()
-            sequence.place.refused_by.clear()  # the engine's queue may have room by now
+            sequence.place.refused_by.clear()  # the queues of these engines may have room by now
             if not is_orderly:
                 self._placement.count_loss(sequence, now_s)
         self._on_change()
@@ -291,7 +291,7 @@ class CoreClient:
 
     def _receive_outputs(self, link: EngineLink, message: Outputs) -> None:
         engine = link.name
-        first: list[Mailbox] = []  # those of answers that begin
+        first: list[Mailbox] = []  # the mailboxes of answers that begin
         others: list[Mailbox] = []
         for output in message.outputs:
             sequence = self._sequences.get(output.sequence_id)
@@ -341,14 +341,14 @@ class CoreClient:
         if other is None and (is_corrupt or not sequence.is_accepted):
             self._placement.fail(sequence, refusal(message))
             return
-        # Without another engine, the sequence was marked as accepted only after it was submitted. The engines that
-        # refused it may be asked again: a core refuses no accepted sequence for a full queue.
+        # Without another engine, the sequence is accepted here, but was marked as accepted only after this submission.
+        # So it may be submitted to the same engines again: a core never refuses an accepted sequence for a full queue.
         if other is None:
             sequence.place.refused_by.clear()
         self._placement.place_again([sequence])
 
     def _let_leave(self) -> None:
-        """Moves the sequences of engines that are no longer in the list, and forgets engines without sequences."""
+        """Moves the sequences of engines that are no longer in the list, and removes such engines without sequences."""
         for link in [link for link in self.pool.links.values() if link.is_leaving]:
             for sequence in self._sequences.values():
                 if link.name in (sequence.place.engine, sequence.place.last_engine):

@@ -51,9 +51,9 @@ class TextCache:
             raise ConfigError(f"cache_dir: cannot write {folder}: {error.strerror}") from error
 
     def last(self) -> ServedModel | None:
-        """Returns the model that the service used last, with its folder in this cache as `path`; None if there is none.
+        """Returns the model that the service used last, with its folder in this cache as `path`.
 
-        A text whose files are damaged does not count.
+        Returns None if no model is recorded, or if the files of its text are damaged.
         """
         try:
             name = self._last.read_text(encoding="utf-8").strip()
@@ -92,10 +92,12 @@ class TextCache:
             raise ModelError(f"cannot write the tokenizer into {self._texts}: {error}") from error
 
     def use(self, model: ServedModel) -> None:
-        """Records that the service uses `model` from now on. On a full disk nothing is recorded: only the next start is
-        slower."""
+        """Records that the service uses `model` from now on.
+
+        On a full disk, nothing is recorded, which only makes the next start slower.
+        """
         with contextlib.suppress(OSError):
-            # Not a name made of the process id: gateways in several containers may have the same one.
+            # The file gets a random name, because gateways in several containers may have the same process id.
             descriptor, part = tempfile.mkstemp(prefix="part-", dir=self._last.parent)
             try:
                 with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -130,7 +132,7 @@ class TextCache:
 
 
 def _names(model: ServedModel) -> Iterator[str]:
-    """Yields the names of folders for a model's text, for ever: each is used if all folders before it are damaged."""
+    """Yields folder names for a model's text, without end. A name is used if all folders before it are damaged."""
     name = text_hash(model)
     yield name
     for number in itertools.count(1):

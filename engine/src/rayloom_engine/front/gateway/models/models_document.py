@@ -26,7 +26,7 @@ MODEL_SETTINGS = (
     *("max_body_bytes", "max_queued_requests", "enable_priority", "enable_force_include_usage", "repeat_seconds"),
     "return_tokens_as_token_ids",
 )
-NAME = r"[\x21-\x7e]{1,256}"  # a name stands in an HTTP header: visible ASCII
+NAME = r"[\x21-\x7e]{1,256}"  # names are written into an HTTP header, so they are visible ASCII
 _NAME = re.compile(NAME)
 
 
@@ -125,7 +125,7 @@ class ModelsDocument(_Part):
     )
 
     def declared_adapters(self, model: str) -> tuple[str, ...] | None:
-        """Returns the names of the LoRA adapters that engines of `model` are to have; None if they are not known."""
+        """Returns the names of the LoRA adapters that engines of `model` are to have; None if unknown."""
         return None if self.adapters is None else self.adapters.get(model, ())
 
 
@@ -195,7 +195,7 @@ Part = TypeVar("Part", bound=_Part)
 
 
 def _parsed(kind: type[Part], value: object, field: tuple[str, str], problems: list[str]) -> Part | None:
-    """Returns the entry at `field` of the document. None if it is wrong; then `problems` gets the sentences."""
+    """Returns the entry at `field` of the document. For a wrong entry, returns None and adds to `problems`."""
     try:
         return kind.model_validate(value)
     except ValidationError as error:
@@ -204,7 +204,7 @@ def _parsed(kind: type[Part], value: object, field: tuple[str, str], problems: l
 
 
 def _adapters(document: Mapping[str, Any], problems: list[str]) -> DeclaredAdapters | None:
-    """Returns the declared adapters of a document; None if there are none, or one is wrong."""
+    """Returns the declared adapters of a document; None if no adapters are declared, or a declaration is wrong."""
     try:
         return _Adapters.model_validate({"adapters": document.get("adapters")}).adapters
     except ValidationError as error:
