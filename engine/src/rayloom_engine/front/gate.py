@@ -34,7 +34,7 @@ class KeyCheck(Protocol):
         """True if requests need no key."""
 
     def num_keys_beside(self, key: bytes) -> int:
-        """The number of different keys if `key` is one of them; 0 for another key, which passes if a name needs none."""
+        """The number of different keys if `key` is one of them; else 0: other keys pass if a name needs no key."""
 
     def knows(self, key: bytes) -> bool:
         """True if `key` is an accepted key, or if there is a model name that needs no key."""

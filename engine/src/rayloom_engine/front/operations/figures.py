@@ -66,14 +66,14 @@ class Histogram(Family):
     def add_counts(self, counts: Sequence[int], total: float) -> None:
         """Adds observations that were counted elsewhere.
 
-        `counts`: the number of observations in each bucket; the last one is for values above all bounds. `total`: the
-        sum of the values.
+        `counts`: the number of observations in each bucket; the last bucket is for values above all bounds. `total`:
+        the sum of the values.
         """
         self._counts = [before + more for before, more in zip(self._counts, counts, strict=True)]
         self.sum += total
 
     def cumulative(self) -> dict[str, int]:
-        """Returns upper bound (as text, the last is +Inf) -> number of observations not above it."""
+        """Returns upper bound (as text, the last is +Inf) -> number of observations up to this bound."""
         bounds = (*map(_bound, self._bounds), "+Inf")
         return dict(zip(bounds, accumulate(self._counts), strict=True))
 
