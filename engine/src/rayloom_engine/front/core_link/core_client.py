@@ -87,7 +87,7 @@ class CoreClient:
         self._readers = DueReaders()
         self._was_serving = False
         self._is_draining = False
-        self._adapters: tuple[ServedAdapter, ...] | None = None  # of this engine; None before the front knows them
+        self._adapters: tuple[ServedAdapter, ...] | None = None  # adapters of this engine; None: not known yet
         self.on_file_part: Callable[[FilePart], None] = lambda part: None
         self.recoveries = RecoveryLog()
         self._placement = Placement(self.pool, self._sequences, self.recoveries)
@@ -120,13 +120,13 @@ class CoreClient:
         return self._sequences.values()
 
     def num_silent(self, tenant: str | None = None) -> int:
-        """Returns the number of sequences without an output so far: those of `tenant`, or (None) of all tenants."""
+        """Returns the number of sequences of `tenant` (None: of all tenants) that have no output so far."""
         return sum(
             not sequence.generated_ids and tenant in (None, sequence.tenant) for sequence in self._sequences.values()
         )
 
     def num_held(self, tenant: str | None = None) -> int:
-        """Returns the number of sequences that no engine has: those of `tenant`, or (None) of all tenants."""
+        """Returns the number of sequences of `tenant` (None: of all tenants) that no engine has."""
         return sum(
             sequence.place.engine is None and tenant in (None, sequence.tenant) for sequence in self._sequences.values()
         )
@@ -142,8 +142,8 @@ class CoreClient:
     def set_engines(self, cores: Mapping[str, CoreAddress]) -> None:
         """Changes the set of engines.
 
-        An engine that is no longer named gets no new sequences, and its sequences move to other engines. Sequences that
-        no other engine can take stay until they end or the engine's connection ends.
+        An engine that `cores` no longer names gets no new sequences, and its sequences move to other engines. Sequences
+        that no other engine can compute stay until they end or the engine's connection ends.
         """
         for name, link in list(self.pool.links.items()):
             if name not in cores and not link.is_leaving:
@@ -185,7 +185,7 @@ class CoreClient:
                 self.pool.give(link, choices, data)
 
     def abort(self, sequence_id: str, *, is_complete: bool = False) -> None:
-        """Forgets a sequence and lets its engine free it. Does nothing if the sequence is finished or unknown.
+        """Removes a sequence and makes its engine abort it. Does nothing if the sequence is finished or unknown.
 
         `is_complete`: True if the answer ended at a stop string, False if nobody waits for the rest.
         """
@@ -341,8 +341,8 @@ class CoreClient:
         if other is None and (is_corrupt or not sequence.is_accepted):
             self._placement.fail(sequence, refusal(message))
             return
-        # Without another engine, the sequence is accepted here, but was marked as accepted only after this submission.
-        # So it may be submitted to the same engines again: a core never refuses an accepted sequence for a full queue.
+        # If no other engine can compute the sequence, it was marked as accepted only after this submission. So engines
+        # that refused it may get it again: a core never refuses an accepted sequence for a full queue.
         if other is None:
             sequence.place.refused_by.clear()
         self._placement.place_again([sequence])

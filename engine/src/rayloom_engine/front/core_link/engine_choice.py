@@ -16,7 +16,7 @@ SUSPECT_AFTER_S = 3.0  # a core sends a status every second
 # then on, only its last engine gets the sequence. This engine can find out whether the request is poisonous
 # (core/suspicion.py), and the other engines survive.
 LOSSES_UNTIL_PINNED = 2
-PINNED_S = 30.0  # after this time the lost engine is not expected back soon
+PINNED_S = 30.0  # after this time, other engines may get the sequence: the lost engine is not expected back soon
 MOST_LOSSES = 6
 MOST_CORRUPT = 3  # after a NaN or an infinity on this number of engines, the request may be the cause
 # Seconds for which an engine that replaces lost ranks keeps its sequences. Then other engines replay them, because a
@@ -26,7 +26,7 @@ REBUILD_PATIENCE_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRules:
-    """Rules for the treatment of engines. The defaults are for the front inside an engine, which has just one."""
+    """Rules for the use of engines. The defaults are for the front inside an engine, which uses this engine alone."""
 
     is_gateway: bool = False  # engines come and go, and another engine may continue a sequence
     hold_s: float = math.inf  # the most seconds that a sequence waits for an engine

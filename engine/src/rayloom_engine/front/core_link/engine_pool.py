@@ -65,7 +65,7 @@ class EnginePool:
 
     @property
     def main(self) -> EngineLink | None:
-        """The engine whose status represents all engines: one that serves, else one that is connected, else any."""
+        """The engine whose status represents all engines: an engine that serves, else a connected engine, else any."""
         links = self.links.values()
         return next(
             (link for wanted in (_serves, _is_connected, bool) for link in links if wanted(link)),
@@ -119,7 +119,7 @@ class EnginePool:
     def withdraw(self, sequence: ClientSequence, *, is_moved: bool = False, is_complete: bool = False) -> None:
         """Takes a sequence away from its engine, which frees the slot and the KV blocks. Later outputs are dropped.
 
-        `is_moved`: the sequence continues at another engine. If this engine suspects it, it remains a suspect there.
+        `is_moved`: the sequence continues at another engine. A suspect of this engine remains a suspect there.
         `is_complete`: the answer ends at a stop string, so the engine counts the sequence as finished.
         """
         link = self.links.get(sequence.place.engine or "")
@@ -130,7 +130,7 @@ class EnginePool:
         sequence.place.leave()
 
     def why_none(self, sequence: ClientSequence) -> str:
-        """Returns why no engine can ever compute a waiting sequence; empty if an engine may be able to."""
+        """Returns why no engine can ever compute a waiting sequence; empty if an engine may compute it."""
         if self._has_another_model(sequence):
             return "every engine now serves another model than the one that began this"
         adapter = sequence.params.adapter

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rayloom_engine.protocol.messages import PhaseProgress
 
-KEPT = 100  # records that /status shows
+KEPT = 100  # the most records that /status shows
 
 
 @dataclass(slots=True, kw_only=True)

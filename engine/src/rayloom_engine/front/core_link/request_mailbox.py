@@ -27,8 +27,8 @@ class Mailbox:
         self._failure: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._reader: Reader | None = None  # the function that gets new items; None unless `take` waits
-        self._is_reader_due = False  # `put` has asked for a call of `read`
-        self._clock = time.monotonic  # loop time
+        self._is_reader_due = False  # `put` has returned True, and `read` was not called since
+        self._clock = time.monotonic  # returns the loop time
         self._idle_since_s = 0.0  # loop time at which the reader last took items or `take` began to wait
 
     @property
@@ -146,7 +146,7 @@ class DueReaders:
         self._mailboxes: deque[Mailbox] = deque()
 
     def add(self, first: Sequence[Mailbox], others: Sequence[Mailbox]) -> None:
-        """Schedules the mailboxes for reading: `first` before all that are scheduled already, `others` after them."""
+        """Schedules the mailboxes for reading: `first` before all scheduled mailboxes, `others` after them."""
         if not self._mailboxes and (first or others):
             asyncio.get_running_loop().call_soon(self._read)
         self._mailboxes.extendleft(reversed(first))

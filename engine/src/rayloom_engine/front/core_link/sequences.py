@@ -78,11 +78,11 @@ class Place:
     engine: str | None = None  # name of the engine; None: the sequence waits for an engine
     attempt: int = 0  # only outputs with this number are used
     is_decoding: bool = False  # the engine has sent an output of this attempt
-    # The fingerprint of the engine that computed the last id; before the first id, that of the prompt's tokenizer.
+    # The fingerprint of the engine that computed the last id; before the first id, of the model of the tokenizer.
     fingerprint: Fingerprint | None = None
     is_rounded: bool = False  # engines whose logits differ by rounding have computed parts of the sequence
-    waits_since_s: float | None = None  # time.monotonic since which no engine has the sequence
-    held_s: float = 0.0  # earlier waits before the first token, in seconds
+    waits_since_s: float | None = None  # time.monotonic at which the sequence began to wait for an engine
+    held_s: float = 0.0  # seconds of earlier waits for an engine, before the first token
     refused_by: set[str] = field(default_factory=set)  # names of engines whose queue was full
     # name of an engine whose logits were not finite -> its fingerprint
     corrupt_by: dict[str, Fingerprint | None] = field(default_factory=dict)
@@ -128,9 +128,9 @@ def in_turns_of_keys(waiting: list[ClientSequence], all_unfinished: Iterable[Cli
 
 
 def check_held(held: Iterable[ClientSequence], new: Iterable[ClientSequence], most: float, max_tokens: float) -> None:
-    """Raises QueueFull if the `new` sequences, which would have to wait for an engine, exceed a limit beside `held`.
+    """Raises QueueFull if the sequences that wait for an engine, `held` and `new` together, exceed a limit.
 
-    `most`, `max_tokens`: limits for the number and for the tokens of all sequences that wait.
+    `most`, `max_tokens`: limits for the number and for the tokens of these sequences.
     """
     lengths = [sequence.num_tokens for sequence in new]
     if not lengths:

@@ -34,7 +34,7 @@ class GatewayAdapters:
         self._has_report = False  # a connected engine has reported its adapters
 
     def continue_from(self, before: GatewayAdapters) -> None:
-        """Copies the adapters that `before` knows of the same engines, but not whether an engine has reported now."""
+        """Copies the adapters that `before` knows of the same engines. Their reports to this object are still due."""
         self._entries = before._entries
         self._declared = before._declared
         self._withdrawn = before._withdrawn
@@ -109,8 +109,8 @@ class GatewayAdapters:
 def merged(reported: list[tuple[ServedAdapter, ...]]) -> dict[str, ServedAdapter]:
     """Returns name -> adapter. `reported`: the adapters of each engine.
 
-    While engines replace the files of a name one after the other, the files that most engines have count; if several
-    have equally many engines, the newest.
+    While engines replace the files of a name one after the other, the version that most engines have is returned, or
+    the newest of several versions that equally many engines have.
     """
     entries = [entry for engine in reported for entry in engine]
     num_engines = Counter((entry.name, entry.adapter.digest) for entry in entries)

@@ -1,7 +1,7 @@
 """EnginesDns: the engines of a gateway, as the addresses of a DNS name such as that of a headless Service.
 
-The name is resolved each second. Each address is an engine, and its name. A lookup that fails, or finds no address,
-changes nothing: the resolver may be down although the engines are not. An engine that is really gone loses its
+The name is resolved each second. Each address is an engine, whose name is the address. A lookup that fails, or finds no
+address, changes nothing: the resolver may be down although the engines are not. An engine that is really gone loses its
 connection anyway.
 """
 

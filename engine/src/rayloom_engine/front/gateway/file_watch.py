@@ -52,7 +52,7 @@ class FileWatch(Generic[Content]):
                 continue
             try:
                 on_change(self._parse(self._path))
-                self._stamp = stamp  # set after success alone, to the stamp from before the file was read
+                self._stamp = stamp  # set only after success, to the stamp from before the file was read
                 self.problem = ""
             except ConfigError as error:
                 if logged != (stamp, str(error)):

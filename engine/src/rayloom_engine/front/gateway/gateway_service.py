@@ -126,7 +126,7 @@ class GatewayService(Service):
         return ReceivedStatus(core=msgspec.structs.replace(NO_CORE, model=model, stats=stats), is_connected=True)
 
     def _queue(self) -> tuple[int, int]:
-        """Returns the number of sequences that engines have, and of sequences and requests that wait for an engine."""
+        """Returns two numbers: sequences that engines have, and sequences and requests that wait for an engine."""
         num_waiting = self.client.num_held()
         return sum(1 for _ in self.client.unfinished()) - num_waiting, num_waiting + self.num_held()
 

@@ -2,7 +2,7 @@
 
 FOLDER/texts/HASH/tokenizer.json, ..., model.json    one folder for each model, complete or absent
 FOLDER/texts/HASH-1/...                               another copy, written because HASH was damaged
-FOLDER/NAME.last                                      the folder in texts/ that the service NAME used last
+FOLDER/SERVICE.last                                   the folder in texts/ that a service used last; SERVICE: a hash
 
 Gateways share the folder without a lock: a copy is renamed into its place as a whole, and never changed or removed.
 """
@@ -32,7 +32,7 @@ _FOLDER = re.compile(r"[0-9a-f]{64}(-[0-9]+)?")
 
 
 def text_hash(model: ServedModel) -> str:
-    """Returns the name of a model's text in the cache: a hash of its files and of the front's `ServedModel`."""
+    """Returns the name of a model's text in the cache: a hash of `model`, which has the hashes of the text files."""
     # the hash leaves out the path of the folder, which differs between pods
     neutral = msgspec.structs.replace(model, path="")
     return hashlib.sha256(msgspec.json.encode(neutral)).hexdigest()

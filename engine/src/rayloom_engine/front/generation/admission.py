@@ -71,7 +71,10 @@ def check_num_prompt_logprobs(prompts: Sequence[tuple[int, ...]], params: Sampli
 
 
 def check_num_logprobs(prompts: Sequence[tuple[int, ...]], params: SamplingParams, max_model_len: int) -> None:
-    """Raises RequestError if, with more than FEW_ALTERNATIVES, the answer could have over MAX_LOGPROBS values."""
+    """Raises RequestError if the answer could have more than MAX_LOGPROBS log-probabilities of output tokens.
+
+    Answers with at most FEW_ALTERNATIVES for each token are never refused.
+    """
     if params.logprobs is None or params.logprobs <= FEW_ALTERNATIVES or params.logprob_token_ids:
         return
     room = max_model_len - min(map(len, prompts))

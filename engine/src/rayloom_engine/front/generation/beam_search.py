@@ -191,7 +191,7 @@ class BeamSearch(Generation):
             for lane, prompt in enumerate(prompts)
         ]
         self._running = {sequence.lane: sequence for sequence in sequences}
-        # A full queue must not end a search that has begun, so later steps are accepted.
+        # A full queue must not end a search that has begun, so the sequences of later steps count as accepted.
         await self.submit(sequences, is_accepted=self._is_accepted or self._num_steps > 0)
         self._num_steps += 1
         return dict.fromkeys(self._running)

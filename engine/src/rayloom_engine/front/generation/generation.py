@@ -1,7 +1,7 @@
 """Generation: the sequences of one HTTP request, from submission to the last delta.
 
-Choices are ordered by prompt: choice index = prompt index x n + number of the choice among those of its prompt. The
-index is also the lane in the mailbox.
+Choices are ordered by prompt: choice index = prompt index x n + number of the choice within its prompt. The index is
+also the lane in the mailbox.
 """
 
 from __future__ import annotations
@@ -265,9 +265,9 @@ class Generation:
     async def submit(self, sequences: Sequence[ClientSequence], *, is_accepted: bool = False) -> None:
         """Submits sequences of this request in parts of at most TOKENS_AT_ONCE prompt tokens.
 
-        Other requests get a turn in between; if this request fails meanwhile, raises its failure and ends submitting.
-        A prompt is sent once, and counted once, for all its choices in a part. `is_accepted`: no full queue can refuse
-        the sequences.
+        Other requests get a turn in between. If this request fails meanwhile, raises its failure and does not submit
+        the other parts. A prompt is sent once, and counted once, for all its choices in a part. `is_accepted`: no full
+        queue can refuse the sequences.
         """
         part: list[ClientSequence] = []
         num_tokens = 0
@@ -294,9 +294,10 @@ class Generation:
                 sequence.is_accepted = True  # set before the core's refusal can arrive
 
     def _feed_sink(self, items: Items) -> bool:
-        """Decodes outputs and writes their deltas to the sink. Returns False, without any effect, if it must not.
+        """Decodes outputs and writes their deltas to the sink.
 
-        The first delta of a choice and log-probabilities may be long; these are encoded in parts.
+        Returns False, without any effect, if the stream's task must send the deltas. The first delta of a choice and
+        log-probabilities may be long, so the task encodes them in parts.
         """
         assert self.sink is not None
         if len(items) > OUTPUTS_AT_ONCE or self._has_logprobs or not self.sink.is_open():
@@ -313,7 +314,10 @@ class Generation:
         return True
 
     def _feed_text(self, sink: DeltaSink, index: int, output: SequenceOutput) -> bool:
-        """Decodes and writes tokens in the middle of a choice. Returns False, without any effect, if `_decode` must."""
+        """Decodes and writes tokens in the middle of a choice.
+
+        Returns False, without any effect, if `_decode` has to decode the tokens.
+        """
         lane = self._lanes[index]
         if lane.events is None or output.finish_reason is not None:
             return False

@@ -49,7 +49,7 @@ def api_server(app: ASGIApp, limits: HttpLimits | None = None) -> Server:
 
 
 def admin_server(app: ASGIApp) -> Server:
-    """Returns the admin port's server. It refuses no connection: `connection_room` reserves files for all."""
+    """Returns the admin port's server. It refuses no connection: `connection_room` reserves files for them."""
     return _server(app, ConnectionTable(ADMIN_CONNECTIONS, refuses=False), ADMIN_CONNECTIONS, HttpLimits())
 
 

@@ -54,7 +54,7 @@ class Lifecycle:
         self.num_held = 0  # requests that wait until a restarted front is ready
         self.num_in_flight = 0  # requests that are computed, or whose handler sends the answer
         self.num_readers = 0  # connections that read a kept answer; they may still read after its handler has ended
-        # In a gateway with several models, each model has a lifecycle, and `process` is that of the whole process.
+        # In a gateway with several models, each model has a lifecycle, and `process` is the lifecycle of the process.
         self.process: Lifecycle | None = None
         # Closes keep-alive connections: this engine would refuse the next requests on them, while other engines would
         # serve them.

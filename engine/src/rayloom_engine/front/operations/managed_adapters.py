@@ -82,7 +82,7 @@ class ManagedAdapters:
     async def _bring(self, folder: Path) -> None:
         wanted = dict(self._wanted)
         for name in [entry.name for entry in self._adapters.entries if entry.name not in wanted]:
-            with contextlib.suppress(ApiError):  # somebody else has unloaded it
+            with contextlib.suppress(ApiError):  # the adapter was unloaded in the meantime
                 await self._adapters.unload(name)
         for name, path in wanted.items():
             if self._adapters.has(name, path):

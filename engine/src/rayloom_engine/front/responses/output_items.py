@@ -41,7 +41,7 @@ class OutputItems:
         return [event for change in self._message.finish(is_cut=is_cut) for event in self._events(change)]
 
     def documents(self, logprobs: list[Any] | LazyList | None = None) -> list[dict[str, Any]]:
-        """Returns all items. `logprobs`: entries of a whole answer, which the first text gets."""
+        """Returns all items. `logprobs`: entries of a whole answer, written into the first text item."""
         documents = []
         for item in self._message.items:
             if logprobs is not None and item.kind == "content":

@@ -15,7 +15,7 @@ MAX_DEPTH = 64  # the most objects and lists inside each other; a deeper schema 
 
 
 def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `schema` with objects that allow only declared keys, unless a keyword of the object rules other keys.
+    """Returns `schema` with objects that allow only declared keys, unless a keyword decides about other keys.
 
     Descriptions are left out. Every value that the result allows is allowed by `schema`. A schema with `allOf` is
     returned unchanged, because each schema in `allOf` declares only some of the keys.

@@ -76,7 +76,7 @@ class ModelEntry(_Part):
 
     @property
     def given_settings(self) -> dict[str, Any]:
-        """The settings that the document has."""
+        """The settings that the document sets."""
         given: dict[str, Any] = self.settings.model_dump(exclude_unset=True)  # type: ignore[attr-defined]
         return given
 
@@ -140,7 +140,7 @@ def without_models(document: ModelsDocument, names: Collection[str]) -> ModelsDo
 
 
 def _with_targets_in(alias: AliasEntry, models: Collection[str]) -> AliasEntry | None:
-    """Returns the alias with these models alone; None if none of them has a weight above 0."""
+    """Returns the alias with only its targets in `models`; None if no such target has a weight above 0."""
     targets = tuple(target for target in alias.targets if target.model in models)
     return alias.model_copy(update={"targets": targets}) if any(target.weight for target in targets) else None
 
@@ -232,7 +232,7 @@ def _no_place(field: str, place: str, example: str) -> str:
 def _usable_aliases(
     listed: object, all_models: dict[str, Any], models: dict[str, ModelEntry], problems: list[str]
 ) -> dict[str, AliasEntry]:
-    """Returns the aliases that can be used. `all_models`: all entries of models; `models`: those that can be used."""
+    """Returns the aliases that can be used. `all_models`: all entries of models; `models`: the usable entries."""
     if not isinstance(listed, dict):
         problems.append("aliases: must be an object of aliases by their names")
         return {}

@@ -76,7 +76,7 @@ class RunningModels:
 
         A model with other settings is replaced by a new RunningModel, and the old RunningModel finishes its requests.
         Other changes of a model's entry do not interrupt streams. Raises ConfigError if a model cannot be made. Such a
-        model is not served, and all other changes are made, so that no model stays open that the document closes.
+        model is not served. All other changes are made, so that the document's removals and key files always apply.
         """
         new, problems = self._new_models(document)
         document = without_models(document, problems) if problems else document
@@ -173,7 +173,7 @@ class RunningModels:
         return None if model is None else model.service
 
     def _new_models(self, document: ModelsDocument) -> tuple[dict[str, RunningModel], dict[str, str]]:
-        """Returns the models that must be made for `document`, and why others cannot be made; both by name."""
+        """Returns two dicts by name: the models that were made for `document`, and why other models cannot be made."""
         new, problems = {}, {}
         for name, entry in document.models.items():
             if self._needs_new(name, entry):

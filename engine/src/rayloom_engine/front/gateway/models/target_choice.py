@@ -15,12 +15,12 @@ Target = tuple[str, int]  # name of a model, and its weight
 
 
 def target_by_key(targets: Sequence[Target], key: str) -> str:
-    """Returns the model that gets all requests with `key`, in every process. A weight must be above 0."""
+    """Returns the model that gets all requests with `key`, in every process. At least one weight must be above 0."""
     return max((_score(name, weight, key), name) for name, weight in targets if weight > 0)[1]
 
 
 def target_by_draw(targets: Sequence[Target], draw: float) -> str:
-    """Returns the model for `draw`, a random number in [0, 1). A weight must be above 0."""
+    """Returns the model for `draw`, a random number in [0, 1). At least one weight must be above 0."""
     left = draw * sum(weight for _, weight in targets)
     usable = [(name, weight) for name, weight in targets if weight > 0]
     for name, weight in usable:

@@ -16,7 +16,7 @@ LOWEST = -9999.0  # stands for minus infinity, which JSON lacks; vLLM uses the s
 class LogprobWriter:
     """Writes log-probabilities, naming tokens by their text.
 
-    `as_ids` names them "token_id:N" instead, which is never ambiguous.
+    `as_ids` names tokens "token_id:N" instead, which is never ambiguous.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, as_ids: bool) -> None:

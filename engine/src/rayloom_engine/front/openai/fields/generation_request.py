@@ -171,7 +171,7 @@ class GenerationRequest(FormFields, SamplingFields, Wire):
         return config.return_tokens_as_token_ids if asked is None else asked
 
     def _sampling(self, defaults: SamplingDefaults, **settings: Any) -> SamplingParams:
-        """Builds SamplingParams from the request's fields, else from `defaults`. `settings` precede the fields.
+        """Builds SamplingParams from the request's fields, else from `defaults`. `settings` override both.
 
         Raises RequestError.
         """
