@@ -1,7 +1,7 @@
-"""Gate: the API port's middleware in front of all routes. Sets request ids, checks API keys, closes connections in a
-drain.
+"""Gate: the API port's middleware in front of all routes.
 
-AwaitReady: holds requests back after a restart of the front.
+Gate sets request ids, checks API keys and closes connections in a drain. AwaitReady holds requests back after a restart
+of the front.
 """
 
 from __future__ import annotations

@@ -27,8 +27,7 @@ class ChoiceReader:
         has_reasoning: bool = True,
         has_named_call: bool = False,
     ) -> None:
-        """`has_reasoning`: the client wants the reasoning. `has_named_call`: the request names the function to be
-        called."""
+        """`has_reasoning`: the client wants the reasoning. `has_named_call`: the request names the function to call."""
         self._parser = parser
         self._has_reasoning = has_reasoning
         self._has_named_call = has_named_call

@@ -359,8 +359,9 @@ class Generation:
         return index - index % self.params.n
 
     def _has_prompt_logprobs(self, index: int) -> bool:
-        """True if the deltas of this choice may start: they need the prompt's logprobs, which arrive with the prompt's
-        first choice.
+        """True if the deltas of this choice may start.
+
+        The first delta needs the prompt's logprobs, which arrive with the first choice of the prompt.
         """
         leader = self._leader(index)
         return self.params.prompt_logprobs is None or leader == index or self._lanes[leader].has_begun

@@ -1,5 +1,4 @@
-"""BoundedProtocol: uvicorn's HTTP protocol, with limits on a request's size and on the time that a client may take to
-send it.
+"""BoundedProtocol: uvicorn's HTTP protocol, with limits on the size of a request and on the time of sending it.
 
 The parser keeps headers in memory until they are complete. Without a limit, three clients could fill the memory, even
 without an API key (CVE-2025-48956 of vLLM). The limits are those of common proxies, far above what this API's clients

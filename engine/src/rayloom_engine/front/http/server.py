@@ -30,9 +30,7 @@ CLIENT_FAULTS = (
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its signal handling, because two servers share this process and the front itself handles the
-    drain.
-    """
+    """uvicorn without signal handlers: two servers share this process, and the front itself handles the drain."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

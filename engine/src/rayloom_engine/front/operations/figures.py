@@ -14,10 +14,10 @@ Labels = tuple[tuple[str, str], ...]
 
 
 class Family:
-    """A metric: its name, its meaning and a value for each set of labels. Counters only rise; gauges are set. For one
-    event loop.
+    """A metric: its name, its meaning and a value for each set of labels. For one event loop.
 
-    Labels are (name, value) pairs; `label_names` are the names, without the labels that all metrics have.
+    Counters only rise; gauges are set. Labels are (name, value) pairs; `label_names` are the names, without the labels
+    that all metrics have.
     """
 
     def __init__(self, kind: str, name: str, meaning: str, label_names: Sequence[str] = ()) -> None:

@@ -100,9 +100,7 @@ class TextParser:
 
     @property
     def reasoning_end(self) -> int | None:
-        """Number of characters of the text that belong to the reasoning, tags included; None while the reasoning
-        continues.
-        """
+        """Number of characters of the reasoning, tags included; None while the reasoning continues."""
         return self._reader.reasoning_end
 
 
