@@ -1,4 +1,4 @@
-"""The statuses of errors, with their meanings. All errors of a route have the same body model, `ApiRoute.errors`."""
+"""The statuses of errors, with their meanings. The document gives all errors of a route the model `ApiRoute.errors`."""
 
 from __future__ import annotations
 
