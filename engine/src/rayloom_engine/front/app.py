@@ -42,7 +42,7 @@ class ApiApplication(Starlette):
     def __init__(
         self, config: EngineConfig, handlers: Mapping[Endpoint, Handler], middleware: Sequence[Middleware]
     ) -> None:
-        """`handlers`: the handler of each endpoint of ROUTES, and that of the built-in page's status."""
+        """`handlers`: the handlers of all endpoints of ROUTES, and of the built-in page's status."""
         super().__init__(middleware=list(middleware), exception_handlers=ERROR_HANDLERS)
         self.router.redirect_slashes = False
         self._root = config.root_path

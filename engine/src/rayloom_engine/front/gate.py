@@ -1,7 +1,7 @@
-"""Gate: the API port's middleware in front of all routes. Sets request ids, checks API keys, closes connections in a
-drain.
+"""Gate: the API port's middleware in front of all routes.
 
-AwaitReady: holds requests back after a restart of the front.
+Gate sets request ids, checks API keys and closes connections in a drain. AwaitReady holds requests back after a restart
+of the front.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rayloom_engine.front.http.headers import MODEL_HEADER, REQUEST_ID, api_key
 from rayloom_engine.front.http.tenant import owner_of_key, tenant_of_key
 from rayloom_engine.front.operations.lifecycle import Lifecycle
 
-REST_OF_BODY_S = 5.0  # time for a refused client to send the rest of its body, before the connection is closed
+REST_OF_BODY_S = 5.0  # seconds for which the rest of a body is read in a drain, before the connection is closed
 # /tokenizer_info begins with /tokenize, so it needs no entry.
 _GUARDED = ("/v1/", "/tokenize", "/detokenize", "/server_info", "/ui/status")
 _REQUEST_ID = re.compile(REQUEST_ID)
@@ -34,7 +34,7 @@ class KeyCheck(Protocol):
         """True if requests need no key."""
 
     def num_keys_beside(self, key: bytes) -> int:
-        """The number of different keys if `key` is one of them. 0 if requests pass with other keys, too."""
+        """The number of different keys if `key` is one of them; else 0: other keys pass if a name needs no key."""
 
     def knows(self, key: bytes) -> bool:
         """True if `key` is an accepted key, or if there is a model name that needs no key."""

@@ -44,7 +44,7 @@ class TextFiles:
         tokenizer = await (load_tokenizer(folder) if load_tokenizer else asyncio.to_thread(Tokenizer.load, folder))
         template = await asyncio.to_thread(ChatTemplate.load, folder, tokenizer.special_tokens)
         files = await asyncio.to_thread(cls(tokenizer=tokenizer, template=template).with_settings, folder, config)
-        await asyncio.to_thread(return_free_memory)  # reading a tokenizer takes twice the memory that it keeps
+        await asyncio.to_thread(return_free_memory)  # reading a tokenizer takes twice the memory of the tokenizer
         return files
 
     def with_settings(self, folder: Path, config: EngineConfig) -> TextFiles:
@@ -78,8 +78,8 @@ class ModelText:
         """Returns the context length within which a request must stay.
 
         An answer without max_tokens may fill the context. The engines of a gateway may have several context lengths.
-        Then the shortest length is returned of which the prompt takes at most three quarters, so that many engines can
-        compute and continue the request. If there is no such length, the longest one is returned.
+        Then the shortest length is returned that the prompt fills to at most three quarters, so that many engines can
+        compute and continue the request. If there is no such length, the longest length is returned.
         """
         if params.max_tokens is not None:
             return self.model.max_model_len

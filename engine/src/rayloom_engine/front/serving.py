@@ -1,8 +1,8 @@
 """FrontServer: the API port, the admin port and the connections to engines of one process, until a signal ends them.
 
-SIGTERM drains: new requests get 503, and running ones, also those of gateways, may finish within drain_seconds, counted
-from the SIGTERM or from an earlier POST /drain. SIGINT, or a second SIGTERM, ends the process without waiting for
-requests.
+SIGTERM starts a drain: new requests get 503. Running requests, also those of gateways, may finish within drain_seconds,
+which count from the SIGTERM or from an earlier POST /drain. SIGINT, or a second SIGTERM, ends the process without
+waiting for requests.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class FrontServer:
         service.lifecycle.close_connections = self._close_connections
 
     def run_beside(self, work: Coroutine[Any, Any, None]) -> None:
-        """Starts `work` and cancels it at the end of `run`. It may return earlier, but its error ends the process."""
+        """Starts `work` and cancels it at the end of `run`. `work` may end earlier, but its error ends the process."""
         task = asyncio.create_task(work)
         task.add_done_callback(self._end_on_error)
         self._beside.append(task)
@@ -75,7 +75,8 @@ class FrontServer:
     async def run(self) -> int:
         """Runs both servers and the connection to the core until a signal or `give_up` ends them.
 
-        Returns the exit code. If one of them ends by itself, or work of `run_beside` fails, raises its error.
+        Returns the exit code. If a server or the connection ends by itself, or work of `run_beside` fails, raises its
+        error.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -114,7 +115,7 @@ class FrontServer:
             self._stop.set()
 
     def _close_connections(self) -> None:
-        """Closes idle connections soon, and busy ones after their answer, so that clients go to other engines."""
+        """Closes idle connections soon, and busy connections after their answer, so that clients use other engines."""
         for connection in list(self._servers[0].server_state.connections):
             connection.shutdown()
 

@@ -12,10 +12,10 @@ MAX_SEQUENCES = 1000  # the most token sequences of all words; a step compares e
 
 
 def bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Returns the token sequences of the words, each at the beginning of a text and after a blank.
+    """Returns the tokens of each word as encoded at the beginning of a text, and as encoded after a blank.
 
-    A tokenizer may spell a word in further ways, for example letter by letter. As in vLLM, these are not banned. Raises
-    RequestError for a word without tokens, and for too many sequences.
+    A tokenizer may spell a word in further ways, for example letter by letter. As in vLLM, such spellings are not
+    banned. Raises RequestError for a word without tokens, and for too many sequences.
     """
     sequences: dict[tuple[int, ...], None] = {}  # an ordered set
     for word in words:

@@ -26,7 +26,7 @@ from rayloom_engine.text.tools.calls_in_messages import with_text_arguments
 
 MAX_RANGE_ITEMS = 100_000  # the most elements of all ranges in one rendering together
 MAX_ADDED_CHARS = 1_000_000  # the most characters that a prompt may have beyond the messages' own text
-# renderings in a thread after each slow one, so at most one rendering in a hundred delays the streams
+# number of renderings that run in a thread after a slow rendering; so at most one in a hundred delays the streams
 RENDERINGS_AS_SLOW = 100
 # seconds of CPU time; a thousand times the time that templates of known models take for a long conversation
 MAX_CPU_S = 2.0
@@ -130,7 +130,7 @@ class ChatTemplate:
 
         `text_arguments`: the template gets the arguments of tool calls as JSON text instead of objects.
         With continue_final_message the prompt ends inside the last message. Raises RequestError if the template refuses
-        the messages or computes for MAX_CPU_S. Raises TemplateTooSlow after `cpu_s`, if that is less.
+        the messages or computes for MAX_CPU_S. Raises TemplateTooSlow after `cpu_s`, if `cpu_s` is less than MAX_CPU_S.
         """
         plain = plain_messages(messages)
         if text_arguments:

@@ -2,7 +2,7 @@
 
 Byte-level vocabularies (GPT-2, Llama 3, Qwen, SmolLM) map each token to bytes, so an incremental UTF-8 decoder is
 exact, at a constant cost per token. For other vocabularies (SentencePiece) the text of a token depends on its
-neighbours, so a short window of the last tokens is decoded again with each new one.
+neighbours, so a short window of the last tokens is decoded again with each new token.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Protocol
 
 from rayloom_engine.text.tokenizer import REPLACEMENT, Tokenizer
 
-# Most tokens that are held back while they decode to an incomplete character. A UTF-8 character has at most 4 bytes, a
-# token at least one. So if 8 tokens form no character, their bytes are invalid.
+# The most tokens that are held back while they decode to an incomplete character. A UTF-8 character has at most 4
+# bytes, and a token has at least one byte. So if 8 tokens form no character, their bytes are invalid.
 MAX_HELD_TOKENS = 8
 
 
@@ -47,7 +47,7 @@ def make_detokenizer(
 
 
 class ByteDetokenizer:
-    """Decodes byte-level vocabularies. All pieces joined equal Tokenizer.decode of all ids."""
+    """Decodes byte-level vocabularies. The joined pieces equal Tokenizer.decode of all ids."""
 
     __slots__ = ("_is_between", "_skipped_ids", "_tokenizer", "_utf8")
 
@@ -73,10 +73,9 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """Decodes all other vocabularies. Decodes a window of the last tokens, and returns the part of its text that is
-    new.
+    """Decodes all other vocabularies, by decoding a window of the last tokens. Returns only the text that is new.
 
-    window  [start, read) was returned already, [read, end) is held back
+    window  the text of [start, read) was returned already, the text of [read, end) is held back
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], skipped_ids: frozenset[int]) -> None:

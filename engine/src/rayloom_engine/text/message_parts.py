@@ -1,6 +1,6 @@
 """The parts of an assistant's message: content, reasoning and tool calls, in the order in which the model wrote them.
 
-A MessageParser finds them in the generated text. Writers of the APIs (chat, Responses, Messages) turn them into their
+A MessageParser finds the parts in the generated text. The APIs (chat, Responses, Messages) write the parts as JSON
 documents and events.
 """
 
@@ -52,7 +52,7 @@ class MessageParser(Protocol):
         ...
 
     def finish(self) -> list[MessagePart]:
-        """Returns the rest, at the end of the answer."""
+        """Returns the remaining parts at the end of the answer."""
         ...
 
     @property

@@ -22,7 +22,7 @@ from rayloom_engine.text.message_parsing.tool_formats import (
 from rayloom_engine.text.template_abilities import TemplateAbilities, template_abilities
 from rayloom_engine.text.tokenizer import Tokenizer
 
-# Texts in the templates of each family -> its formats. The first row whose texts all occur in a template is used.
+# Formats, and the texts that mark a template of each format. The first row whose texts all occur in a template is used.
 _TOOL_MARKS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
     (HARMONY, ("<|channel|>", "<|message|>")),
     (GRANITE, ("<|start_of_role|>", "<|tool_call|>")),
@@ -35,7 +35,7 @@ _TOOL_MARKS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
     (LLAMA3_JSON, ("<|python_tag|>",)),
     (LLAMA3_JSON, ('"parameters": dictionary of argument name',)),
 )
-_OTHER_FORMATS = ("<arg_key>",)  # tags of further formats, which have some tags of the formats above
+_OTHER_FORMATS = ("<arg_key>",)  # tags of unknown formats that also have tags of the formats above
 _REASONING_MARKS = (("[THINK]", "mistral"), ("<seed:think>", "seed_oss"), ("</think>", QWEN3.name))
 
 
@@ -61,9 +61,9 @@ def model_formats(
     tool_parser: str | None = None,
     reasoning_parser: str | None = None,
 ) -> ModelFormats:
-    """Returns the formats of a model. `tool_parser` and `reasoning_parser` are settings that override the template's.
+    """Returns the formats of a model. The settings `tool_parser` and `reasoning_parser` override those of the template.
 
-    A template without tools, or with a format that is not known, gets the tools in the messages, in hermes' format.
+    If the template has no tools, or an unknown format, tools are written into the messages, in the format of Hermes.
     """
     source = template.source if template is not None else ""
     abilities = template_abilities(template) if template is not None else TemplateAbilities(has_tools=False)

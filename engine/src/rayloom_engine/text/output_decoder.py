@@ -13,11 +13,11 @@ from rayloom_engine.text.stop_strings import StopAutomaton, StopStrings
 from rayloom_engine.text.tokenizer import Tokenizer
 
 
-# not a dataclass, whose construction for each token would take ten times as long
+# A delta is made for each token, and constructing a dataclass would take ten times as long.
 class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
     """The text of new tokens.
 
-    It may be empty: half a character, the possible start of a stop string, a special token.
+    The text is empty for half a character, for the possible start of a stop string and for a special token.
     """
 
     text: str
@@ -57,9 +57,9 @@ class OutputDecoder:
         self.finish_reason: str | None = None
 
     def simple_text(self, token_ids: Sequence[int]) -> str | None:
-        """Returns the text of new tokens that do not end the sequence, as `add` does, in a tenth of its time.
+        """Returns the text of new tokens that do not end the sequence. Takes a tenth of the time of `add`.
 
-        None, without any effect, if stop strings or `max_tokens` 0 need `add`.
+        Returns None, without any effect, if the sequence has stop strings or `max_tokens` 0: these need `add`.
         """
         if not self._is_simple:
             return None
@@ -74,7 +74,7 @@ class OutputDecoder:
         finish_reason: str | None = None,
         stop_token_id: int | None = None,
     ) -> TextDelta:
-        """Returns the delta for newly generated tokens. `stop_token_id`: the last of them, if it ended the sequence.
+        """Returns the delta for newly generated tokens. `stop_token_id`: the last token, if it ended the sequence.
 
         If a stop string sets the delta's finish_reason, the engine still computes the sequence, so the caller has to
         abort it.

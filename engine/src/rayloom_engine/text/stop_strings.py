@@ -1,6 +1,6 @@
-"""Finds stop strings in a text that arrives in pieces, even where one spans several pieces.
+"""Finds stop strings in a text that arrives in pieces, even if a stop string spans several pieces.
 
-StopAutomaton is made once per request. StopStrings holds the state of one of its sequences.
+StopAutomaton is made once per request. StopStrings holds the state of one sequence of the request.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ class StopAutomaton:
     """The Aho-Corasick automaton for some strings (doi.org/10.1145/360825.360855). Immutable once made.
 
     A state stands for the longest suffix of the text that is a prefix of one of the strings; state 0 is the empty
-    suffix. `depth` of a state: its number of characters. `found`: the longest of the strings that ends there, if any.
+    suffix. `depth` of a state: its number of characters. `found`: the longest string with which its text ends, if any.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
@@ -61,8 +61,8 @@ class StopAutomaton:
     def _link(self) -> None:
         """Sets each state's fallback: the state of the longest proper suffix of the state's text.
 
-        The fallback is reached from the predecessor's fallback by the state's last character. So shorter states come
-        first.
+        The fallback is reached from the predecessor's fallback by the state's last character. So the states of shorter
+        texts are linked first.
         """
         states = deque(self._next[0].values())
         while states:

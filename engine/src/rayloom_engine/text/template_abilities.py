@@ -29,7 +29,7 @@ _CALLED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateAbilities:
-    """The abilities of a template. If it describes tools, calls and their results are expected to work, too."""
+    """The abilities of a template. A template that describes tools is expected to render calls and results, too."""
 
     has_tools: bool = True  # the prompt describes the request's tools
     has_system: bool = True  # the prompt has the text of a system message

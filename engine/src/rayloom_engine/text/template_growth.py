@@ -1,7 +1,7 @@
 """Estimates the size of a template operation's result before it is computed. Pure functions.
 
-Python builds a text of 2 GB in one uninterruptible step, so such steps are refused by looking at their arguments. An
-operation that is not listed here has a result of at most a small multiple of its arguments.
+Python builds a text of 2 GB in one uninterruptible operation, so the arguments decide whether it is refused. The result
+of an operation that is not listed here is at most a small multiple of its arguments.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Growth = Callable[[tuple[Any, ...], Mapping[str, Any]], int]
 def weight(value: object, most: int) -> int:
     """Returns roughly the number of characters of `value` written out. Stops counting once the number is above `most`.
 
-    A list may contain one long text many times, which takes memory only when it is written out.
+    A list may contain one long text many times. This takes memory only when the list is written out.
     """
     total = 0
     left = [value]
@@ -46,10 +46,10 @@ def weight(value: object, most: int) -> int:
 
 
 def growth(name: str, values: tuple[Any, ...], named: Mapping[str, Any]) -> int:
-    """Returns the number of characters that the filter or method `name` adds to its arguments. Raises SecurityError if
-    it must not be used with these arguments.
+    """Returns the number of characters that the filter or method `name` adds to its arguments.
 
-    `values[0]` is the value to which the filter or method is applied.
+    `values[0]` is the value to which the filter or method is applied. Raises SecurityError if the filter or method must
+    not be used with these arguments.
     """
     known = _GROWTH.get(name)
     return 0 if known is None else known(values, named)

@@ -24,9 +24,9 @@ from rayloom_engine.text.template_growth import check_percent, growth, weight
 MAX_INTEGER_BITS = 10_000
 MAX_REPEATED = 1_000_000  # the longest string or list that `*` may build
 CHARS_AT_LOAD = 1_000_000  # the most characters of constant expressions, which Jinja computes when it compiles
-_SPENDS_PER_CLOCK = 8  # calls of `spend` for each reading of the clock, which costs more than an iteration
+_SPENDS_PER_CLOCK = 8  # calls of `spend` per reading of the clock; a reading costs more than an iteration
 
-# Filters whose result has no more characters than their input, so it need not be counted.
+# Filters whose result has no more characters than their input, so the characters need not be counted.
 _STRUCTURAL = frozenset(
     (
         "abs",
@@ -158,7 +158,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         if isinstance(owner, str | bytes | int):
             name = obj.__name__
             if name == "join" and isinstance(owner, str | bytes) and args and not isinstance(args[0], str):
-                args = (list(args[0]), *args[1:])  # An iterator becomes a list, because counting would use it up.
+                args = (list(args[0]), *args[1:])  # An iterator becomes a list, because counting would exhaust it.
                 budget.check_chars(budget.weigh(args[0]) + len(args[0]) * len(owner))
             budget.check_chars(growth(name, (owner, *args), named))
         return budget.checked(super().call(context, obj, *args, **named))

@@ -14,7 +14,7 @@ from rayloom_engine.text.tokenizer import Tokenizer
 
 
 def with_thinking(params: SamplingParams, parsing: ParserSettings, tokenizer: Tokenizer) -> SamplingParams:
-    """Returns `params` with the budget that its `thinking_token_budget` asks for. Raises RequestError."""
+    """Returns `params` with the budget that `thinking_token_budget` sets. Raises RequestError."""
     num_tokens = params.thinking_token_budget
     if num_tokens is None or num_tokens == -1:
         return params

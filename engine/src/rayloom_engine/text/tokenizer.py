@@ -66,7 +66,7 @@ class Tokenizer:
         `add_special_tokens` also adds the tokens that the model expects around a plain text (often a BOS).
         """
         try:
-            # A batch of one, because the library's `encode` holds the interpreter lock while it works.
+            # The text is encoded as a batch of one, because the library's `encode` holds the interpreter lock.
             ids: list[int] = self.backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
         except TypeError as error:
             raise RequestError("the text has half of a surrogate pair, which is not a character; remove it") from error
@@ -75,15 +75,15 @@ class Tokenizer:
         return ids
 
     def document_start(self) -> list[int]:
-        """Returns the token that starts a document, as a list; empty if the vocabulary has none."""
+        """Returns a list with the token that starts a document; an empty list if the vocabulary has no such token."""
         names = ("<|endoftext|>", self.special_tokens.get("bos_token"), self.special_tokens.get("eos_token"))
         ids = (self.backend.token_to_id(name) for name in names if name is not None)
         return next(([token_id] for token_id in ids if token_id is not None), [])
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Returns the text of `ids`. Bytes that are not UTF-8 become U+FFFD. Ids outside the vocabulary are skipped."""
-        # For many tokens a batch of one, because the library's `decode` holds the interpreter lock. For a few tokens, a
-        # batch would be slower.
+        # Many tokens are decoded as a batch of one text, because the library's `decode` holds the interpreter lock. For
+        # a few tokens, a batch would be slower.
         if len(ids) > DECODED_ALONE:
             return str(self.backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0])
         text: str = self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
@@ -133,9 +133,9 @@ class Tokenizer:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """Returns the content of a folder's tokenizer_config.json; empty if there is none.
+    """Returns the content of a folder's tokenizer_config.json; empty if the file is missing.
 
-    Raises ModelError if it is broken.
+    Raises ModelError if the file is broken.
     """
     path = folder / "tokenizer_config.json"
     try:
@@ -152,7 +152,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
 def byte_level_bytes(token: str) -> bytes:
     """Returns the bytes of a byte-level token.
 
-    A token with other characters was added to the vocabulary, and is its own text.
+    A token with characters outside the byte alphabet was added to the vocabulary, and is its own text.
     """
     try:
         return bytes(_CHAR_TO_BYTE[char] for char in token)

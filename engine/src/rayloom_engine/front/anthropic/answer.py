@@ -31,7 +31,7 @@ class MessagesAnswer:
         self._stop: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}
 
     def opening(self) -> list[dict[str, Any]]:
-        """Returns the message without content. Input tokens include cached ones, whose number is not known yet."""
+        """Returns the message without content. `input_tokens` is the whole prompt: cached tokens are not known yet."""
         usage = {"input_tokens": self.generation.num_prompt_tokens, "output_tokens": 0}
         return [{"type": "message_start", "message": self._message([], usage)}]
 
@@ -43,7 +43,7 @@ class MessagesAnswer:
         return events
 
     def text_events(self, index: int) -> None:
-        """Returns None: every event differs from the one before in its name or in a number."""
+        """Returns None: events of Messages have names, which a ChunkTemplate does not write."""
 
     def closing(self) -> list[dict[str, Any]]:
         delta = {"type": "message_delta", "delta": self._stop, "usage": self._usage()}
@@ -71,7 +71,7 @@ class MessagesAnswer:
         }
 
     def _stopped(self, finish_reason: str | None, stop_reason: str | int | None) -> dict[str, Any]:
-        """Returns `stop_reason` and `stop_sequence`. A tool call that a stop sequence has cut does not count as one."""
+        """Returns `stop_reason` and `stop_sequence`. A tool call that a stop sequence cut is no "tool_use"."""
         if finish_reason == "length":
             return {"stop_reason": "max_tokens", "stop_sequence": None}
         if self._blocks.has_whole_call:

@@ -33,7 +33,7 @@ class ContentBlocks:
 
     @property
     def has_whole_call(self) -> bool:
-        """True if the message has tool calls, and the input of the last one is a JSON object."""
+        """True if the message has tool calls, and the input of the last call is a JSON object."""
         calls = [item for item in self._message.items if item.kind == "tool_call"]
         return bool(calls) and _is_object(calls[-1].text)
 

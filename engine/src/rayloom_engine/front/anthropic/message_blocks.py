@@ -113,7 +113,7 @@ def _call(block: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def _texts(content: object, where: str, *, separator: str) -> str:
-    """Returns a string, or the texts of text blocks."""
+    """Returns `content` if it is a string, else the joined texts of its text blocks."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

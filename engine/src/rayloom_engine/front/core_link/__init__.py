@@ -1,1 +1,1 @@
-"""The connection to the core. It remembers unfinished sequences, so they survive the core's death."""
+"""The connection to the core. The front stores unfinished sequences here, so they survive the core's death."""

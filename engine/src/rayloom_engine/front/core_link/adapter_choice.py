@@ -1,6 +1,6 @@
 """Decides which engines may compute a sequence with a LoRA adapter. Only reads the state of the links.
 
-An adapter is known by the digest of its files: engines may have it in different folders, and under different names.
+The digest of its files identifies an adapter: engines may have it in different folders, and under different names.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from rayloom_engine.front.core_link.sequences import ClientSequence
 def with_adapter(usable: list[EngineLink], links: Iterable[EngineLink], sequence: ClientSequence) -> list[EngineLink]:
     """Returns the engines of `usable` that may compute the sequence. `links`: all engines of the pool.
 
-    If the adapter has been unloaded everywhere, a sequence that an engine has begun may go to any engine that has
-    reported its adapters: the files may still be there, and requests finish with an adapter that is unloaded. As long
-    as its own engine has the adapter, it stays there, even if that engine leaves: another one may take no adapters.
+    If every engine has unloaded the adapter, any engine that has reported its adapters may continue a sequence that was
+    begun: the adapter's files may still exist, and a running request keeps an adapter that is unloaded. While the
+    sequence's engine has the adapter, the sequence stays on it, even if this engine is leaving: another engine may
+    support no adapters.
     """
     adapter = sequence.params.adapter
     if adapter is None:
@@ -30,9 +31,9 @@ def with_adapter(usable: list[EngineLink], links: Iterable[EngineLink], sequence
 
 
 def is_unloaded(links: Iterable[EngineLink], sequence: ClientSequence) -> bool:
-    """True if no engine has begun the sequence, and none has its adapter: it was unloaded since the request came.
+    """True if no engine has begun the sequence, and no engine has its adapter, which was unloaded in the meantime.
 
-    Engines that have not reported their adapters yet may have it.
+    An engine that has not reported its adapters yet may have the adapter.
     """
     adapter = sequence.params.adapter
     if adapter is None or _has_begun(sequence):
@@ -42,7 +43,7 @@ def is_unloaded(links: Iterable[EngineLink], sequence: ClientSequence) -> bool:
 
 
 def adapt(link: EngineLink, choices: Iterable[ClientSequence]) -> None:
-    """Gives the sequences their adapter as this engine has it: in another folder, perhaps."""
+    """Sets each sequence's adapter to this engine's own entry for it, which may name another folder."""
     for sequence in choices:
         adapter = sequence.params.adapter
         if adapter is None or adapter in (link.adapters or ()):

@@ -2,7 +2,7 @@
 
 The client remembers prompt ids, received ids and parameters of every unfinished sequence. When an engine is lost, its
 sequences are submitted again as resumed sequences. The front inside an engine submits them to the next core of this
-engine, a gateway to another engine. While there is no such core or engine, the sequences wait.
+engine; a gateway submits them to another engine. While there is no such core or engine, the sequences wait.
 
 A sampled token depends only on logits, seed and position. A replay adds numbers in another order, so its logits differ
 by rounding. In float32 the sequences still continue with the same tokens.
@@ -87,14 +87,14 @@ class CoreClient:
         self._readers = DueReaders()
         self._was_serving = False
         self._is_draining = False
-        self._adapters: tuple[ServedAdapter, ...] | None = None  # of this engine; None before the front knows them
+        self._adapters: tuple[ServedAdapter, ...] | None = None  # adapters of this engine; None: not known yet
         self.on_file_part: Callable[[FilePart], None] = lambda part: None
         self.recoveries = RecoveryLog()
         self._placement = Placement(self.pool, self._sequences, self.recoveries)
 
     @property
     def status(self) -> CoreStatus | None:
-        """The latest status of the main engine, perhaps of a core that is gone."""
+        """The latest status of the main engine. The core that sent it may have ended."""
         return None if self.pool.main is None else self.pool.main.status
 
     @property
@@ -112,7 +112,7 @@ class CoreClient:
 
     @property
     def is_core_serving(self) -> bool:
-        """True if an engine serves and takes sequences, according to the latest status on its current connection."""
+        """True if an engine serves and accepts sequences, according to the latest status on its current connection."""
         return any(link.is_serving and is_usable(link, self.rules) for link in self.pool.links.values())
 
     def unfinished(self) -> Iterable[ClientSequence]:
@@ -120,13 +120,13 @@ class CoreClient:
         return self._sequences.values()
 
     def num_silent(self, tenant: str | None = None) -> int:
-        """Returns the number of sequences without an output so far: those of `tenant`, or (None) of all tenants."""
+        """Returns the number of sequences of `tenant` (None: of all tenants) that have no output so far."""
         return sum(
             not sequence.generated_ids and tenant in (None, sequence.tenant) for sequence in self._sequences.values()
         )
 
     def num_held(self, tenant: str | None = None) -> int:
-        """Returns the number of sequences that no engine has: those of `tenant`, or (None) of all tenants."""
+        """Returns the number of sequences of `tenant` (None: of all tenants) that no engine has."""
         return sum(
             sequence.place.engine is None and tenant in (None, sequence.tenant) for sequence in self._sequences.values()
         )
@@ -142,8 +142,8 @@ class CoreClient:
     def set_engines(self, cores: Mapping[str, CoreAddress]) -> None:
         """Changes the set of engines.
 
-        An engine that is no longer named gets no new sequences, and its sequences move to other engines. Sequences that
-        no other engine can take stay until they end or the engine's connection ends.
+        An engine that `cores` no longer names gets no new sequences, and its sequences move to other engines. Sequences
+        that no other engine can compute stay until they end or the engine's connection ends.
         """
         for name, link in list(self.pool.links.items()):
             if name not in cores and not link.is_leaving:
@@ -185,7 +185,7 @@ class CoreClient:
                 self.pool.give(link, choices, data)
 
     def abort(self, sequence_id: str, *, is_complete: bool = False) -> None:
-        """Forgets a sequence and lets its engine free it. Does nothing if the sequence is finished or unknown.
+        """Removes a sequence and makes its engine abort it. Does nothing if the sequence is finished or unknown.
 
         `is_complete`: True if the answer ended at a stop string, False if nobody waits for the rest.
         """
@@ -222,7 +222,7 @@ class CoreClient:
         # twice.
         waiting = self._placement.waiting()
         logger.info("connected to the core at %s, pid %d, epoch %d", link.name, welcome.pid, welcome.epoch)
-        # Sent even if False: the core may still know of a drain that an earlier front has ended.
+        # Draining(False) is sent, too: the core may still have the Draining(True) of an earlier front.
         if not self.rules.is_gateway:
             link.send(frame(Draining(self._is_draining)))
             if self._adapters is not None:
@@ -242,7 +242,7 @@ class CoreClient:
         now_s = time.monotonic()
         for sequence in orphans:
             sequence.place.leave()
-            sequence.place.refused_by.clear()  # the engine's queue may have room by now
+            sequence.place.refused_by.clear()  # the queues of these engines may have room by now
             if not is_orderly:
                 self._placement.count_loss(sequence, now_s)
         self._on_change()
@@ -291,7 +291,7 @@ class CoreClient:
 
     def _receive_outputs(self, link: EngineLink, message: Outputs) -> None:
         engine = link.name
-        first: list[Mailbox] = []  # those of answers that begin
+        first: list[Mailbox] = []  # the mailboxes of answers that begin
         others: list[Mailbox] = []
         for output in message.outputs:
             sequence = self._sequences.get(output.sequence_id)
@@ -341,14 +341,14 @@ class CoreClient:
         if other is None and (is_corrupt or not sequence.is_accepted):
             self._placement.fail(sequence, refusal(message))
             return
-        # Without another engine, the sequence was marked as accepted only after it was submitted. The engines that
-        # refused it may be asked again: a core refuses no accepted sequence for a full queue.
+        # If no other engine can compute the sequence, it was marked as accepted only after this submission. So engines
+        # that refused it may get it again: a core never refuses an accepted sequence for a full queue.
         if other is None:
             sequence.place.refused_by.clear()
         self._placement.place_again([sequence])
 
     def _let_leave(self) -> None:
-        """Moves the sequences of engines that are no longer in the list, and forgets engines without sequences."""
+        """Moves the sequences of engines that are no longer in the list, and removes such engines without sequences."""
         for link in [link for link in self.pool.links.values() if link.is_leaving]:
             for sequence in self._sequences.values():
                 if link.name in (sequence.place.engine, sequence.place.last_engine):

@@ -12,13 +12,13 @@ from rayloom_engine.protocol.fingerprint import Fingerprint, continuation
 from rayloom_engine.routing.router import choose
 
 SUSPECT_AFTER_S = 3.0  # a core sends a status every second
-# A sequence whose engine was lost this often in a row, without a token in between, may be the cause. From then on only
-# its last engine gets the sequence. So that engine can find out whether it is a poisonous request (core/suspicion.py),
-# and the other engines survive.
+# A sequence whose engine was lost this often in a row, without a token in between, may be the cause of the losses. From
+# then on, only its last engine gets the sequence. This engine can find out whether the request is poisonous
+# (core/suspicion.py), and the other engines survive.
 LOSSES_UNTIL_PINNED = 2
-PINNED_S = 30.0  # after this time the lost engine is not expected back soon
+PINNED_S = 30.0  # after this time, other engines may get the sequence: the lost engine is not expected back soon
 MOST_LOSSES = 6
-MOST_CORRUPT = 3  # engines that compute a NaN or an infinity for a sequence; then its request may be the cause
+MOST_CORRUPT = 3  # after a NaN or an infinity on this number of engines, the request may be the cause
 # Seconds for which an engine that replaces lost ranks keeps its sequences. Then other engines replay them, because a
 # rank that has to start in a new pod takes minutes.
 REBUILD_PATIENCE_S = 10.0
@@ -26,9 +26,9 @@ REBUILD_PATIENCE_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRules:
-    """Rules for the treatment of engines. The defaults are for the front inside an engine, which has this one alone."""
+    """Rules for the use of engines. The defaults are for the front inside an engine, which uses this engine alone."""
 
-    is_gateway: bool = False  # engines come and go, and a sequence may be continued by another one
+    is_gateway: bool = False  # engines come and go, and another engine may continue a sequence
     hold_s: float = math.inf  # the most seconds that a sequence waits for an engine
     max_held: float = math.inf  # the most sequences that may wait for an engine
     max_held_tokens: float = math.inf  # the most tokens of all sequences that wait for an engine
@@ -36,7 +36,7 @@ class PoolRules:
 
 
 def is_usable(link: EngineLink, rules: PoolRules) -> bool:
-    """True if the engine may be given sequences. The only engine of a front also gets them while it starts.
+    """True if the engine may be given sequences. Without a gateway, the only engine gets them even while it starts.
 
     A gateway gives no sequences to an engine that has sent no status for SUSPECT_AFTER_S: the engine may be lost.
     """
@@ -62,8 +62,8 @@ def can_compute(link: EngineLink, sequence: ClientSequence, model: Fingerprint |
 def unlike_corrupt(links: list[EngineLink], sequence: ClientSequence) -> list[EngineLink]:
     """Returns the engines with another fingerprint than those that computed a NaN or an infinity for `sequence`.
 
-    A mistake in a release breaks all engines with its fingerprint, damaged weights break a single engine. If all
-    engines have such a fingerprint, returns all `links`.
+    A mistake in a release breaks all engines with one fingerprint, damaged weights break a single engine. If each of
+    `links` has the fingerprint of a broken engine, returns all `links`.
     """
     corrupt = sequence.place.corrupt_by.values()
     return [link for link in links if link.fingerprint not in corrupt] or links
@@ -77,8 +77,8 @@ def is_current(link: EngineLink, sequence: ClientSequence, attempt: int) -> bool
 def chosen_engine(links: Sequence[EngineLink], sequence: ClientSequence) -> str | None:
     """Returns the name of the engine in `links` that shall compute `sequence`. All of `links` can compute it.
 
-    All engines get the same cost of a decode, the mean of their measured costs, because the measurements of engines of
-    one kind differ by chance. For an engine that reports no cost, the cost is 1.
+    All engines are compared with the same decode cost: the mean of their measured costs, because measurements on equal
+    engines differ by chance. An engine that reports no cost counts with a cost of 1.
     """
     blocks = sequence.blocks(next((size for link in links if (size := link.estimate.index.block_size)), 0))
     return choose(

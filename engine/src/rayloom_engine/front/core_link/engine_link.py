@@ -43,10 +43,10 @@ class EngineLink:
         self.core = core
         self.estimate = EngineEstimate(name)  # made from the reports on the current connection
         self.status: CoreStatus | None = None  # the latest status on any connection, perhaps of a core that is gone
-        # the LoRA adapters that the engine last reported; None: it has reported none on any connection
+        # the list of LoRA adapters that the engine last reported; None: the engine has never reported a list
         self.adapters: tuple[Adapter, ...] | None = None
-        self.pid = 0  # process id of the core on the current connection, or on the last one
-        self.version = 0  # protocol version of the current connection, or of the last one
+        self.pid = 0  # process id of the core on the current connection, or on the last connection
+        self.version = 0  # protocol version of the current connection, or of the last connection
         self.is_connected = False
         self.is_serving = False  # according to the latest status on the current connection
         self.is_leaving = False  # the engine is no longer in the list of engines, so it gets no new sequences
@@ -55,7 +55,7 @@ class EngineLink:
         self._heard_at_s = 0.0
         self._listener = listener
         self._silence_s = silence_s
-        self.is_encrypted = False  # the current connection, or the last one, uses TLS
+        self.is_encrypted = False  # the current connection, or the last connection, uses TLS
         self._writer: asyncio.StreamWriter | None = None
         self._send: Callable[[bytes], None] = _not_connected
 

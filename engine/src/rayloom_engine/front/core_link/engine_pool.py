@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class EnginePool:
-    """All engines by name, in the order of their names' first appearance. For one event loop."""
+    """All engines by name, in the order in which they were added. For one event loop."""
 
     def __init__(self, cores: Mapping[str, CoreAddress], rules: PoolRules, listener: LinkListener) -> None:
         self.rules = rules
@@ -53,7 +53,7 @@ class EnginePool:
             self._tasks[name] = group.create_task(link.run())
 
     def remove(self, link: EngineLink) -> None:
-        """Forgets an engine and ends its connection, and with it the work on its sequences there."""
+        """Removes an engine and ends its connection. The engine then drops the sequences of this front."""
         del self.links[link.name]
         task = self._tasks.pop(link.name, None)
         if task is not None:
@@ -65,7 +65,7 @@ class EnginePool:
 
     @property
     def main(self) -> EngineLink | None:
-        """The engine whose status represents all engines: one that serves, else one that is connected, else any."""
+        """The engine whose status represents all engines: an engine that serves, else a connected engine, else any."""
         links = self.links.values()
         return next(
             (link for wanted in (_serves, _is_connected, bool) for link in links if wanted(link)),
@@ -73,7 +73,7 @@ class EnginePool:
         )
 
     def engine_for(self, sequence: ClientSequence) -> EngineLink | None:
-        """Returns the usable engine that shall compute `sequence`, or None if it must wait."""
+        """Returns the usable engine that shall compute `sequence`, or None if the sequence must wait."""
         links = self.usable()
         if self.rules.is_gateway:
             now_s = time.monotonic()
@@ -89,9 +89,10 @@ class EnginePool:
         return None if name is None else self.links[name]
 
     def place_for(self, choices: list[ClientSequence]) -> EngineLink | None:
-        """As `engine_for`, for all choices of one prompt.
+        """Does the same as `engine_for`, for all choices of one prompt.
 
-        In a gateway, they then name their adapter as the engine has it. An engine's own front has the newest list.
+        In a gateway, also sets the choices' adapter to the engine's own entry for it. The front inside an engine has
+        the newest list of adapters itself.
         """
         link = self.engine_for(choices[0])
         if link is not None and self.rules.is_gateway:
@@ -116,9 +117,9 @@ class EnginePool:
         link.send(data)
 
     def withdraw(self, sequence: ClientSequence, *, is_moved: bool = False, is_complete: bool = False) -> None:
-        """Takes a sequence away from its engine, which frees its slot and KV blocks. Later outputs are not used.
+        """Takes a sequence away from its engine, which frees the slot and the KV blocks. Later outputs are dropped.
 
-        `is_moved`: the sequence continues at another engine. If it is a suspect in this engine, it stays one.
+        `is_moved`: the sequence continues at another engine. A suspect of this engine remains a suspect there.
         `is_complete`: the answer ends at a stop string, so the engine counts the sequence as finished.
         """
         link = self.links.get(sequence.place.engine or "")
@@ -129,7 +130,7 @@ class EnginePool:
         sequence.place.leave()
 
     def why_none(self, sequence: ClientSequence) -> str:
-        """Returns why no engine can ever compute a waiting sequence; empty if one may."""
+        """Returns why no engine can ever compute a waiting sequence; empty if an engine may compute it."""
         if self._has_another_model(sequence):
             return "every engine now serves another model than the one that began this"
         adapter = sequence.params.adapter

@@ -44,7 +44,7 @@ class CoreAddress:
     token: str = field(repr=False)  # unix: the run's token, which is sent; tcp: the service's key, which is never sent
     front_id: str = "front"
     old_token: str = field(default="", repr=False)  # tcp: the key before `token`, which the core may still have
-    tls: LinkTls | None = None  # tcp: None: clear text
+    tls: LinkTls | None = None  # for tcp; None: clear text
 
 
 def addresses(
@@ -67,7 +67,7 @@ class CoreConnection:
     """An open connection, whose core has accepted this front."""
 
     reader: FrameReader
-    writer: asyncio.StreamWriter  # for the end of the connection
+    writer: asyncio.StreamWriter  # ends the connection
     send: Callable[[bytes], None]  # sends bytes without waiting, encrypted if `is_encrypted`
     welcome: Welcome
     is_encrypted: bool
@@ -76,7 +76,7 @@ class CoreConnection:
 async def connect(core: CoreAddress) -> CoreConnection:
     """Returns a connection on which both sides have greeted each other.
 
-    A core that has another key than `token` is greeted again with `old_token`, if there is one.
+    A core that has another key than `token` is greeted again with `old_token`, unless this is empty.
     Raises OSError, EOFError, ValueError, msgspec.MsgspecError, TimeoutError or ProtocolError.
     """
     try:
@@ -130,8 +130,9 @@ async def _greet_remote(
 
 
 def _wants_tls(core: CoreAddress, challenge: FrontChallenge) -> bool:
-    """Returns whether the connection continues with TLS. Raises ProtocolError if one side demands what the other has
-    not.
+    """Returns whether the connection continues with TLS.
+
+    Raises ProtocolError if one side requires TLS and the other side has none.
     """
     if core.tls is None and challenge.tls == "required":
         raise ProtocolError("the engine requires TLS; set tls_cert_file, tls_key_file and tls_ca_file")

@@ -37,7 +37,7 @@ class Placement:
         return in_turns_of_keys(waiting, self._sequences.values()) if self._pool.rules.is_gateway else waiting
 
     def hold(self, sequences: Iterable[ClientSequence]) -> None:
-        """Starts the clock of the time for which sequences wait, if it does not run yet."""
+        """Records the time since which the sequences wait, unless it is recorded already."""
         now_s = time.monotonic()
         for sequence in sequences:
             if sequence.place.waits_since_s is None:
@@ -70,7 +70,7 @@ class Placement:
             logger.info("submitted %d unfinished sequences again", num_placed)
 
     def move_away(self, link: EngineLink, *, is_loss: bool = False) -> None:
-        """Moves the sequences of an unusable engine to other engines. Those that no other engine can take stay."""
+        """Moves the sequences of an unusable engine to other engines. Sequences without another engine stay."""
         now_s = time.monotonic()
         for sequence in self.of(link):
             sequence.place.refused_by.clear()
@@ -93,6 +93,6 @@ class Placement:
             self.fail(sequence, PoisonousRequest(f"{MOST_LOSSES} engines in a row were lost with this request"))
 
     def fail(self, sequence: ClientSequence, error: Exception) -> None:
-        """Ends a sequence that no engine has any more with `error`."""
+        """Ends with `error` a sequence that no engine has any more."""
         del self._sequences[sequence.sequence_id]
         sequence.mailbox.fail(error)

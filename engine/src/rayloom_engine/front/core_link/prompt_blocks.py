@@ -1,4 +1,7 @@
-"""PromptBlocks: the blocks of a prompt, by which a gateway finds the engine that has cached its beginning. Pure."""
+"""PromptBlocks: the blocks of a prompt. By them, a gateway finds the engine that has cached the prompt's beginning.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from rayloom_engine.core.block_hash import prompt_hashes
 from rayloom_engine.routing.prefix_index import cut_hashes
 from rayloom_engine.routing.rendezvous import TIE_BLOCKS, tie_key
 
-# Tokens in a block, engines' default. Used for the tie key before an engine has reported its block size.
+# The engines' default number of tokens in a block. Used for the tie key before an engine has reported its block size.
 _ASSUMED_BLOCK_SIZE = 16
 
 
@@ -33,7 +36,7 @@ def prompt_blocks(
 ) -> PromptBlocks:
     """Returns the blocks of a prompt. `otherwise`: the tie key of a prompt without a full block.
 
-    `keys`: the cache key and the digest of the LoRA adapter, both perhaps empty. `is_shared`: False if engines compute
+    `keys`: the cache key and the digest of the LoRA adapter; either may be empty. `is_shared`: False if engines compute
     this prompt without the prefix cache. Then only the tie key is computed.
     """
     is_whole = is_shared and block_size > 0

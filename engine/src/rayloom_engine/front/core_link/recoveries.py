@@ -1,4 +1,4 @@
-"""RecoveryLog: losses of the EngineCore, a rank or a front, and how long each kept tokens from flowing."""
+"""RecoveryLog: losses of the EngineCore, a rank or a front, and for how long each loss interrupted the tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rayloom_engine.protocol.messages import PhaseProgress
 
-KEPT = 100  # records that /status shows
+KEPT = 100  # the most records that /status shows
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class RecoveryLog:
             self.open = self.add(cause, process, node, at=at, now_s=now_s)
 
     def add(self, cause: str, process: str, node: str, *, at: float, now_s: float) -> RecoveryRecord:
-        """Records a loss, such as that of a front, without opening a recovery. The caller ends the returned record."""
+        """Records a loss, such as a front's, without opening a recovery. The caller ends the returned record."""
         recovery = RecoveryRecord(cause=cause, process=process, node=node, at=at, started_s=now_s)
         self.recoveries.append(recovery)
         return recovery

@@ -27,19 +27,19 @@ class Mailbox:
         self._failure: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._reader: Reader | None = None  # the function that gets new items; None unless `take` waits
-        self._is_reader_due = False  # `put` has asked for a call of `read`
-        self._clock = time.monotonic  # loop time
+        self._is_reader_due = False  # `put` has returned True, and `read` was not called since
+        self._clock = time.monotonic  # returns the loop time
         self._idle_since_s = 0.0  # loop time at which the reader last took items or `take` began to wait
 
     @property
     def failure(self) -> Exception | None:
-        """The error that ended the request. It is set at once, even if earlier outputs are still to be taken."""
+        """The error that ended the request. It is set at once, even before earlier outputs are taken."""
         return self._failure
 
     def put(self, lane: int, output: SequenceOutput) -> bool:
         """Adds an output, unless the request has failed. Returns True if the caller must call `read` soon.
 
-        True is returned once for all outputs until `read`.
+        Until `read` is called, further outputs return False.
         """
         if self._failure is not None:
             return False  # the client would get text with a gap before the error
@@ -64,13 +64,13 @@ class Mailbox:
             self._waiter.set_result(None)
 
     async def take(self, timeout_s: float, reader: Reader | None = None) -> Items:
-        """Returns all (lane, output) pairs since the last call. Waits for the first one; returns an empty list after
-        `timeout_s`.
+        """Returns all (lane, output) pairs since the last call.
 
-        `reader` is called in `read` with the pairs that arrive during the wait. If `reader` returns True, it has taken
-        the pairs, and the wait begins again without waking the waiting task, because a wake-up costs more than all
-        other work for a token. `reader` must not keep the list. Raises the request's failure once all earlier outputs
-        are taken; an error of `reader` is such a failure, and its pairs are dropped.
+        Waits for the first pair; returns an empty list after `timeout_s`. During the wait, `read` calls `reader` with
+        the pairs that arrive. If `reader` returns True, it has processed the pairs. Then the wait begins again, and the
+        waiting task is not woken, because a wake-up costs more than all other work for a token. `reader` must not store
+        the list. Raises the request's failure once all earlier outputs are taken. An exception of `reader` becomes the
+        request's failure, and its pairs are dropped.
         """
         if not self._items and self._failure is None:
             # A bare future and a timer, because this runs for every token and asyncio.wait_for costs several times as
@@ -116,7 +116,7 @@ class Mailbox:
 
 
 class _IdleTimer:
-    """Ends a wait in which nothing arrives. Arrivals leave the timer alone; if it fires too early, it is set again."""
+    """Ends a wait in which nothing arrives. Outputs do not reset the timer; if it fires too early, it is set again."""
 
     def __init__(self, mailbox: Mailbox, timeout_s: float) -> None:
         self._mailbox = mailbox
@@ -136,17 +136,17 @@ class _IdleTimer:
 
 
 class DueReaders:
-    """The mailboxes that must be read: those of a step, or of steps that came together, a few of them in each callback.
+    """Reads the mailboxes that have new outputs, a few of them in each callback.
 
-    Between two callbacks the event loop takes what clients and engines have sent. So a new request does not wait until
-    all streams have the tokens of a step.
+    Between two callbacks, the event loop reads the data that clients and engines have sent. So a new request does not
+    wait until all streams have the tokens of a step.
     """
 
     def __init__(self) -> None:
         self._mailboxes: deque[Mailbox] = deque()
 
     def add(self, first: Sequence[Mailbox], others: Sequence[Mailbox]) -> None:
-        """Schedules the mailboxes for reading: `first` before all that are scheduled already, `others` after them."""
+        """Schedules the mailboxes for reading: `first` before all scheduled mailboxes, `others` after them."""
         if not self._mailboxes and (first or others):
             asyncio.get_running_loop().call_soon(self._read)
         self._mailboxes.extendleft(reversed(first))

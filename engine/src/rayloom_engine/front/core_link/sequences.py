@@ -37,11 +37,11 @@ class ClientSequence:
     fork_of: str | None = None
     tenant: str = ""  # the tenant whose share of slots and queue places the sequence uses
     cache_key: bytes = b""  # only sequences with equal keys share cached prefixes
-    is_accepted: bool = False  # the client has its 200, so the core must not refuse the sequence for a full queue
+    is_accepted: bool = False  # the front has accepted the request, so the core must not refuse it for a full queue
     generated_ids: list[int] = field(default_factory=list)
     logprob_parts: LogprobParts = field(default_factory=LogprobParts)
     place: Place = field(default_factory=lambda: Place())
-    # None until there is a choice between engines; the choices of a request share the blocks
+    # None until the router has to choose between engines; all choices of a request share the blocks
     prompt_blocks: PromptBlocks | None = None
 
     @property
@@ -78,11 +78,11 @@ class Place:
     engine: str | None = None  # name of the engine; None: the sequence waits for an engine
     attempt: int = 0  # only outputs with this number are used
     is_decoding: bool = False  # the engine has sent an output of this attempt
-    # The fingerprint of the engine that computed the last id; before the first id, that of the prompt's tokenizer.
+    # The fingerprint of the engine that computed the last id; before the first id, of the model of the tokenizer.
     fingerprint: Fingerprint | None = None
     is_rounded: bool = False  # engines whose logits differ by rounding have computed parts of the sequence
-    waits_since_s: float | None = None  # time.monotonic since which no engine has the sequence
-    held_s: float = 0.0  # earlier waits before the first token, in seconds
+    waits_since_s: float | None = None  # time.monotonic at which the sequence began to wait for an engine
+    held_s: float = 0.0  # seconds of earlier waits for an engine, before the first token
     refused_by: set[str] = field(default_factory=set)  # names of engines whose queue was full
     # name of an engine whose logits were not finite -> its fingerprint
     corrupt_by: dict[str, Fingerprint | None] = field(default_factory=dict)
@@ -114,7 +114,7 @@ def by_prompt(sequences: Iterable[ClientSequence]) -> list[list[ClientSequence]]
 def in_turns_of_keys(waiting: list[ClientSequence], all_unfinished: Iterable[ClientSequence]) -> list[ClientSequence]:
     """Returns waiting sequences in the order in which engines should get them: API keys take turns.
 
-    Sequences of one request stay together. In `all_unfinished`, the sequences that engines have count for their keys.
+    Sequences of one request stay together. A sequence in `all_unfinished` that an engine has counts for its key.
     """
     by_request: dict[str, list[ClientSequence]] = {}
     for sequence in waiting:
@@ -128,9 +128,9 @@ def in_turns_of_keys(waiting: list[ClientSequence], all_unfinished: Iterable[Cli
 
 
 def check_held(held: Iterable[ClientSequence], new: Iterable[ClientSequence], most: float, max_tokens: float) -> None:
-    """Raises QueueFull if the `new` sequences would have to wait for an engine and there is no room beside `held`.
+    """Raises QueueFull if the sequences that wait for an engine, `held` and `new` together, exceed a limit.
 
-    `most`, `max_tokens`: limits of the number and of the tokens of all sequences that wait.
+    `most`, `max_tokens`: limits for the number and for the tokens of these sequences.
     """
     lengths = [sequence.num_tokens for sequence in new]
     if not lengths:
@@ -147,7 +147,7 @@ def check_held(held: Iterable[ClientSequence], new: Iterable[ClientSequence], mo
 def encoded(choices: list[ClientSequence], known: Collection[str] | None = None) -> bytes:
     """Encodes `choices`, which share a prompt, as one message. Raises RequestError.
 
-    `known`: ids of sequences that the core knows. A `fork_of` that is not in `known` is left out. None: all are kept.
+    `known`: ids of sequences that the core knows; a `fork_of` that is not in `known` is left out. None: all are known.
     """
     is_alone = len(choices) == 1
     grammar = choices[0].params.grammar

@@ -26,7 +26,7 @@ class ApiRoute:
     tag: str  # heading in the document
     summary: str
     description: str = ""
-    request: type[BaseModel] | None = None  # body of a request; None if it has none
+    request: type[BaseModel] | None = None  # body of a request; None if requests have no body
     answer: type[BaseModel] | None = None  # JSON body with status 200
     events: type[BaseModel] | None = None  # the `data:` of each event, if the answer can be a stream
     last_event: str = "[DONE]"  # last event of a stream, in words

@@ -1,4 +1,4 @@
-"""The statuses of errors, with their meanings. The body is the same for all: an ErrorAnswer."""
+"""The statuses of errors, with their meanings. The document gives all errors of a route the model `ApiRoute.errors`."""
 
 from __future__ import annotations
 

@@ -22,9 +22,9 @@ AdapterState = Literal["unknown", "declared", "reported"]
 class GatewayAdapters:
     """The adapters by name, from the engines' latest statuses. For one event loop.
 
-    While no engine is left, those of the last engines stay: a request for one of them waits for the next engine. A
-    declared name is known before any engine has reported it. A name that is declared no more is unknown, unless an
-    engine still has it.
+    While no engine is connected, the adapters of the last engines stay: a request for such an adapter waits for the
+    next engine. A declared name is known before any engine has reported it. A name that is no longer declared is
+    unknown, unless an engine still has the adapter.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class GatewayAdapters:
         self._has_report = False  # a connected engine has reported its adapters
 
     def continue_from(self, before: GatewayAdapters) -> None:
-        """Knows the adapters that `before` knows, of the same engines. Each has reports of its own."""
+        """Copies the adapters that `before` knows of the same engines. Their reports to this object are still due."""
         self._entries = before._entries
         self._declared = before._declared
         self._withdrawn = before._withdrawn
@@ -45,11 +45,11 @@ class GatewayAdapters:
 
     @property
     def awaited(self) -> list[str]:
-        """The declared names, sorted, about which only the next engine can say more."""
+        """The sorted declared names that no engine has reported; empty once a connected engine reports adapters."""
         return [] if self._has_report else sorted(name for name in self._declared or () if self.get(name) is None)
 
     def declare(self, names: Iterable[str] | None) -> None:
-        """Sets the names of the adapters that the engines are to have; None: they are not known."""
+        """Sets the names of the adapters that the engines are to have; None: the names are not known."""
         declared = None if names is None else frozenset(names)
         self._withdrawn = (self._withdrawn | (self._declared or frozenset())) - (declared or frozenset())
         self._declared = declared
@@ -58,7 +58,7 @@ class GatewayAdapters:
         return self._known().get(name)
 
     def state(self, name: str) -> AdapterState:
-        """Returns what is known of the adapter `name`; a reported one may be declared as well."""
+        """Returns what is known of the adapter `name`; a reported adapter may be declared as well."""
         if self.get(name) is not None:
             return "reported"
         return "declared" if name in (self._declared or ()) else "unknown"
@@ -68,7 +68,7 @@ class GatewayAdapters:
         return name in self.awaited
 
     def check_known(self, name: str) -> None:
-        """Raises ApiError 503 if an adapter `name`, which no engine has reported, may exist."""
+        """Raises ApiError 503 if an adapter `name` may exist although no engine has reported it."""
         if self._declared is None:
             problem = "" if self._entries is not None else f"is no served model, and {_NOT_REPORTED}"
         else:
@@ -84,9 +84,9 @@ class GatewayAdapters:
             )
 
     def update(self, links: list[EngineLink]) -> bool:
-        """Reads the adapters of the engines. Returns whether their first report has come since one was missing.
+        """Reads the adapters of the engines. Returns True if there is a report now and there was none at the last call.
 
-        `links`: those of the gateway's model.
+        `links`: the links to the engines of the gateway's model.
         """
         reported = [
             link.status.adapters
@@ -109,7 +109,8 @@ class GatewayAdapters:
 def merged(reported: list[tuple[ServedAdapter, ...]]) -> dict[str, ServedAdapter]:
     """Returns name -> adapter. `reported`: the adapters of each engine.
 
-    While engines replace the files of a name one after the other, most of them decide; of as many, the newest.
+    While engines replace the files of a name one after the other, the version that most engines have is returned, or
+    the newest of several versions that equally many engines have.
     """
     entries = [entry for engine in reported for entry in engine]
     num_engines = Counter((entry.name, entry.adapter.digest) for entry in entries)

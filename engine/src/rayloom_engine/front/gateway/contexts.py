@@ -15,7 +15,7 @@ from rayloom_engine.protocol.fingerprint import Fingerprint, continuation
 def with_contexts(text: ModelText, stored: int, pool: EnginePool) -> ModelText:
     """Returns `text` with the context lengths of the engines that have its model; `text` itself if nothing changes.
 
-    The longest context decides which prompts are too long. It may be that of an engine that is lost for a moment,
+    The longest context decides which prompts are too long. It may belong to an engine that is lost for a moment,
     because requests can wait for that engine. The contexts of connected engines decide the default length of answers.
     `stored`: the length that came with the text, for engines that have not been connected yet.
     """

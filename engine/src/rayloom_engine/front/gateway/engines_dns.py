@@ -1,7 +1,8 @@
-"""EnginesDns: the list of a gateway's engines by a DNS name, such as that of a headless Service, looked up each second.
+"""EnginesDns: the engines of a gateway, as the addresses of a DNS name such as that of a headless Service.
 
-Each address of the name is an engine, named by its address. A lookup that fails, or finds no address, changes nothing:
-the resolver may be down although the engines are not. An engine that is really gone loses its connection anyway.
+The name is resolved each second. Each address is an engine, whose name is the address. A lookup that fails, or finds no
+address, changes nothing: the resolver may be down although the engines are not. An engine that is really gone loses its
+connection anyway.
 """
 
 from __future__ import annotations

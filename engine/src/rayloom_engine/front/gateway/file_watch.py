@@ -29,7 +29,7 @@ class FileWatch(Generic[Content]):
         self._parse = parse
         self._consequence = consequence
         self._stamp: tuple[int, int, int] | None = None
-        self.problem = ""  # why the present content of the file does not apply; empty while it does
+        self.problem = ""  # why the present content of the file is not in use; empty if it is in use
 
     def read(self) -> Content:
         """Returns the content. Raises ConfigError."""
@@ -52,7 +52,7 @@ class FileWatch(Generic[Content]):
                 continue
             try:
                 on_change(self._parse(self._path))
-                self._stamp = stamp  # only now, and as it was before the file was read
+                self._stamp = stamp  # set only after success, to the stamp from before the file was read
                 self.problem = ""
             except ConfigError as error:
                 if logged != (stamp, str(error)):

@@ -110,7 +110,7 @@ def document_model() -> type[BaseModel]:
 
 
 def front_fields() -> dict[str, FieldInfo]:
-    """Returns FRONT_FIELDS with their types and descriptions. A gateway of one model must be given its name."""
+    """Returns FRONT_FIELDS with their types and descriptions. A gateway of one model needs the model's name."""
     name = FieldInfo(
         annotation=str | None,
         default=None,
@@ -142,7 +142,7 @@ def parse_gateway_config(document: object) -> GatewayConfig:
     if settings.key_file is None:
         raise ConfigError("GatewayConfig: key_file: missing; set --key-file to the engines' front_key_file")
     _check_engines(settings)
-    # An engine's `model` names the source of its weights. A gateway has none.
+    # An engine's `model` names the source of its weights. A gateway has no weights.
     return GatewayConfig(gateway=settings, front=parse_config({"model": front["served_model_name"], **front}))
 
 

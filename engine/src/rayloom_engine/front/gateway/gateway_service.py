@@ -1,4 +1,4 @@
-"""GatewayService: the state of a gateway. Its tokenizer comes from an engine, or without an engine from the cache."""
+"""GatewayService: the state of a gateway, which loads its tokenizer from an engine or, without one, from the cache."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class GatewayService(Service):
         api_url: str,
         tokenizers: SharedTokenizers | None = None,
     ) -> None:
-        """`tokenizers`: the tokenizers of all models of this process; None if it serves this model alone."""
+        """`tokenizers`: the tokenizers of all models of this process; None if the process serves this model alone."""
         rules = PoolRules(
             is_gateway=True,
             hold_s=config.gateway.hold_seconds,
@@ -57,17 +57,17 @@ class GatewayService(Service):
         self._tokenizers = tokenizers or SharedTokenizers()
         self._fetch = TextFetch()
         self._changing: asyncio.Task[None] | None = None  # the task that loads another text
-        self._failed: set[str] = set()  # engines whose text could not be used; all other engines are asked first
+        self._failed: set[str] = set()  # engines whose text could not be used; the text of other engines is tried first
         self._last_problem = ""
         self._text_hash = ""  # hash of the text in use
-        self._stored_context = 0  # context length of the model that came with the text
-        self.engine_adapters = GatewayAdapters()  # `adapters` with its own type: Service needs fewer methods of it
+        self._stored_context = 0  # the model's context length, stored with the text
+        self.engine_adapters = GatewayAdapters()  # the object in `adapters`, with methods that Service does not need
         self.adapters = self.engine_adapters
-        self.num_held: Callable[[], int] = lambda: 0  # requests that wait for an engine before they are sequences
+        self.num_held: Callable[[], int] = lambda: 0  # number of requests that wait and have no sequences yet
         self.client.on_file_part = self._fetch.receive
 
     def continue_text(self, before: GatewayService) -> None:
-        """Uses the text of `before`, the service of the same model with other settings, so it is ready at once.
+        """Uses the text of `before`, a service of the same model with other settings. So this service is ready at once.
 
         Call it before `run`. If `before` has no text that can be used, this service loads its text as after a start.
         """
@@ -87,7 +87,7 @@ class GatewayService(Service):
         self._use_files(files)
 
     def declare_adapters(self, names: Iterable[str] | None) -> None:
-        """Sets the names of the LoRA adapters that the engines are to have; None: they are not known."""
+        """Sets the names of the LoRA adapters that the engines are to have; None: the names are not known."""
         self.engine_adapters.declare(names)
         self.lifecycle.wake()
 
@@ -126,7 +126,7 @@ class GatewayService(Service):
         return ReceivedStatus(core=msgspec.structs.replace(NO_CORE, model=model, stats=stats), is_connected=True)
 
     def _queue(self) -> tuple[int, int]:
-        """Returns the number of sequences that engines have, and of sequences and requests that wait for an engine."""
+        """Returns two numbers: sequences that engines have, and sequences and requests that wait for an engine."""
         num_waiting = self.client.num_held()
         return sum(1 for _ in self.client.unfinished()) - num_waiting, num_waiting + self.num_held()
 
@@ -151,9 +151,9 @@ class GatewayService(Service):
         self._update()
 
     def _wants_text_of(self, link: EngineLink) -> bool:
-        """True if `link`'s engine serves, and the gateway has no text or a text that no connected engine has any more.
+        """True if the gateway has no text, or if `link`'s engine serves and no connected engine has the gateway's text.
 
-        An engine that has left the list only ends its sequences, so its model does not count.
+        An engine that has left the list only finishes its sequences, so its text does not count.
         """
         if link.fingerprint is None or link.name in self._failed:
             return False
@@ -176,20 +176,20 @@ class GatewayService(Service):
             if files is None:
                 self._failed.add(link.name)
                 return
-            # First the cache, then the clients: a gateway that has served can start again without an engine.
+            # The cache records the text before requests use it: so a gateway that has served can start without engines.
             await asyncio.to_thread(self._cache.use, stored)
             self._take_over(stored, files)
         except ModelError as error:
             self._failed.add(link.name)
             self._report(f"cannot take the tokenizer from {link.name}: {error}")
-        except Exception:  # Nobody awaits this task. The next status starts another one.
+        except Exception:  # Nobody awaits this task. The next status starts another task.
             self._failed.add(link.name)
             logger.exception("cannot take the tokenizer from %s", link.name)
         finally:
             self._changing = None
 
     async def _load(self, model: ServedModel) -> TextFiles | None:
-        """Returns a stored text, or None after a report if it cannot be used."""
+        """Returns a stored text. If the text cannot be used, reports the problem and returns None."""
         try:
             return await TextFiles.load(Path(model.path), self.config, self._tokenizers.load)
         except (ModelError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Makes a gateway's TLS to its engines from the settings."""
+"""Makes the TLS configuration of a gateway's connections to engines from its settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rayloom_engine.protocol.tls.files import TlsFiles
 
 
 def link_tls(settings: GatewaySettings) -> LinkTls | None:
-    """Returns the TLS to all engines; None if no certificate is set. Raises ConfigError."""
+    """Returns the TLS configuration for all engines; None if no certificate is set. Raises ConfigError."""
     paths = settings.tls_paths
     if paths is None:
         return None
@@ -17,5 +17,5 @@ def link_tls(settings: GatewaySettings) -> LinkTls | None:
 
 
 def server_name(engines_dns: str | None, suffix: str) -> str:
-    """Returns the name in the certificates of engines that are found by this HOST:PORT; empty without one."""
+    """Returns the name in the certificates of engines found by `engines_dns` (HOST:PORT); empty if this is None."""
     return "" if engines_dns is None else engines_dns.rpartition(":")[0].rstrip(".") + suffix

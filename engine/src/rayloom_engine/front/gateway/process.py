@@ -1,6 +1,6 @@
 """The gateway's process: an API port and an admin port in front of the engines of a model. It imports no torch.
 
-With `models_file`, models/process.py takes over.
+With `models_file`, models/process.py runs instead.
 """
 
 from __future__ import annotations

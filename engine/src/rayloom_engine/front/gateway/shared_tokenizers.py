@@ -17,7 +17,7 @@ class SharedTokenizers:
 
     def __init__(self) -> None:
         self._tokenizers: WeakValueDictionary[bytes, Tokenizer] = WeakValueDictionary()
-        # While it is read, a tokenizer takes twice the memory that it keeps. So only one is read at a time.
+        # Reading a tokenizer takes twice the memory of the tokenizer. So only one tokenizer is read at a time.
         self._reading = asyncio.Lock()
 
     async def load(self, folder: Path) -> Tokenizer:

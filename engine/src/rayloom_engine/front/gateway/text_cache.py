@@ -2,7 +2,7 @@
 
 FOLDER/texts/HASH/tokenizer.json, ..., model.json    one folder for each model, complete or absent
 FOLDER/texts/HASH-1/...                               another copy, written because HASH was damaged
-FOLDER/NAME.last                                      the folder in texts/ that the service NAME used last
+FOLDER/SERVICE.last                                   the folder in texts/ that a service used last; SERVICE: a hash
 
 Gateways share the folder without a lock: a copy is renamed into its place as a whole, and never changed or removed.
 """
@@ -32,7 +32,7 @@ _FOLDER = re.compile(r"[0-9a-f]{64}(-[0-9]+)?")
 
 
 def text_hash(model: ServedModel) -> str:
-    """Returns the name of a model's text in the cache: a hash of its files and of the front's `ServedModel`."""
+    """Returns the name of a model's text in the cache: a hash of `model`, which has the hashes of the text files."""
     # the hash leaves out the path of the folder, which differs between pods
     neutral = msgspec.structs.replace(model, path="")
     return hashlib.sha256(msgspec.json.encode(neutral)).hexdigest()
@@ -51,9 +51,9 @@ class TextCache:
             raise ConfigError(f"cache_dir: cannot write {folder}: {error.strerror}") from error
 
     def last(self) -> ServedModel | None:
-        """Returns the model that the service used last, with its folder in this cache as `path`; None if there is none.
+        """Returns the model that the service used last, with its folder in this cache as `path`.
 
-        A text whose files are damaged does not count.
+        Returns None if no model is recorded, or if the files of its text are damaged.
         """
         try:
             name = self._last.read_text(encoding="utf-8").strip()
@@ -92,10 +92,12 @@ class TextCache:
             raise ModelError(f"cannot write the tokenizer into {self._texts}: {error}") from error
 
     def use(self, model: ServedModel) -> None:
-        """Records that the service uses `model` from now on. On a full disk nothing is recorded: only the next start is
-        slower."""
+        """Records that the service uses `model` from now on.
+
+        On a full disk, nothing is recorded, which only makes the next start slower.
+        """
         with contextlib.suppress(OSError):
-            # Not a name made of the process id: gateways in several containers may have the same one.
+            # The file gets a random name, because gateways in several containers may have the same process id.
             descriptor, part = tempfile.mkstemp(prefix="part-", dir=self._last.parent)
             try:
                 with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -130,7 +132,7 @@ class TextCache:
 
 
 def _names(model: ServedModel) -> Iterator[str]:
-    """Yields the names of folders for a model's text, for ever: each is used if all folders before it are damaged."""
+    """Yields folder names for a model's text, without end. A name is used if all folders before it are damaged."""
     name = text_hash(model)
     yield name
     for number in itertools.count(1):

@@ -20,7 +20,7 @@ class TextFetch:
         self._part: asyncio.Future[bytes] | None = None
 
     def receive(self, message: FilePart) -> None:
-        """Takes a part of a file. A part that was not asked for, or comes too late, is dropped."""
+        """Receives a part of a file. Drops a part that was not requested, or that comes too late."""
         if self._part is not None and not self._part.done() and self._expected == (message.sha256, message.start):
             self._part.set_result(message.data)
 

@@ -1,6 +1,4 @@
-"""Admission: limits on the choices and log-probabilities of a request, and a queue limit that also
-works while the core is away.
-"""
+"""Admission: limits on a request's choices and log-probabilities, and a queue limit that works without the core."""
 
 from __future__ import annotations
 
@@ -14,9 +12,9 @@ from rayloom_engine.sampling_params import SamplingParams
 
 # limit of log-probabilities in an answer: 262,144 tokens with 20 alternatives each, about 400 MB of JSON
 MAX_PROMPT_LOGPROBS = 6_000_000
-# limit of log-probabilities of an answer's own tokens, if each has more than FEW_ALTERNATIVES
+# limit of log-probabilities of output tokens, if each output token has more than FEW_ALTERNATIVES
 MAX_LOGPROBS = MAX_PROMPT_LOGPROBS
-FEW_ALTERNATIVES = 20  # OpenAI's limit of alternatives, up to which an answer may have any length
+FEW_ALTERNATIVES = 20  # OpenAI's limit of alternatives; with no more than these, an answer may have any length
 
 
 def check_num_choices(config: EngineConfig, num_choices: int, tenant: str) -> None:
@@ -35,7 +33,7 @@ def check_room(config: EngineConfig, client: CoreClient, num_choices: int, tenan
     """Raises QueueFull when too many sequences wait: in an engine for their first token, in a gateway for an engine.
 
     The core checks its own queue too. This check does not need the core, so it also works while the core restarts. A
-    gateway has a queue only while no engine takes sequences, because engines have queues of their own.
+    gateway has a queue only while no engine accepts sequences, because engines have queues of their own.
     """
     is_gateway = client.rules.is_gateway
     if is_gateway and client.is_core_serving:
@@ -73,7 +71,10 @@ def check_num_prompt_logprobs(prompts: Sequence[tuple[int, ...]], params: Sampli
 
 
 def check_num_logprobs(prompts: Sequence[tuple[int, ...]], params: SamplingParams, max_model_len: int) -> None:
-    """Raises RequestError if answers with more than FEW_ALTERNATIVES could have more than MAX_LOGPROBS values."""
+    """Raises RequestError if the answer could have more than MAX_LOGPROBS log-probabilities of output tokens.
+
+    Answers with at most FEW_ALTERNATIVES for each token are never refused.
+    """
     if params.logprobs is None or params.logprobs <= FEW_ALTERNATIVES or params.logprob_token_ids:
         return
     room = max_model_len - min(map(len, prompts))

@@ -8,8 +8,8 @@ from rayloom_engine.front.generation.generation import Generation
 def answer_headers(generation: Generation) -> dict[str, str]:
     """Returns headers for an answer that engines with different rounding computed, or that waited for an engine.
 
-    A stream has X-Rayloom-Continuation only if the engine changed before the stream began; later changes are in
-    `warnings`. If a stream's headers are sent before its wait is over, X-Rayloom-Cold-Start is too short;
+    A stream has X-Rayloom-Continuation only if the engine changed before the stream began; `warnings` reports later
+    changes. If a stream's headers are sent before its wait is over, X-Rayloom-Cold-Start is too short;
     `cold_start_comment` then gives the whole time.
     """
     headers = {"X-Rayloom-Continuation": "rounding"} if generation.is_rounded else {}

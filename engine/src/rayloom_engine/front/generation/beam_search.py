@@ -156,8 +156,10 @@ class BeamSearch(Generation):
         )
 
     async def _begin_step(self) -> dict[int, TokenLogprobs | None]:
-        """Submits a sequence for each live beam of the open searches. Returns the dict that will get the results, by
-        lane."""
+        """Submits a sequence for each live beam of the open searches.
+
+        Returns the dict for the results: lane -> None until the lane's result arrives.
+        """
         prompts = [
             (*prompt, *beam.token_ids)
             for prompt, search in zip(self.prompts, self._searches, strict=True)
@@ -189,7 +191,7 @@ class BeamSearch(Generation):
             for lane, prompt in enumerate(prompts)
         ]
         self._running = {sequence.lane: sequence for sequence in sequences}
-        # A full queue ends no search that has begun.
+        # A full queue must not end a search that has begun, so the sequences of later steps count as accepted.
         await self.submit(sequences, is_accepted=self._is_accepted or self._num_steps > 0)
         self._num_steps += 1
         return dict.fromkeys(self._running)

@@ -35,7 +35,7 @@ class BeamSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beam:
-    """A possible beginning of the answer, or a whole one."""
+    """A possible beginning of the answer, or a whole answer."""
 
     token_ids: tuple[int, ...] = ()
     logprob: float = 0.0  # sum over the tokens
@@ -61,7 +61,7 @@ class PromptSearch:
         return len(scores) < self.settings.width or self._best_possible() > scores[-1]
 
     def advance(self, entries: Sequence[TokenLogprobs]) -> None:
-        """Continues the live beams. `entries`: for each of them, the most likely next tokens.
+        """Continues the live beams. `entries`: for each live beam, the most likely next tokens.
 
         Only the continuations that are kept get token ids of their own. A wide search has 100,000 possible
         continuations in a step, and the token ids of each are a copy of its whole beam.
@@ -102,7 +102,7 @@ class PromptSearch:
         return longer
 
     def answers(self) -> list[Beam]:
-        """Returns the best beams, finished or cut by max_tokens; the best one first."""
+        """Returns the best beams, finished or cut by max_tokens; the best beam first."""
         return self._best([*self.finished, *self.live])
 
     def _best(self, beams: list[Beam]) -> list[Beam]:
@@ -117,7 +117,7 @@ class PromptSearch:
 
     def _best_possible(self) -> float:
         """Returns an upper bound for the scores of continued live beams: as if further tokens had probability 1."""
-        first = self.live[0]  # the sum of the most likely live beam; all live beams are equally long
+        first = self.live[0]  # the most likely live beam; all live beams are equally long
         return first.logprob / max(
             self._divisor(self._length(first)), self._divisor(self.prompt_len + self.settings.max_tokens)
         )

@@ -14,7 +14,7 @@ from rayloom_engine.text.output_decoder import TextDelta
 
 
 class ChoiceReader:
-    """The state of one choice. For a whole answer use `message`, for a stream `add` and `reads`, never both."""
+    """The state of one choice. Use either `message`, for a whole answer, or `add` and `reads`, for a stream."""
 
     __slots__ = ("_counter", "_has_named_call", "_has_reasoning", "_parser")
 
@@ -27,8 +27,7 @@ class ChoiceReader:
         has_reasoning: bool = True,
         has_named_call: bool = False,
     ) -> None:
-        """`has_reasoning`: the client wants the reasoning. `has_named_call`: the request names the function to be
-        called."""
+        """`has_reasoning`: the client wants the reasoning. `has_named_call`: the request names the function to call."""
         self._parser = parser
         self._has_reasoning = has_reasoning
         self._has_named_call = has_named_call
@@ -52,9 +51,9 @@ class ChoiceReader:
         return None if kind is Reasoning and not self._has_reasoning else kind
 
     def reads(self, text: str, token_ids: Sequence[int], kind: PlainKind) -> bool:
-        """Reads text of an unfinished choice if `add` would return this text as its only part. Then returns True.
+        """Reads text of an unfinished choice and returns True, if `add` would return this text as its only part.
 
-        `kind`: the kind of this part. Otherwise returns False, without any effect.
+        `kind`: the kind that this part must have. Otherwise returns False, without any effect.
         """
         if not self._parser.reads(text, kind):
             return False
@@ -81,9 +80,9 @@ class ChoiceReader:
 
 
 class ReasoningCounter:
-    """Counts the tokens of the reasoning. A token belongs to it if the token begins before the end of the reasoning.
+    """Counts the tokens of the reasoning: those that begin before the end of the reasoning.
 
-    The count is exact for byte-level vocabularies. It does not depend on how many tokens come in one delta.
+    The count is exact for byte-level vocabularies. The number of tokens in a delta does not change the count.
     """
 
     def __init__(self, text: ModelText, *, skips_special_tokens: bool) -> None:

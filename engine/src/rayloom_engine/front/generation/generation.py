@@ -1,7 +1,7 @@
 """Generation: the sequences of one HTTP request, from submission to the last delta.
 
-Choices are ordered by prompt: choice index = prompt index x n + number of the choice among those of its prompt. The
-index is also the lane in the mailbox.
+Choices are ordered by prompt: choice index = prompt index x n + number of the choice within its prompt. The index is
+also the lane in the mailbox.
 """
 
 from __future__ import annotations
@@ -91,12 +91,12 @@ class Generation:
         num_choices = generation.num_choices
         check_num_choices(service.config, num_choices, caller.tenant)
         check_room(service.config, service.client, num_choices, caller.tenant)
-        service.lifecycle.enter()  # before the form's check, so that a drain waits for it
+        service.lifecycle.enter()  # before the form is checked, so that a drain waits for the check
         try:
             form = params.structured_outputs
             if form is not None:
                 generation._form_warnings = await service.form_checks.check(params.grammar, form.field, caller.tenant)
-                check_room(service.config, service.client, num_choices, caller.tenant)  # others may have come meanwhile
+                check_room(service.config, service.client, num_choices, caller.tenant)  # other requests may have come
             # Make all lanes before submitting: outputs may arrive as soon as the first part is submitted.
             generation._lanes = [lane async for lane in generation._make_lanes(text, fresh_seed)]
             generation._unfinished = set(range(num_choices))
@@ -130,7 +130,7 @@ class Generation:
         return max((lane.sequence.held_s(now_s) for lane in self._lanes), default=0.0)
 
     def usage(self, num_output_tokens: int | None = None, num_reasoning_tokens: int = 0) -> dict[str, Any]:
-        """Returns OpenAI's usage object. `num_output_tokens`: number of output tokens to state; None: those so far."""
+        """Returns OpenAI's usage object. `num_output_tokens`: number of output tokens to state; None: all so far."""
         num_output = self.num_output_tokens if num_output_tokens is None else num_output_tokens
         return {
             "prompt_tokens": self.num_prompt_tokens,
@@ -167,10 +167,10 @@ class Generation:
         return results
 
     def accept(self) -> None:
-        """Marks the sequences as accepted: a full queue can no longer refuse them. Call it before a stream's status
-        line is sent.
+        """Marks the sequences as accepted: a full queue can no longer refuse them.
 
-        If the request has failed meanwhile, raises its failure, even if outputs arrived and were taken before it.
+        Call it before a stream's status line is sent. If the request has failed meanwhile, raises its failure, even if
+        outputs arrived and were taken before the failure.
         """
         if self._unfinished and self._mailbox.failure is not None:
             raise self._mailbox.failure
@@ -204,7 +204,7 @@ class Generation:
             self._metrics.request_s.observe(time.monotonic() - self._started_s)
 
     def observe_start(self, max_tokens: int) -> None:
-        """Counts the request in the metrics. `max_tokens`: of each choice."""
+        """Counts the request in the metrics. `max_tokens`: the limit of each choice."""
         self._is_submitted = True
         metrics = self._metrics
         metrics.prompt_tokens.add(self.num_prompt_tokens)
@@ -265,9 +265,9 @@ class Generation:
     async def submit(self, sequences: Sequence[ClientSequence], *, is_accepted: bool = False) -> None:
         """Submits sequences of this request in parts of at most TOKENS_AT_ONCE prompt tokens.
 
-        Other requests get a turn in between; if this request fails meanwhile, raises its failure and submits no more.
-        A prompt is sent once, and counted once, for all its choices in a part. `is_accepted`: no full queue can refuse
-        the sequences.
+        Other requests get a turn in between. If this request fails meanwhile, raises its failure and does not submit
+        the other parts. A prompt is sent once, and counted once, for all its choices in a part. `is_accepted`: no full
+        queue can refuse the sequences.
         """
         part: list[ClientSequence] = []
         num_tokens = 0
@@ -294,9 +294,10 @@ class Generation:
                 sequence.is_accepted = True  # set before the core's refusal can arrive
 
     def _feed_sink(self, items: Items) -> bool:
-        """Decodes outputs for the sink. Returns False, without any effect, if the sink cannot take them in a callback.
+        """Decodes outputs and writes their deltas to the sink.
 
-        The first delta of a choice and log-probabilities may be long; these are encoded in parts.
+        Returns False, without any effect, if the stream's task must send the deltas. The first delta of a choice and
+        log-probabilities may be long, so the task encodes them in parts.
         """
         assert self.sink is not None
         if len(items) > OUTPUTS_AT_ONCE or self._has_logprobs or not self.sink.is_open():
@@ -313,7 +314,10 @@ class Generation:
         return True
 
     def _feed_text(self, sink: DeltaSink, index: int, output: SequenceOutput) -> bool:
-        """Decodes and writes tokens in the middle of a choice. Returns False, without any effect, if it cannot."""
+        """Decodes and writes tokens in the middle of a choice.
+
+        Returns False, without any effect, if `_decode` has to decode the tokens.
+        """
         lane = self._lanes[index]
         if lane.events is None or output.finish_reason is not None:
             return False
@@ -341,7 +345,7 @@ class Generation:
         for index, output in items:
             by_lane.setdefault(index, []).append(output)
         deltas = []
-        for index in sorted(by_lane):  # a prompt's first choice comes before its others
+        for index in sorted(by_lane):  # the first choice of a prompt comes before the prompt's other choices
             if index not in self._unfinished:
                 continue
             if self._has_prompt_logprobs(index):
@@ -355,8 +359,9 @@ class Generation:
         return index - index % self.params.n
 
     def _has_prompt_logprobs(self, index: int) -> bool:
-        """True if the deltas of this choice may start: they need the prompt's logprobs, which arrive with the prompt's
-        first choice.
+        """True if the deltas of this choice may start.
+
+        The first delta needs the prompt's logprobs, which arrive with the first choice of the prompt.
         """
         leader = self._leader(index)
         return self.params.prompt_logprobs is None or leader == index or self._lanes[leader].has_begun
@@ -388,7 +393,7 @@ class Generation:
             lane.observe(self._metrics, num_tokens, now_s, self._started_s)
         if delta.finish_reason is not None:
             self._unfinished.discard(index)
-            # The core knows no stop strings, so it may continue the sequence.
+            # The core knows no stop strings, so it may still compute the sequence.
             self._service.client.abort(lane.sequence.sequence_id, is_complete=True)
             self._metrics.success.add(1, finished_reason=delta.finish_reason)
             self._metrics.request_output_tokens.observe(lane.decoder.num_tokens)

@@ -1,4 +1,4 @@
-"""DeltaSink: takes a generation's deltas at once, so that no task has to be woken for them."""
+"""DeltaSink: gets a generation's deltas in the callback that decodes them, so that no task has to be woken."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rayloom_engine.front.generation.deltas import ChoiceDelta
 
 
 class EventsOfText(Protocol):
-    """Writes the events of one choice, as long as they have nothing but text."""
+    """Makes the events of one choice, as long as the events differ in their text alone."""
 
     def event(self, text: str, token_ids: tuple[int, ...]) -> bytes | None:
         """Returns the event for new text of an unfinished choice.
@@ -19,7 +19,7 @@ class EventsOfText(Protocol):
 
 
 class DeltaSink(Protocol):
-    """Takes deltas. Its methods are called in a callback of the event loop."""
+    """Receives deltas. Its methods are called in a callback of the event loop."""
 
     def is_open(self) -> bool:
         """False if deltas must wait now, because the client reads too slowly or is gone."""

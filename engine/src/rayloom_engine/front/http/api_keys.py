@@ -43,10 +43,9 @@ class ApiKeys:
 
     @classmethod
     def load(cls, path: str | None, environ: Mapping[str, str]) -> ApiKeys:
-        """Returns the keys of the file (one a line) and of RAYLOOM_API_KEYS (comma-separated). If neither is set, no
-        key is needed.
+        """Returns the keys of the file (one a line) and of RAYLOOM_API_KEYS (comma-separated).
 
-        Raises ConfigError if the file or the variable is given but holds no key.
+        If neither is set, no key is needed. Raises ConfigError if the file or the variable is given but holds no key.
         """
         fixed: list[str] = []
         if KEYS_VARIABLE in environ:
@@ -78,7 +77,7 @@ class ApiKeys:
         return sum(hmac.compare_digest(key, known) for known in self.accepted) > 0
 
     def num_keys_beside(self, _key: bytes) -> int:
-        """Returns `num_keys`: a request passes only with one of the keys, unless there are none."""
+        """Returns `num_keys`: if there are any keys, a request passes only with one of the keys."""
         return self.num_keys
 
     async def watch(self, poll_s: float = POLL_S) -> None:
@@ -90,8 +89,8 @@ class ApiKeys:
     async def refresh(self) -> None:
         """Rereads the file. An unusable file changes only `problem`.
 
-        Compares the content, because the modification time may stay the same when the kubelet updates a Secret: it
-        swaps a link.
+        Compares the content, because the modification time may stay the same when the kubelet updates a Secret: the
+        kubelet replaces a symbolic link.
         """
         assert self._path is not None
         problem = ""

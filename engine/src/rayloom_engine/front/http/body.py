@@ -54,7 +54,7 @@ async def parsed(body: bytes, tenant: str, parse: Callable[[bytes], Parsed]) -> 
 async def hold_body(request: Request, max_bytes: int) -> HeldBody:
     """Returns a request's undecoded body, which counts in the budget until it is taken or dropped.
 
-    Raises as `read_json` does, except for the faults of its JSON.
+    Raises as `read_json` does, except for faults of the JSON.
     """
     check_content_type(request.headers.get("content-type"))
     share = _BUDGET.share(request.state.tenant, 4 * max_bytes)
@@ -83,7 +83,7 @@ def check_content_type(given: str | None) -> None:
 
 
 async def read_body(request: Request, max_bytes: int, take: Callable[[int], None]) -> bytes:
-    """Returns the whole body. Calls `take` with the size of each part; `take` may raise to refuse it.
+    """Returns the whole body. Calls `take` with the size of each part; `take` may raise to refuse a part.
 
     Raises ApiError 413 as soon as it is clear that the body is longer than `max_bytes`.
     """

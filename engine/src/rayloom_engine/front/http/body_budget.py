@@ -1,4 +1,4 @@
-"""BodyBudget: limits the memory of all request bodies that are being read or wait for the parser. Tenants share it."""
+"""BodyBudget: limits the memory of request bodies that are being read or wait for the parser, shared by tenants."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class BodyBudget:
         return True
 
     def give_back(self, tenant: str, num_bytes: int) -> None:
-        """Subtracts bytes; forgets the tenant when it holds none."""
+        """Subtracts bytes; removes the tenant once its count is 0."""
         self._tenant_to_bytes[tenant] -= num_bytes
         if not self._tenant_to_bytes[tenant]:
             del self._tenant_to_bytes[tenant]
 
 
 class Share:
-    """The part of the budget that one body takes."""
+    """The part of the budget that one body uses."""
 
     def __init__(self, budget: BodyBudget, tenant: str, max_bytes: int) -> None:
         self._budget = budget
@@ -90,7 +90,7 @@ class HeldBody:
         self._share = share
 
     def take(self) -> bytes:
-        """Returns the body. From now on the caller counts its bytes."""
+        """Returns the body. From now on, the caller has to count the body's bytes."""
         data = self.data
         self.drop()
         return data

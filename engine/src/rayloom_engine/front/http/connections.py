@@ -18,9 +18,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ConnectionRoom:
-    """The number of connections that the API port accepts, and the number beyond them that may wait in the kernel's
-    queue.
-    """
+    """The number of connections that the API port accepts, and of connections that may wait in the kernel's queue."""
 
     limit: int
     backlog: int
@@ -29,8 +27,8 @@ class ConnectionRoom:
 def connection_room(max_files: int) -> ConnectionRoom:
     """Returns the API port's share of `max_files`, the number of files that the process may open.
 
-    The admin port's connections and the process's own files are set aside first. The backlog counts too: all of it may
-    be accepted at once, before any of those connections can be closed.
+    The admin port's connections and the process's own files are set aside first. The backlog counts too: all of its
+    connections may be accepted at once, before any of them can be closed.
     """
     room = max(16, max_files - OWN_FILES - ADMIN_CONNECTIONS)
     limit = min(MAX_CONNECTIONS, room * 3 // 4)
@@ -90,7 +88,7 @@ class ConnectionTable:
     def makes_progress(self, connection: Connection) -> None:
         """Call when a body arrives fast enough.
 
-        Unless an answer is still to be sent, the connection's wait starts again from zero.
+        If no answer is due, the waiting time of the connection starts again from zero.
         """
         if connection in self._waiting:
             self.waits(connection)

@@ -47,6 +47,6 @@ def offer(scope: Any, cycle: RequestResponseCycle) -> None:
 
 
 def direct_body(scope: Scope) -> DirectBody | None:
-    """Returns the DirectBody of a request; None if the server has none."""
+    """Returns the DirectBody of a request; None if the server does not offer it."""
     found: DirectBody | None = scope.get("extensions", {}).get(EXTENSION)
     return found

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 DRAINING = "engine_draining"  # error code of requests that a drain refuses
-ANTHROPIC_PATH = "/v1/messages"  # paths that begin with this answer errors as Anthropic's API does
+ANTHROPIC_PATH = "/v1/messages"  # at paths that begin with this text, errors have the form of Anthropic's API
 # HTTP status -> `error.type` in Anthropic's API. A status that is missing here has the type "invalid_request_error".
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
@@ -70,7 +70,7 @@ class ClientGone(Exception):
 
 
 def unavailable(message: str, code: str, retry_after_s: int, *, close: bool = False) -> ApiError:
-    """Returns a 503 for a server that cannot take requests now.
+    """Returns a 503 for a server that cannot accept requests now.
 
     `close` also closes the connection, so that the client reconnects and may reach another server.
     """
@@ -96,7 +96,7 @@ def api_error(error: Exception) -> ApiError | None:
         headers = {"x-should-retry": "false"}
         return ApiError(500, str(error), type="server_error", code="poisonous_request", headers=headers)
     if isinstance(error, CorruptLogits):
-        # Clients may retry: another engine can answer, or this one once its rank is replaced.
+        # Clients may retry: another engine can answer, or this engine once its rank is replaced.
         return ApiError(500, str(error), type="server_error", code="corrupt_logits")
     if isinstance(error, EngineDead):
         return ApiError(503, str(error), type="service_unavailable_error", code="engine_unavailable")
@@ -104,7 +104,7 @@ def api_error(error: Exception) -> ApiError | None:
 
 
 def is_fault(error: Exception) -> bool:
-    """True if `error` is the engine's fault, and not a refusal or a client that left."""
+    """True if `error` is the engine's fault, and neither a refusal nor the disconnect of a client."""
     if isinstance(error, ClientGone | HTTPException):
         return False
     known = api_error(error)

@@ -21,6 +21,6 @@ def bearer_token(authorization: str) -> bytes:
 def api_key(headers: Headers) -> bytes:
     """Returns the key of a request: its bearer token, or the X-Api-Key header that some clients send.
 
-    Empty if it has neither.
+    Empty if the request has neither.
     """
     return bearer_token(headers.get("authorization", "")) or headers.get("x-api-key", "").strip(" \t").encode("latin-1")

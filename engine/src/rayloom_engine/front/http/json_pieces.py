@@ -1,4 +1,4 @@
-"""Encodes JSON documents piece by piece, so that a large one never fills the memory or blocks the event loop."""
+"""Encodes JSON documents in pieces, so that a large document never fills the memory or blocks the event loop."""
 
 from __future__ import annotations
 

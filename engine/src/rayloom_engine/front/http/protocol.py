@@ -1,5 +1,4 @@
-"""BoundedProtocol: uvicorn's HTTP protocol, with limits on a request's size and on the time that a client may take to
-send it.
+"""BoundedProtocol: uvicorn's HTTP protocol, with limits on the size of a request and on the time of sending it.
 
 The parser keeps headers in memory until they are complete. Without a limit, three clients could fill the memory, even
 without an API key (CVE-2025-48956 of vLLM). The limits are those of common proxies, far above what this API's clients
@@ -27,8 +26,8 @@ from rayloom_engine.front.http.errors import ApiError, unavailable
 PIECE_BYTES = 16 * 1024
 LINGER_S = 1.0  # seconds in which a refused client's bytes are read and dropped: a TCP reset would destroy the answer
 LINGER_BYTES = 4 * 1024 * 1024
-# After `shutdown`, seconds in which a request is read that the client sent before it could see the end: the first
-# request of a new connection, and a later one.
+# Seconds after `shutdown` in which a request is still read, because the client may have sent it before it could know of
+# the end: the first request of a connection, and a later request.
 FIRST_REQUEST_S = 0.5
 NEXT_REQUEST_S = 0.1
 LATE_S = 1.0  # seconds; a timer that is late by more than this shows that the event loop was blocked
@@ -67,7 +66,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._phase: Literal["open", "head", "body", "idle"] = "open"
         self._head_bytes = 0  # bytes of this request's head that the parser has reported
         self._head_fields = 0
-        self._loose_bytes = 0  # bytes given to the parser since its last callback; it may keep them in memory
+        self._loose_bytes = 0  # bytes given to the parser since its last callback; the parser may hold them in memory
         self._num_events = 0
         self._excess: ApiError | None = None  # set when a parser callback raises; becomes the answer
         self._refusal: ApiError | None = None  # once set, no further bytes are parsed
@@ -193,7 +192,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._send_refusal(self._refusal)
 
     def _count_head(self, num_bytes: int) -> None:
-        """Counts bytes of the head. Raises ValueError if it is too large, which makes the parser stop."""
+        """Counts bytes of the head. Raises ValueError if the head is too large, which makes the parser stop."""
         self._num_events += 1
         self._head_bytes += num_bytes
         if self._head_bytes > self._limits.head_bytes or self._head_fields > self._limits.head_fields:

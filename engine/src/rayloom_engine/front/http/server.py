@@ -30,9 +30,7 @@ CLIENT_FAULTS = (
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its signal handling, because two servers share this process and the front itself handles the
-    drain.
-    """
+    """uvicorn without signal handlers: two servers share this process, and the front itself handles the drain."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -42,14 +40,14 @@ class Server(uvicorn.Server):
 def api_server(app: ASGIApp, limits: HttpLimits | None = None) -> Server:
     """Returns the API port's server. Call its serve(sockets=[...]).
 
-    Its connection limit follows from the limit of open files.
+    The limit of open files determines the server's connection limit.
     """
     room = connection_room(_raised_file_limit())
     return _server(app, ConnectionTable(room.limit), room.backlog, limits or HttpLimits())
 
 
 def admin_server(app: ASGIApp) -> Server:
-    """Returns the admin port's server. It never refuses a connection: `connection_room` reserves files for it."""
+    """Returns the admin port's server. It refuses no connection: `connection_room` reserves files for them."""
     return _server(app, ConnectionTable(ADMIN_CONNECTIONS, refuses=False), ADMIN_CONNECTIONS, HttpLimits())
 
 

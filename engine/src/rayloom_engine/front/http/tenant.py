@@ -1,7 +1,7 @@
-"""Tenants: all clients with the same API key are one tenant. Tenants share slots and queue fairly. They never share
-cached prefixes.
+"""Tenants: all clients with the same API key are one tenant.
 
-A server with one key or none has a single tenant, without a name. Even then, cached prefixes belong to the key's owner.
+Tenants share slots and the queue fairly. They never share cached prefixes. A server with one key or none has a single
+tenant, without a name. Even then, cached prefixes belong to the key's owner.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def cache_key(owner: str, salt: str | None) -> bytes:
     """
     if not owner and salt is None:
         return b""
-    # A salt may be any JSON string, even one with lone surrogates. The NUL separates the salt from the owner's name, in
-    # which it never occurs.
+    # A salt may be any JSON string, even with lone surrogates. The NUL separates the salt from the owner's name, which
+    # never contains a NUL.
     given = b"" if salt is None else b"\0" + salt.encode("utf-8", "surrogatepass")
     return hashlib.blake2b(owner.encode() + given, digest_size=32).digest()

@@ -25,8 +25,8 @@ class KeepLimits:
     """Bounds of all kept answers together."""
 
     seconds: float = 30.0  # seconds for which an answer is kept after its last reader left or its computation ended
-    # The same for an answer with an X-Request-Id that is still computed. Proxies add this header to every request, so
-    # most of these clients send no repeat.
+    # The same time for an answer that has an X-Request-Id and is still computed. Proxies add this header to every
+    # request, so most clients of such answers send no repeat.
     detached_id_seconds: float = 5.0
     max_answers: int = 1024
     max_bytes: int = 64 * 1024 * 1024
@@ -97,7 +97,7 @@ class AnswerBook(Generic[A]):
         return entry if entry.is_strict or entry.num_readers == 0 else None
 
     def add(self, entry: Entry[A]) -> list[Entry[A]]:
-        """Keeps a new entry, which has a reader. An earlier one with the same key is released."""
+        """Keeps a new entry, which has a reader. An earlier entry with the same key is released."""
         released = self.release([self._entries[entry.key]]) if entry.key in self._entries else []
         entry.num_readers = 1
         self._entries[entry.key] = entry
@@ -164,8 +164,8 @@ class AnswerBook(Generic[A]):
             released += self.release([min(self._entries.values(), key=_worth)])
         detached = self.detached()
         while self._takes_too_much(detached):
-            # The API key with the most choices loses its oldest answer. So many broken connections of one key cost no
-            # other key its answers.
+            # The API key with the most choices loses its oldest answer. Thus broken connections of one key, even if
+            # they are many, release no answers of other keys.
             num_choices: Counter[str] = Counter()
             for entry in detached:
                 num_choices[entry.tenant] += entry.num_choices
@@ -183,5 +183,5 @@ class AnswerBook(Generic[A]):
 
 
 def _worth(entry: Entry[A]) -> tuple[bool, bool, float]:
-    """Sort key of releases: first entries without a reader, of these complete ones, of these the longest idle one."""
+    """Sort key of releases: entries without a reader first; among these, complete entries, then the longest idle."""
     return entry.num_readers > 0, entry.is_running, entry.idle_since_s or 0.0

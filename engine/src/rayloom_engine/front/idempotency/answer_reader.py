@@ -12,7 +12,7 @@ from rayloom_engine.front.http.errors import ClientGone
 from rayloom_engine.front.idempotency.kept_answer import KeptAnswer
 
 PART_BYTES = 64 * 1024
-REPLAYED = (b"idempotent-replayed", b"true")  # the header by which clients of Stripe's API know a repeated answer
+REPLAYED = (b"idempotent-replayed", b"true")  # the header by which clients of Stripe's API recognise a repeated answer
 
 
 class AnswerReader(Response):

@@ -14,7 +14,7 @@ MOST_UNREAD_BYTES = 256 * 1024  # the computation of an answer that is not kept 
 
 
 class Computation(Protocol):
-    """The part of a Generation that decides how much of the engine an answer without a reader takes."""
+    """The part of a Generation that tells how much an answer without a reader uses of the engine."""
 
     has_failed: bool
 
@@ -27,7 +27,7 @@ class Computation(Protocol):
 
 
 class KeptAnswer:
-    """The client of the request's handler: `receive` gives the handler the request, `send` takes the answer.
+    """The client of the request's handler: `receive` gives it the request, and `send` receives the answer.
 
     For the handler, this client disconnects as soon as the answer is not kept and has no reader. For one event loop.
     """
@@ -106,7 +106,7 @@ class KeptAnswer:
     # --- the end ---
 
     def stop_keeping(self) -> None:
-        """From now on only present readers get the answer. If there is none, the computation ends."""
+        """From now on, only present readers get the answer. Without a reader, the computation ends."""
         self.is_kept = False
         self._release()
 
@@ -121,7 +121,7 @@ class KeptAnswer:
         return self._num_dropped + len(self._bytes) - min(self._positions.values(), default=self._num_dropped)
 
     def _release(self) -> None:
-        """If the answer is not kept, drops the bytes that nobody will read, and ends the answer without a reader."""
+        """If the answer is not kept, drops bytes that all readers have read. Without readers, ends the computation."""
         if self.is_kept:
             return
         end = self._num_dropped + len(self._bytes)

@@ -1,4 +1,4 @@
-"""KeptAnswers: lets a client that repeats its request read the answer to the first one.
+"""KeptAnswers: lets a client that repeats its request read the answer to the first request.
 
 A request with a name is computed in a task of its own, which writes a KeptAnswer. The connections of the request and of
 its repeats read this KeptAnswer. So repeats work at every endpoint whose handler returns a response, for streams and
@@ -60,8 +60,9 @@ class KeptAnswers:
         return len(self._book)
 
     def change(self, limits: KeepLimits, max_body_bytes: int, lifecycle: Lifecycle, metrics: Metrics) -> None:
-        """Serves a port with these settings from now on. Kept answers stay. Present readers count in the lifecycle that
-        they began in.
+        """Serves a port with these settings from now on. Kept answers stay.
+
+        Present readers count in the lifecycle in which they began.
         """
         self._limits = self._book.limits = limits
         self._max_body_bytes = max_body_bytes
@@ -71,7 +72,7 @@ class KeptAnswers:
         self._watch_idle()
 
     async def answer(self, request: Request, handler: Handler) -> Response:
-        """Returns the response of `handler`, or for a repeat the response to the first request of its name.
+        """Returns the response of `handler` or, for a repeat, the response to the first request with the same name.
 
         Raises what `handler` raises, and ApiError 400 and 422 for an Idempotency-Key that cannot be used.
         """
@@ -165,7 +166,7 @@ class KeptAnswers:
         self._watch_idle()
 
     def _watch_idle(self) -> None:
-        """Regularly checks the answers without a reader, until there is none."""
+        """Regularly checks the answers without a reader, as long as there are any."""
         if self._timer is None and self._book.has_idle:
             tick_s = min(MOST_TICK_S, self._limits.seconds / 2)
             self._timer = asyncio.get_running_loop().call_later(tick_s, self._check_idle)

@@ -19,7 +19,7 @@ _KEY = re.compile(rf"[\x21-\x7e]{{1,{MAX_KEY_CHARS}}}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestName:
-    """The name of a request among those of one API key at one endpoint."""
+    """The name of a request, among the requests of one API key at one endpoint."""
 
     text: str
     owner: str  # the owner of the request's API key, as the scheduler names it; empty if the server has no keys

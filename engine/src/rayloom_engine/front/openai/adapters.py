@@ -40,7 +40,7 @@ async def unload_adapter(request: Request) -> Response:
 
 
 async def _read_change(request: Request, service: Service, kind: type[_Change]) -> _Change:
-    """Returns the body of a request that changes the list of adapters. Raises ApiError 403 if none may."""
+    """Returns the body of a request that changes the list of adapters. Raises ApiError 403 if that is not allowed."""
     if service.client.rules.is_gateway:
         raise ApiError(
             403,
@@ -62,5 +62,5 @@ async def _read_change(request: Request, service: Service, kind: type[_Change]) 
             "header Origin",
             code="foreign_origin",
         )
-    service.model_text()  # not before the model is loaded
+    service.model_text()  # raises ApiError 503 while the model is not loaded
     return parse_request(kind, await read_json(request, service.config.max_body_bytes))

@@ -43,7 +43,7 @@ async def completions(request: Request) -> Response:
             ids = prompt
         kept = tuple(wire.cut_prompt(ids, params, text.model.max_model_len))
         if len(kept) < len(ids):
-            given[number] = ids = kept  # The echo is made after the cut, because it has only the ids that remain.
+            given[number] = ids = kept  # replaces a text, too: the echo has only the tokens that remain
         params.check_room(len(ids), text.model.max_model_len)
         check_token_ids(ids, text.model.vocab_size)
         prompts.append(ids)
@@ -86,7 +86,7 @@ def _echo(tokenizer: Tokenizer, prompt: str | tuple[int, ...], ids: tuple[int, .
 class CompletionAnswer(Answer):
     """Writes the documents of the completions endpoint.
 
-    `echoes`: one per prompt; empty unless the request has `echo`.
+    `echoes`: an echo for each prompt; empty unless the request has `echo`.
     """
 
     id_prefix = "cmpl"
@@ -104,7 +104,7 @@ class CompletionAnswer(Answer):
         self._streams = bool(wire.stream)
         # True if chunks after the first have text alone.
         self._is_plain = not (self._wants_logprobs or self.returns_ids or self.continuous_usage)
-        self._offsets: dict[int, int] = {}  # choice index -> offset of its next token in its text
+        self._offsets: dict[int, int] = {}  # choice index -> offset of the choice's next token in its text
 
     def chunks(self, delta: ChoiceDelta) -> list[Event]:
         text = delta.text

@@ -19,7 +19,7 @@ from rayloom_engine.text.template_sandbox import TemplateTooSlow
 from rayloom_engine.text.tools.tool import ToolUse
 from rayloom_engine.text.tools.written import written_messages
 
-# token ids; fewer are decoded in less time than the change to a thread takes, a million in 0.1 s
+# token ids; decoding fewer takes less time than the change to a thread, decoding a million takes 0.1 s
 DECODE_IN_THREAD_ABOVE_TOKENS = 1024
 # seconds of CPU time after which a rendering on the event loop is stopped and repeated in a thread
 CPU_S_IN_LOOP = 0.05
@@ -50,7 +50,7 @@ class ChatPrompt:
 async def chat_prompt(text: ModelText, messages: list[Any], options: TemplateOptions) -> ChatPrompt:
     """Returns the prompt of a conversation.
 
-    Raises RequestError if the model has no template, or the template refuses.
+    Raises RequestError if the model has no template, or if the template refuses the messages.
     """
     template = text.template
     if template is None:
@@ -128,7 +128,7 @@ async def text_prompt(text: ModelText, prompt: str, *, add_special_tokens: bool)
 
 
 async def transferred_prompt(params: Mapping[str, Any] | None, text: ModelText) -> ChatPrompt | None:
-    """Returns the prompt in a request's `kv_transfer_params`; None if it has none.
+    """Returns the prompt in a request's `kv_transfer_params`; None if they have no prompt.
 
     Raises RequestError for anything but a list of the model's token ids.
     """

@@ -1,7 +1,7 @@
 """AdapterList: the LoRA adapters that requests can name in `model`.
 
 The front owns the list: a sequence carries its adapter, so neither the scheduler nor a rank has to know names. The list
-is kept in a file of the run folder, so that the next front has it. An adapter that was unloaded is still computed for
+is stored in a file of the run folder, so that the next front has it. An adapter that was unloaded is still computed for
 sequences that have it. The core passes the list on to gateways.
 """
 
@@ -38,17 +38,17 @@ class AdapterNames(Protocol):
         """All adapters."""
 
     def get(self, name: str) -> ServedAdapter | None:
-        """Returns the adapter with this name; None if there is none."""
+        """Returns the adapter with this name; None if there is no such adapter."""
 
     def check_known(self, name: str) -> None:
-        """Raises ApiError 503, which says that `name` was not found, while it is not known which adapters there are."""
+        """Raises ApiError 503 about the unknown `name` while it is not known yet which adapters there are."""
 
 
 class AdapterList:
     """The adapters by name."""
 
     def __init__(self, config: EngineConfig, file: Path | None = None) -> None:
-        """`file`: keeps the list; None: the list is not kept."""
+        """`file`: stores the list; None: the list is not stored."""
         self._config = config
         self._file = file
         self._entries: dict[str, ServedAdapter] = {}
@@ -74,9 +74,9 @@ class AdapterList:
             return False
 
     async def start(self, folder: Path, wanted: Mapping[str, str]) -> None:
-        """Takes the list of the front before, or loads the adapters in `wanted`. `folder`: of the model.
+        """Reads the list that an earlier front has stored; without one, loads the adapters in `wanted`.
 
-        Raises ModelError.
+        `folder`: the model's folder. Raises ModelError.
         """
         if self._file is not None and self._file.exists():
             entries = msgspec.json.decode(await asyncio.to_thread(self._file.read_bytes), type=list[ServedAdapter])
@@ -90,7 +90,7 @@ class AdapterList:
     async def load(self, name: str, path: str, folder: Path, *, in_place: bool) -> None:
         """Adds an adapter. Raises ApiError.
 
-        `in_place`: it replaces one of the same name; requests in flight keep theirs.
+        `in_place`: the adapter replaces an adapter of the same name; requests in flight keep the earlier adapter.
         """
         async with self._is_changing:
             if name in self._entries and not in_place:
@@ -109,7 +109,7 @@ class AdapterList:
             await asyncio.to_thread(self._keep)
 
     async def unload(self, name: str) -> None:
-        """Removes an adapter. Requests that have it finish. Raises ApiError 404 for an unknown name."""
+        """Removes an adapter. Requests that use it finish. Raises ApiError 404 for an unknown name."""
         async with self._is_changing:
             if name not in self._entries:
                 raise ApiError(

@@ -22,7 +22,7 @@ class WantedAdapters(msgspec.Struct, forbid_unknown_fields=True):
 
 
 async def put_adapters(request: Request, managed: ManagedAdapters | None) -> Response:
-    """Returns 202 with the state of each adapter; /status shows how it goes on. Raises ApiError 400, 403 or 413.
+    """Returns 202 with the state of each adapter; /status shows later states. Raises ApiError 400, 403 or 413.
 
     `managed`: None if the setting `managed_adapters` is off.
     """

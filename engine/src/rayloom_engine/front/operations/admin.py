@@ -62,8 +62,7 @@ def load_admin_token(path: str | None) -> str | None:
 
 
 def is_own_request(host: str, origin: str | None) -> bool:
-    """True if a request to a loopback port without a token comes from a program on this machine, and not from a web
-    page.
+    """True if a request to a loopback port comes from a program on this machine, and not from a web page.
 
     With every POST and DELETE, browsers send the page's origin in the header Origin. In a DNS rebinding attack, they
     send the attacker's name, which resolves to 127.0.0.1, in the header Host.

@@ -7,8 +7,8 @@ import asyncio
 from rayloom_engine.front.core_link.core_client import CoreClient
 from rayloom_engine.front.operations.lifecycle import Lifecycle
 
-# Gateways learn of a drain from the core. This many seconds after the drain's start, all sequences that they sent
-# before they learned of it have arrived.
+# Gateways learn of a drain from the core. This many seconds after the drain's start, all sequences have arrived that
+# gateways sent before they learned of the drain.
 SETTLED_S = 0.2
 _CHECK_S = 0.05
 
@@ -22,7 +22,7 @@ def num_in_core(client: CoreClient) -> int:
 
 
 async def wait_for_empty_core(client: CoreClient, lifecycle: Lifecycle, timeout_s: float) -> bool:
-    """Waits in a drain until the core has no sequences. Returns False if it has some after `timeout_s`.
+    """Waits in a drain until the core has no sequences. Returns False if it still has any after `timeout_s`.
 
     The core sends a status every second, so the wait may end a second late.
     """

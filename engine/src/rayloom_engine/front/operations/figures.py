@@ -14,10 +14,10 @@ Labels = tuple[tuple[str, str], ...]
 
 
 class Family:
-    """A metric: its name, its meaning and a value for each set of labels. Counters only rise; gauges are set. For one
-    event loop.
+    """A metric: its name, its meaning and a value for each set of labels. For one event loop.
 
-    Labels are (name, value) pairs; `label_names` are the names, without the labels that all metrics have.
+    Counters only rise; gauges are set. Labels are (name, value) pairs; `label_names` are the names, without the labels
+    that all metrics have.
     """
 
     def __init__(self, kind: str, name: str, meaning: str, label_names: Sequence[str] = ()) -> None:
@@ -66,14 +66,14 @@ class Histogram(Family):
     def add_counts(self, counts: Sequence[int], total: float) -> None:
         """Adds observations that were counted elsewhere.
 
-        `counts`: the number of observations in each bucket; the last one is for values above all bounds. `total`: the
-        sum of the values.
+        `counts`: the number of observations in each bucket; the last bucket is for values above all bounds. `total`:
+        the sum of the values.
         """
         self._counts = [before + more for before, more in zip(self._counts, counts, strict=True)]
         self.sum += total
 
     def cumulative(self) -> dict[str, int]:
-        """Returns upper bound (as text, the last is +Inf) -> number of observations not above it."""
+        """Returns upper bound (as text, the last is +Inf) -> number of observations up to this bound."""
         bounds = (*map(_bound, self._bounds), "+Inf")
         return dict(zip(bounds, accumulate(self._counts), strict=True))
 

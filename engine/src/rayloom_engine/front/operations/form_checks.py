@@ -1,4 +1,4 @@
-"""FormChecks: asks whether grammars can be enforced. Tenants take turns, each with a limited number of grammars."""
+"""FormChecks: checks whether grammars can be enforced. Tenants take turns, each with a limited number of grammars."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class FormChecks:
 
     def __init__(self) -> None:
         self._turns = Turns()
-        self._waiting: dict[str, Counter[str]] = {}  # tenant -> grammar -> its requests that wait for the check
+        self._waiting: dict[str, Counter[str]] = {}  # tenant -> grammar -> number of requests that wait for the check
 
     async def check(self, grammar: str, field: str, tenant: str) -> tuple[str, ...]:
         """Returns the warnings about a grammar.

@@ -13,8 +13,9 @@ from rayloom_engine.front.operations.service import ENGINE_VERSION, Service
 
 
 async def health(request: Request) -> Response:
-    """Answers 200 once the model was loaded, also in recoveries and drains. 503 before that, and after the engine
-    failed.
+    """Answers 200 once the model was loaded, also in recoveries and drains.
+
+    Answers 503 before that, and after the engine has failed.
     """
     service: Service = request.app.state.service
     service.lifecycle.check_alive()
@@ -22,7 +23,7 @@ async def health(request: Request) -> Response:
 
 
 async def ready(request: Request) -> Response:
-    """Answers 200 if requests are accepted, which includes recoveries. Else 503 with the reason."""
+    """Answers 200 if requests are accepted, which includes recoveries. Otherwise answers 503 with the reason."""
     service: Service = request.app.state.service
     service.lifecycle.check_accepts()
     return JSONResponse({"status": "ready", "state": service.state()[0]})

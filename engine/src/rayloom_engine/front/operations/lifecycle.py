@@ -1,4 +1,4 @@
-"""Lifecycle: tells whether the front accepts requests, the reason if not, and how many are not yet answered."""
+"""Lifecycle: tells whether the front accepts requests, why it refuses them, and how many requests are unanswered."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Lifecycle:
     """Decides whether requests are accepted. For one event loop."""
 
     def __init__(self, *, is_restart: bool = False) -> None:
-        """`is_restart`: an earlier front has died, so requests wait until this one is ready and are not refused."""
+        """`is_restart`: an earlier front has died, so requests are not refused, but wait until this front is ready."""
         self.is_restart = is_restart
         self.was_loaded = False  # this front, or an earlier one of this engine, has been ready
         self.was_ready = False  # the first load has finished; stays true while the core restarts
@@ -53,8 +53,8 @@ class Lifecycle:
         self.stall = ""  # a sentence about the hung rank or core; empty if none hangs
         self.num_held = 0  # requests that wait until a restarted front is ready
         self.num_in_flight = 0  # requests that are computed, or whose handler sends the answer
-        self.num_readers = 0  # connections that read a kept answer; some read on after its handler has ended
-        # The lifecycle of the process, if this one is of a model of a gateway with several models.
+        self.num_readers = 0  # connections that read a kept answer; they may still read after its handler has ended
+        # In a gateway with several models, each model has a lifecycle, and `process` is the lifecycle of the process.
         self.process: Lifecycle | None = None
         # Closes keep-alive connections: this engine would refuse the next requests on them, while other engines would
         # serve them.
@@ -85,7 +85,7 @@ class Lifecycle:
 
     @property
     def accepts(self) -> bool:
-        """True if new requests are accepted. During a recovery they are accepted too, and wait until it ends."""
+        """True if new requests are accepted. During a recovery, they are accepted and wait until it ends."""
         return self.was_ready and not self._refuses
 
     @property
@@ -214,8 +214,9 @@ class Lifecycle:
         self._check_idle()
 
     async def wait_idle(self, timeout_s: float) -> bool:
-        """Waits until no request is in flight and no connection reads a kept answer. Returns False if `timeout_s`
-        passes first.
+        """Waits until no request is in flight and no connection reads a kept answer.
+
+        Returns False if `timeout_s` passes first.
         """
         if self._idle.is_set():  # With a time-out of 0, wait_for would raise TimeoutError even if nothing is in flight.
             return True
@@ -230,6 +231,6 @@ class Lifecycle:
             self._idle.set()
 
     def wake(self) -> None:
-        """Lets requests that wait look at the state again, for example because the process begins to drain."""
+        """Makes waiting requests check the state again, for example because the process begins to drain."""
         self._changed.set()
         self._changed = asyncio.Event()

@@ -1,8 +1,8 @@
-"""ManagedAdapters: brings an AdapterList to the adapters that the admin port asks for (PUT /adapters).
+"""ManagedAdapters: loads and unloads adapters of an AdapterList as the admin port demands (PUT /adapters).
 
-The admin port always names the whole list, so a repeated request changes nothing. An adapter that cannot be loaded is
-tried again after a while, because its files may still be on their way. The wanted list is kept in a file of the run
-folder, so that the next front also tries those that could not be loaded.
+A request to the admin port always names the whole list, so a repeated request changes nothing. An adapter that cannot
+be loaded is tried again after a while, because its files may arrive later. The wanted list is stored in a file of the
+run folder, so that the next front also tries adapters that could not be loaded.
 """
 
 from __future__ import annotations
@@ -33,21 +33,22 @@ class ManagedAdapters:
     def __init__(
         self, adapters: AdapterList, wanted: Mapping[str, str], retry_s: float, file: Path | None = None
     ) -> None:
-        """`wanted`: name -> folder of each adapter. `retry_s`: seconds between attempts to load one.
+        """`wanted`: name -> folder of each adapter. `retry_s`: seconds between attempts to load an adapter.
 
-        `file`: keeps the wanted list for the next front, and replaces `wanted` if it exists; None: it is not kept.
+        `file`: stores the wanted list for the next front; a list in this file replaces `wanted`. None: no list is
+        stored.
         """
         self._adapters = adapters
         self._file = file
         self._kept = _read(file)  # the list in the file
         self._wanted = dict(wanted) if self._kept is None else self._kept
         self._problems: dict[str, str] = {}  # name -> why the adapter could not be loaded
-        self._has_failed = False  # the latest attempt ended before it came to all adapters
+        self._has_failed = False  # the latest attempt ended before all adapters were tried
         self._retry_s = retry_s
         self._is_changed = asyncio.Event()
 
     def want(self, wanted: Mapping[str, str]) -> None:
-        """From now on, the list has these adapters: name -> folder. `keep` loads and unloads them."""
+        """Sets the wanted adapters, name -> folder. `keep` then loads and unloads adapters accordingly."""
         if dict(wanted) == self._wanted:
             return
         self._wanted = dict(wanted)
@@ -59,16 +60,16 @@ class ManagedAdapters:
         return [self._report(name, path) for name, path in self._wanted.items()]
 
     async def bring(self, folder: Path) -> None:
-        """Unloads the adapters that are not wanted any more, and loads the others. `folder`: of the model.
+        """Unloads adapters that are not wanted any more, and loads the wanted ones. `folder`: the model's folder.
 
-        Adapters that cannot be loaded are only noted. One of the same name then keeps its earlier files. Any other
-        fault is logged, and `keep` tries again.
+        If an adapter cannot be loaded, its problem is recorded, and a loaded adapter of the same name keeps its earlier
+        files. Any other fault is logged, and `keep` tries again.
         """
         self._has_failed = False
         for part in (self._write, partial(self._bring, folder)):
             try:
                 await part()
-            except Exception:  # `keep` is awaited by nobody, and without it no later list would have an effect
+            except Exception:  # `keep` must not end, because it applies later lists, too
                 logger.exception("cannot bring the adapters to the wanted list; tried again in %g s", self._retry_s)
                 self._has_failed = True
 
@@ -81,7 +82,7 @@ class ManagedAdapters:
     async def _bring(self, folder: Path) -> None:
         wanted = dict(self._wanted)
         for name in [entry.name for entry in self._adapters.entries if entry.name not in wanted]:
-            with contextlib.suppress(ApiError):  # somebody else has unloaded it
+            with contextlib.suppress(ApiError):  # the adapter was unloaded in the meantime
                 await self._adapters.unload(name)
         for name, path in wanted.items():
             if self._adapters.has(name, path):
@@ -101,9 +102,9 @@ class ManagedAdapters:
                 self._problems[name] = problem
 
     async def keep(self, folder: Path) -> None:
-        """Calls `bring` after every change, and again while it could not load all. Runs until it is cancelled.
+        """Calls `bring` after every change, and again while adapters are not loaded. Runs until it is cancelled.
 
-        `bring` has been called once before.
+        The caller has called `bring` once before.
         """
         while True:
             with contextlib.suppress(TimeoutError):
@@ -120,7 +121,7 @@ class ManagedAdapters:
 
 
 def _read(file: Path | None) -> dict[str, str] | None:
-    """Returns the list in the file; None if there is none."""
+    """Returns the list in the file; None if there is no file."""
     if file is None or not file.exists():
         return None
     return msgspec.json.decode(file.read_bytes(), type=dict[str, str])

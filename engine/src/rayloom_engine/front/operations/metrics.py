@@ -1,7 +1,7 @@
-"""Metrics of the front, and of the core as it reports them. Names are vLLM's with the prefix `rayloom:`, or `vllm:` by
-the setting metrics_prefix. Metrics that vLLM lacks are always `rayloom:`.
+"""Metrics of the front, and the metrics that the core reports.
 
-prometheus_client writes the text format; the values come from figures.py.
+The names are vLLM's names with the prefix `rayloom:`, or with `vllm:` by the setting metrics_prefix. Metrics that vLLM
+lacks always have the prefix `rayloom:`. prometheus_client writes the text format; the values come from figures.py.
 https://prometheus.io/docs/instrumenting/exposition_formats/
 """
 
@@ -142,7 +142,7 @@ class Metrics:
         self.first_token_s = self._histogram(
             "time_to_first_token_seconds", "Seconds to the first token.", FIRST_TOKEN_BOUNDS_S
         )
-        # Counts requests, while first_token_s counts choices. Only the status document shows it.
+        # Counts requests, while first_token_s counts choices. Only the status document shows this histogram.
         self.request_first_token_s = Histogram("", "Seconds to the first token of a request.", FIRST_TOKEN_BOUNDS_S)
         self.token_gap_s = self._histogram("inter_token_latency_seconds", "Seconds between tokens.", _TOKEN_S)
         self.request_s = self._histogram("e2e_request_latency_seconds", "Seconds of a whole request.", _REQUEST_S)
@@ -181,7 +181,7 @@ class Metrics:
     def observe_core(self, status: CoreStatus, core_pid: int) -> None:
         """Adds a CoreStatus from the EngineCore process `core_pid`. The sums here never fall.
 
-        A new process counts from zero. A new epoch does not mean a new process: after the loss of a rank the same
+        A new core process counts from zero. A new epoch does not mean a new process: after the loss of a rank, the same
         process continues in a new epoch.
         """
         stats = status.stats
@@ -312,7 +312,7 @@ def metrics_text(of_models: Sequence[Metrics]) -> str:
 
 
 class _Collector:
-    """Metrics as prometheus_client reads them. All have the same families in the same order."""
+    """Metrics as prometheus_client reads them. All models have the same families in the same order."""
 
     def __init__(self, of_models: Sequence[Metrics]) -> None:
         self._of_models = of_models

@@ -49,15 +49,15 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class FrontStart:
-    """The number of this start of the front: the supervisor starts a new one when a front dies."""
+    """The number of this start of the front: the supervisor starts a new front when a front dies."""
 
     number: int = 1  # counted from 1; higher numbers are restarts
-    server_started: float | None = None  # Unix time of the first front's start; None: this is the first
-    adapters_file: Path | None = None  # keeps the list of adapters for later fronts
+    server_started: float | None = None  # Unix time of the first front's start; None: this front is the first
+    adapters_file: Path | None = None  # stores the list of adapters for later fronts
 
     @property
     def wanted_file(self) -> Path | None:
-        """The file beside `adapters_file` that keeps the wanted list of managed adapters."""
+        """The file beside `adapters_file` that stores the wanted list of managed adapters."""
         file = self.adapters_file
         return None if file is None else file.with_stem(f"{file.stem}-wanted")
 
@@ -128,10 +128,10 @@ class Service:
         self.client.fail_all(error)
 
     async def wait_for_gateways(self, timeout_s: float) -> int:
-        """Waits in a drain until gateways have no sequences in this engine. Returns how many are left after
-        `timeout_s`.
+        """Waits in a drain until gateways have no sequences in this engine.
 
-        Gateways move their sequences to another engine at once. Without another engine, the sequences finish here.
+        Returns the number of sequences that are left after `timeout_s`. Gateways move their sequences to another engine
+        at once. Without another engine, the sequences finish here.
         """
         if self.config.front_port is None or await wait_for_empty_core(self.client, self.lifecycle, timeout_s):
             return 0
@@ -221,9 +221,9 @@ class Service:
             self._give_up(f"cannot load the tokenizer in {folder}: {type(error).__name__}: {error}")
 
     async def _start_adapters(self, folder: Path) -> None:
-        """Loads the adapters. Raises ModelError, but not for managed ones: /status reports those.
+        """Loads the adapters. Raises ModelError, but not for managed adapters: /status reports their problems.
 
-        The core gets the list once, after all of them: gateways forget each name that a list lacks.
+        The core gets the list once, after all adapters are loaded: gateways forget each name that a list lacks.
         """
         if self.managed_adapters is None:
             await self.adapter_list.start(folder, self._wanted_adapters)
@@ -259,7 +259,7 @@ class Service:
         model = self.client.status.model if self.client.status is not None else None
         if self.text is None and self.files is not None and model is not None:
             self.text = ModelText.of(model, self.files)
-        # Requests to a gateway wait until an engine serves, so it needs none to be ready.
+        # Requests to a gateway wait until an engine serves, so a gateway is ready without an engine.
         can_begin = self.client.is_core_serving or self.client.rules.is_gateway
         if not lifecycle.was_ready and can_begin and self.text is not None:
             lifecycle.become_ready()

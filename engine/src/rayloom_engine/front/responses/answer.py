@@ -59,7 +59,7 @@ class ResponsesAnswer:
         return self._numbered(events)
 
     def text_events(self, index: int) -> None:
-        """Returns None: every event differs from the one before in its name or in a number."""
+        """Returns None: every event has another `sequence_number`."""
 
     def closing(self) -> list[dict[str, Any]]:
         response = self._final(self._items.documents())

@@ -31,17 +31,17 @@ class OutputItems:
         """Returns the events for more parts of the message.
 
         `logprobs`: entries for the tokens of the parts' text. They are written with the next text of the answer, and
-        dropped if the message has none.
+        dropped if no text follows.
         """
         self._pending.extend(logprobs)
         return [event for change in self._message.add(parts) for event in self._events(change)]
 
     def finish(self, *, is_cut: bool) -> list[dict[str, Any]]:
-        """Returns the events at the end of the message. `is_cut`: it ended at the limit of tokens."""
+        """Returns the events at the end of the message. `is_cut`: the answer ended at the limit of tokens."""
         return [event for change in self._message.finish(is_cut=is_cut) for event in self._events(change)]
 
     def documents(self, logprobs: list[Any] | LazyList | None = None) -> list[dict[str, Any]]:
-        """Returns all items. `logprobs`: entries of a whole answer, which the first text gets."""
+        """Returns all items. `logprobs`: entries of a whole answer, written into the first text item."""
         documents = []
         for item in self._message.items:
             if logprobs is not None and item.kind == "content":

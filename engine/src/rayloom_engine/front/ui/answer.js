@@ -29,14 +29,14 @@ function drawAll() {
 }
 
 // Text that grows. Each line is an element of its own, so the browser computes the layout of the last line alone. Blank
-// lines belong to the line before them: a copy of the text then has as many of them as the text itself.
+// lines belong to the element of the line before them, so that a copy of the text has the same blank lines.
 class Lines {
   constructor(parent) {
     this.parent = parent;
     this.text = "";
     this.waiting = "";
     this.last = null; // the text node of the last line
-    this.numBreaks = 0; // line breaks since its end
+    this.numBreaks = 0; // line breaks since the end of the last line
   }
 
   append(text) {
@@ -70,7 +70,7 @@ class Lines {
 class Answer {
   constructor(parent) {
     this.startedAt = performance.now();
-    this.firstAt = null; // of the first token
+    this.firstAt = null; // time of the first token
     this.lastAt = null;
     this.longestPauseMs = 0;
     this.numTokens = 0;
@@ -87,7 +87,7 @@ class Answer {
     byId("log").scrollTop = byId("log").scrollHeight;
   }
 
-  // Takes one event of the stream.
+  // Processes one event of the stream.
   take(event) {
     if (event.error) throw new Error(event.error.message);
     if (event.usage) this.numTokens = event.usage.completion_tokens;
@@ -120,7 +120,7 @@ class Answer {
     return this.reasoning;
   }
 
-  // A call arrives in pieces: the first has its id and name, the others continue its arguments.
+  // A call arrives in pieces: the first piece has the id and the name, the other pieces continue the arguments.
   takeCall(piece) {
     let call = this.calls[piece.index];
     if (call === undefined) {
@@ -157,7 +157,7 @@ class Answer {
     drawAll();
   }
 
-  // Returns the assistant's message for the next request; null if the model has said nothing.
+  // Returns the assistant's message for the next request; null if the model has written nothing.
   message() {
     if (!this.content.text && this.calls.length === 0) return null;
     const message = { role: "assistant", content: this.content.text };

@@ -1,4 +1,4 @@
-// The conversation: exchanges of a question and an answer, of which one at most is in progress.
+// The conversation: exchanges of a question and an answer. At most one answer is in progress.
 
 const exchanges = [];
 let running = null; // the AbortController of the answer in progress
@@ -65,7 +65,7 @@ async function answerLast() {
   showButtons();
 }
 
-// After tool calls, the text is the result of each of them.
+// After tool calls, the text is the result of each call.
 function questionsFor(text) {
   const calls = exchanges.at(-1)?.answer.message()?.tool_calls ?? [];
   if (calls.length === 0) return [{ role: "user", content: text }];

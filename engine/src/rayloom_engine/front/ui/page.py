@@ -1,7 +1,7 @@
 """The built-in page: one HTML document with its style and scripts inside, and the headers that confine it.
 
 The page comes from the files of this folder. It loads nothing else: its Content-Security-Policy names the hashes of the
-style and of the script, forbids all other sources, and with Trusted Types also every way of turning text into markup.
+style and of the script, and forbids all other sources. Trusted Types also forbid every way of turning text into markup.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def page_headers(html: str) -> dict[str, str]:
         f"script-src '{_hash(html, 'script')}'",
         f"style-src '{_hash(html, 'style')}'",
         "connect-src 'self'",
-        "img-src data:",  # the empty icon, without which browsers ask for /favicon.ico
+        "img-src data:",  # the empty icon, without which browsers request /favicon.ico
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",

@@ -2,8 +2,8 @@
 
 const READ_EVERY_MS = 1000;
 const READ_TIMEOUT_MS = 5000;
-let isLocked = false; // true while the server refuses the API key, or its absence
-let newestEnd; // time of the newest loss whose recovery had ended at the last reading; undefined before the first
+let isLocked = false; // true while the server refuses the API key, or a request without a key
+let newestEnd; // time of the newest loss whose recovery had ended at the last reading; undefined before any reading
 
 function showState(state, text) {
   byId("state").dataset.state = state;
@@ -49,7 +49,7 @@ function announce(status) {
   newestEnd = newest?.at ?? null;
 }
 
-// Returns the path of the selected model's status. Until the list of models is read, the server takes its first one.
+// Returns the path of the selected model's status. Until the list of models is read, the server uses its first model.
 function statusPath() {
   const name = byId("model").value;
   return name ? `ui/status?model=${encodeURIComponent(name)}` : "ui/status";

@@ -12,7 +12,7 @@ function restoreSettings() {
     byId(id).value = sessionStorage.getItem(id) ?? "";
     byId(id).addEventListener("input", () => sessionStorage.setItem(id, byId(id).value));
   }
-  // The phone's screen is too small for settings and messages at once.
+  // A phone's screen is too small for settings and messages at once.
   byId("settings").open = window.innerWidth > 704;
 }
 
@@ -22,7 +22,7 @@ function authorization() {
   return key ? { Authorization: `Bearer ${key}` } : {};
 }
 
-// Returns the fields of a chat that the settings define. A setting that is empty has the server's default.
+// Returns the fields of a chat that the settings define. For an empty setting, the server's default applies.
 function settingFields() {
   const fields = {};
   for (const id of ["temperature", "seed", "max_tokens"]) {

@@ -22,7 +22,7 @@ class NoCall(Exception):
 
 
 class IncomingText:
-    """The text so far, and the position up to which it is read. Text behind the position is forgotten unless marked."""
+    """The text so far, and the position up to which it was read. Text before the position is dropped unless marked."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -41,7 +41,7 @@ class IncomingText:
             self.text += text
 
     def pass_on(self, text: str) -> bool:
-        """Emits new text for the reader that waits in `until`. Returns False if the reader must read it itself."""
+        """Emits new text for the reader that waits in `until`. Returns False if the reader must read the text."""
         if self.wait is None or self._mark is not None or self.wait.markers.may_begin(text):
             return False
         self._num_forgotten += len(text)
@@ -49,7 +49,7 @@ class IncomingText:
         return True
 
     def skip(self, num_chars: int) -> None:
-        """Counts text as read that was emitted elsewhere while `wait` was set."""
+        """Counts `num_chars` characters as read. They were emitted elsewhere while `wait` was set."""
         self._num_forgotten += num_chars
 
     @property
@@ -109,7 +109,7 @@ def until(incoming: IncomingText, markers: Markers, emit: Callable[[str], None])
     while True:
         held_at = len(incoming.text) if incoming.is_ended else markers.open_at(incoming.text, incoming.at)
         found = markers.pattern.search(incoming.text, incoming.at)
-        # At `held_at` a longer marker may begin, too.
+        # A marker found at `held_at` may be the beginning of a longer marker, so it has to wait.
         if found is not None and found.start() < held_at:
             emit(incoming.text[incoming.at : found.start()])
             incoming.at = found.end()
@@ -124,7 +124,7 @@ def until(incoming: IncomingText, markers: Markers, emit: Callable[[str], None])
 
 
 class Markers:
-    """Texts that `IncomingText.until` searches for."""
+    """Texts that `until` searches for."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.texts = tuple(dict.fromkeys(texts))
@@ -137,7 +137,7 @@ class Markers:
         self.find_first_char = re.compile(f"[{first_chars}]" if first_chars else r"(?!)").search
 
     def may_begin(self, text: str) -> bool:
-        """True if a marker may begin in `text`: it has the first character of one."""
+        """True if a marker may begin in `text`: the text has the first character of a marker."""
         return self.find_first_char(text) is not None
 
     def open_at(self, text: str, at: int) -> int:

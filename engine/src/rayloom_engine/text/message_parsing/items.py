@@ -57,7 +57,7 @@ Change = Opened | Grew | Closed
 
 
 class MessageItems:
-    """The items of one message. At most the last item is open, so that parts may still be added to it."""
+    """The items of one message. Only the last item can be open; parts may still be added to an open item."""
 
     def __init__(self) -> None:
         self.items: list[Item] = []

@@ -31,7 +31,7 @@ class ParserSettings:
 
 
 class TextParser:
-    """Implements MessageParser. Neighbouring texts of the same kind come as one part."""
+    """Implements MessageParser. Neighbouring texts of the same kind are joined into one part."""
 
     __slots__ = ("_find_marker", "_incoming", "_may_trim", "_num_plain", "_reader", "_reading", "_sink", "plain_kind")
 
@@ -50,7 +50,7 @@ class TextParser:
                 hidden=settings.hidden,
             )
         self._reading = self._reader.read()
-        # The kind of the parts that text becomes while the reader waits for a marker; None if that is not one kind.
+        # The kind of part that all new text becomes while the reader waits for a marker; None if that is not certain.
         self.plain_kind: PlainKind | None = None
         self._find_marker = Markers(()).find_first_char
         self._may_trim = False
@@ -65,7 +65,7 @@ class TextParser:
         return _joined(self._sink.take())
 
     def reads(self, text: str, kind: PlainKind) -> bool:
-        """Reads `text` and returns True if `add` would return exactly this text, as its only part and of this kind.
+        """Reads `text` and returns True if `add` would return a single part, of this kind and with exactly this text.
 
         Otherwise returns False, without any effect.
         """
@@ -100,9 +100,7 @@ class TextParser:
 
     @property
     def reasoning_end(self) -> int | None:
-        """Number of characters of the text that belong to the reasoning, tags included; None while the reasoning
-        continues.
-        """
+        """Number of characters of the reasoning, tags included; None while the reasoning continues."""
         return self._reader.reasoning_end
 
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningFormat:
-    """Reasoning lies at the beginning of an answer, between two tags. Without an end tag, all text is reasoning."""
+    """Reasoning is at the beginning of an answer, between two tags. Without an end tag, all text is reasoning."""
 
     name: str
     start: str

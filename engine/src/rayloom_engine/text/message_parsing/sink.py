@@ -1,4 +1,4 @@
-"""PartSink: takes the texts and calls that readers find, and makes the parts of a message."""
+"""PartSink: turns the texts and calls that readers find into the parts of a message."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class CallRules:
 
     schemas: Mapping[str, Mapping[str, Any]]  # function name -> JSON schema of its arguments
     call_id: Callable[[int], str]  # number of a call -> its id
-    max_calls: int | None = None  # the most calls, further ones are dropped; None: no limit
+    max_calls: int | None = None  # the most calls, further calls are dropped; None: no limit
 
 
 @dataclass(slots=True)
 class PartSink:
     """Collects the parts of one message.
 
-    Blanks at the end of the reasoning, and between content and a call, are no parts. So blanks are held back until the
-    next text.
+    Blanks at the end of the reasoning, and blanks between content and a call, are dropped. So the sink holds blanks
+    back until more text or a call arrives.
     """
 
     rules: CallRules
@@ -53,13 +53,13 @@ class PartSink:
             self._parts.append(Reasoning(text))
 
     def kind_of(self, emit: Callable[[str], None]) -> PlainKind | None:
-        """Returns the kind of part that the method `emit` makes of a text; None for all but `content`, `reasoning`."""
+        """Returns the kind of part that `emit` makes of a text; None unless `emit` is `content` or `reasoning`."""
         if emit == self.content:
             return Content
         return Reasoning if emit == self.reasoning else None
 
     def trims(self, text: str) -> bool:
-        """True if `text` would not become a part unchanged, because blanks are held back before or in it."""
+        """True if a part for `text` would differ from `text`, because blanks are held back before it or at its end."""
         return bool(self._blanks) or text[-1:] in BLANKS
 
     def drop_blanks(self) -> None:

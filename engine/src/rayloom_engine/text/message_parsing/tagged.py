@@ -15,7 +15,7 @@ from rayloom_engine.text.message_parsing.tool_formats import ToolFormat
 
 
 class TaggedReader:
-    """Reads one message by the tables of its two formats. None: the message has no calls, or no reasoning."""
+    """Reads one message by its tool format and its reasoning format. None stands for no calls, or no reasoning."""
 
     def __init__(
         self,
@@ -27,8 +27,9 @@ class TaggedReader:
         is_open: bool = False,
         hidden: Collection[str] = (),
     ) -> None:
-        """`is_open`: the text begins inside the reasoning. `hidden`: tags that are never content, even if misplaced:
-        those that are special tokens of the model.
+        """`is_open`: the text begins inside the reasoning.
+
+        `hidden`: tags that are special tokens of the model. Such a tag is never content, even if it is misplaced.
         """
         self._incoming = incoming
         self._sink = sink

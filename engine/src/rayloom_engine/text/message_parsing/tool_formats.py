@@ -36,7 +36,7 @@ class ToolFormat:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """All tags: texts that belong to no content."""
+        """All tags: texts that are never content."""
         return (*self.openers, *self.bare_openers, *self.closers)
 
 
@@ -102,7 +102,7 @@ INTERNLM = ToolFormat(
     parts=("<|action_start|>", "<|plugin|>"),
     example=f"<|action_start|><|plugin|>\n{_OBJECT.replace('arguments', 'parameters')}\n<|action_end|>",
 )
-# Messages with headers, which name their reader; `channels.py` has their tags.
+# A message begins with a header that names its recipient; `channels.py` has the tags.
 HARMONY = ToolFormat(name="harmony", syntax="named")
 
 TOOL_FORMATS = MappingProxyType(

@@ -1,1 +1,1 @@
-"""Tools of a request: their way into a prompt, and the grammars of their calls."""
+"""Tools of a request: how they are written into a prompt, and the grammars of their calls."""

@@ -29,11 +29,11 @@ ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 def call_grammar(
     use: ToolUse, format: ToolFormat, special_ids: Mapping[str, int], *, is_after_reasoning: bool = False
 ) -> str | None:
-    """Returns the grammar that answers must follow; None if they are free.
+    """Returns the grammar that answers must follow; None if answers may have any text.
 
-    `is_after_reasoning`: the grammar begins behind a tag that ends the reasoning, where models write line ends first.
+    `is_after_reasoning`: the grammar begins behind the tag that ends the reasoning; models write line ends after it.
     `special_ids`: tag -> token id, for the tags that are special tokens of the model. Forced calls follow the schemas
-    of their tools. Calls that the model chooses follow them if the tool is strict.
+    of their tools. A call that the model chooses follows the schema only if the tool is strict.
     """
     if use.mode == "none" or not (use.is_forced or any(tool.is_strict for tool in use.callable)):
         return None
@@ -90,7 +90,7 @@ class _Grammar:
 
     @property
     def _has_shared_opener(self) -> bool:
-        """True if an opener, or the beginning of the answer, stands before several calls."""
+        """True if several calls may follow one opener, or the beginning of the answer."""
         return bool(self._format.separators or self._is_list)
 
     @property
@@ -108,7 +108,7 @@ class _Grammar:
         return self._tag(openers[0]) if openers else ""
 
     def _calls(self) -> str:
-        """Returns the grammar expression for the calls, without the tag that opens the first of them."""
+        """Returns the grammar expression for the calls, without the tag that opens the first call."""
         if self._is_list:
             return sequence(quoted("["), "call" + self._more('", " call'), quoted("]"))
         if self._format.separators:
@@ -121,7 +121,7 @@ class _Grammar:
         return "" if self._is_single else f" ({expression}){{0,{MAX_CALLS - 1}}}"
 
     def _tag(self, text: str) -> str:
-        """Returns the expression of a tag: a token, the tokens of which it is composed, or a text."""
+        """Returns the grammar expression of a tag: a single token, several tokens, or a text."""
         token_id = self._special_ids.get(text)
         if token_id is not None:
             return f"<[{token_id}]>"

@@ -1,4 +1,4 @@
-"""Ids of tool calls. Pure: a front that repeats an answer gives its calls the same ids."""
+"""Ids of tool calls. Pure: a front that repeats an answer gives the tool calls the same ids."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ MAX_CALLS = 1024  # the most calls in one message
 def plain_calls(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     """Returns the calls of an assistant's message, from `tool_calls` or its predecessor `function_call`.
 
-    Arguments become an object, as in the templates' own examples; a text that is no object stays a text. Raises
-    RequestError that names the field.
+    Arguments become an object, as in the templates' own examples; a string that is no JSON object stays a
+    string. Raises RequestError that names the field.
     """
     single = message.get("function_call")
     calls = message.get("tool_calls")

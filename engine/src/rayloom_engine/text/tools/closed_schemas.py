@@ -11,15 +11,14 @@ _LISTS = ("anyOf", "oneOf", "prefixItems")  # keywords with a list of schemas
 _SINGLE = ("items", "additionalProperties")  # keywords with a schema
 # these keywords are left out, because no grammar needs them
 _ANNOTATIONS = ("title", "description", "examples", "default", "$comment", "deprecated")
-MAX_DEPTH = 64  # the most schemas inside each other; deeper schemas are left as they are
+MAX_DEPTH = 64  # the most objects and lists inside each other; a deeper schema is returned unchanged
 
 
 def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `schema` with objects that have only declared keys, unless the schema says that others are allowed.
-    Descriptions are left out.
+    """Returns `schema` with objects that allow only declared keys, unless a keyword decides about other keys.
 
-    Every value that the result allows is allowed by `schema`. A schema with `allOf` is returned unchanged, because each
-    of its parts declares only some of the keys.
+    Descriptions are left out. Every value that the result allows is allowed by `schema`. A schema with `allOf` is
+    returned unchanged, because each schema in `allOf` declares only some of the keys.
     """
     return dict(schema) if _has_all_of(schema, 0) else _closed(schema, 0)
 

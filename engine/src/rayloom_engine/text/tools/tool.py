@@ -1,4 +1,4 @@
-"""Tool and ToolUse: the functions that a model may call in one request, and whether it must."""
+"""Tool and ToolUse: the functions that a model may call in one request, and whether it must call any."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Tool:
     """A function that the model may call."""
 
     name: str
-    parameters: Mapping[str, Any]  # JSON schema of the object of its arguments
+    parameters: Mapping[str, Any]  # JSON schema of its arguments, which are an object
     is_strict: bool = False  # the arguments always follow the schema
     document: Mapping[str, Any]  # the tool as the client sent it, for the chat template
 
@@ -26,11 +26,11 @@ class ToolUse:
     tools: tuple[Tool, ...] = ()
     mode: ToolMode = "none"  # "named": the model calls the only tool in `callable`
     callable: tuple[Tool, ...] = ()  # the tools that the model may call
-    is_parallel: bool = True  # the model may call several at once
+    is_parallel: bool = True  # the model may call several tools at once
 
     @property
     def is_forced(self) -> bool:
-        """True if the answer consists of calls."""
+        """True if the answer must consist of calls."""
         return self.mode in ("required", "named")
 
     @property

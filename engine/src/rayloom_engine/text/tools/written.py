@@ -19,7 +19,7 @@ def written_messages(
     """Returns messages of the roles system, user and assistant alone.
 
     The system message describes the tools. Calls are written into the assistant's content, in the tool format. Results
-    of tools become messages of the user. If the template has no system message, the first message gets its text.
+    of tools become messages of the user. If the template has no system message, the first message describes the tools.
     """
     result: list[dict[str, Any]] = []
     responses: list[str] = []  # results of consecutive tool messages
@@ -39,7 +39,7 @@ def written_messages(
 
 
 def instructions(tools: Sequence[Mapping[str, Any]], format: ToolFormat) -> str:
-    """Returns the text that describes the tools to the model, and how it calls them."""
+    """Returns the text that describes to the model the tools and how to call them."""
     signatures = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     return (
         "# Tools\n\n"

@@ -43,7 +43,7 @@ def explain(error: ValidationError, fields_at: FieldsAt, place: Path = ()) -> li
     """Returns one line for each wrong field. `fields_at` returns the fields of the object at a path.
     `place`: the path of the value that was validated.
 
-    An error of an object or list that has a wrong field inside is left out, because it is a consequence.
+    An error of an object or list that has a wrong field inside is left out, because the wrong field causes it.
     """
     items = [((*place, *(str(part) for part in item["loc"])), item) for item in error.errors(include_url=False)]
     paths = [path for path, _ in items]

@@ -73,5 +73,5 @@ def content_hash(content: bytes) -> str:
 
 
 def shortened(sentence: str) -> str:
-    """Returns a sentence of the document within the limit of its length."""
+    """Returns a sentence of the document, cut to the length that the document allows."""
     return sentence if len(sentence) <= _MAX_TEXT else f"{sentence[: _MAX_TEXT - 3]}..."

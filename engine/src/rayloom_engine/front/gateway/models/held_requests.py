@@ -20,13 +20,13 @@ class HeldRequests:
     def __init__(self, lifecycle: Lifecycle, hold_s: float, most: int, is_awaited: Callable[[str], bool]) -> None:
         """A request waits at most `hold_s`. At most `most` requests wait.
 
-        `is_awaited`: whether no engine has reported the LoRA adapter of this name yet, and the next one may.
+        `is_awaited` returns True for the name of a LoRA adapter that no engine has reported, but the next engine may.
         """
         self._lifecycle = lifecycle
         self._hold_s = hold_s
         self._most = most
         self._is_awaited = is_awaited
-        self._nums: Counter[str] = Counter()  # tenant -> its requests that wait; none is 0
+        self._nums: Counter[str] = Counter()  # tenant -> number of its requests that wait, at least 1
 
     def __len__(self) -> int:
         return self._nums.total()
@@ -34,9 +34,9 @@ class HeldRequests:
     async def wait(self, request: Request, tenant: str, adapter: str | None = None) -> None:
         """Waits until the model has a tokenizer and, if `adapter` is declared, an engine has reported its adapters.
 
-        `adapter`: the LoRA adapter in the request. It also returns once the handler would refuse the request for good.
+        `adapter`: the LoRA adapter in the request. Also returns once the handler would refuse the request for good.
         Read the request's body before the call. Raises QueueFull if too many requests wait, and ClientGone when the
-        client closes the connection. After `hold_s` it returns, and the handler refuses the request.
+        client closes the connection. Returns after `hold_s` at the latest; then the handler refuses the request.
         """
 
         def is_awaited() -> bool:
@@ -62,7 +62,7 @@ class HeldRequests:
                 del self._nums[tenant]
 
     def _check_room(self, tenant: str) -> None:
-        """Raises QueueFull. The rule for one API key is that of the core's queue."""
+        """Raises QueueFull if no request of `tenant` may wait. The limit for one API key is as in the core's queue."""
         num_held = len(self)
         if num_held >= self._most:
             raise QueueFull(

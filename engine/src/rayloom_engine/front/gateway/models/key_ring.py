@@ -40,7 +40,7 @@ class KeyRing:
     def set_files(self, paths: Mapping[str, str | None]) -> None:
         """Sets the key file of each name that has keys of its own. None: the name needs no key.
 
-        Every key is refused for a name until its file has been read without a fault once.
+        A name refuses every key until its file has been read once without an error.
         """
         sources = {}
         for name, path in paths.items():
@@ -71,7 +71,7 @@ class KeyRing:
         return len(self._names_of)
 
     def num_keys_beside(self, key: bytes) -> int:
-        """Returns `num_keys` if `key` is one of the keys, else 0: with a name that needs no key, any key passes."""
+        """Returns `num_keys` if `key` is one of the keys, else 0: any key passes if a name needs no key."""
         return self.num_keys if self._hash(key) in self._names_of else 0
 
     def knows(self, key: bytes) -> bool:
@@ -92,7 +92,7 @@ class KeyRing:
         return name in caller.names or not self.needs_key(name)
 
     def count(self, names: frozenset[str]) -> int:
-        """Returns how many different API keys may use any of the models `names`."""
+        """Returns how many different API keys the files of `names` have together."""
         if names not in self._counts:
             self._counts[names] = len(set[bytes]().union(*(self._sources[name].accepted for name in names)))
         return self._counts[names]
@@ -102,7 +102,7 @@ class KeyRing:
         return self._sources[name].problem
 
     def unusable(self) -> list[tuple[str, str, int]]:
-        """Returns the names whose files cannot be used, in alphabetical order: name, cause, keys that stay in force."""
+        """Returns the sorted names whose files cannot be used, each with the cause and the number of valid keys."""
         found = ((name, keys.problem, len(keys.accepted)) for name, keys in sorted(self._sources.items()))
         return [each for each in found if each[1]]
 

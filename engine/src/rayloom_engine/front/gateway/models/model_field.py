@@ -1,4 +1,4 @@
-"""RoutedFields: the fields of a body that decide which model gets it, found without decoding the other fields."""
+"""RoutedFields: the fields of a body that decide which model answers, found without decoding the other fields."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rayloom_engine.front.http.body import parse_object
 
 
 class RoutedFields(msgspec.Struct, frozen=True):
-    """The part of a body that a gateway reads. The model's own handler reads all of it."""
+    """The part of a body that a gateway reads. The model's own handler reads the whole body."""
 
     model: str | None = None
     user: str | None = None  # the end user: `user`, `metadata.user_id` or `safety_identifier`, the first that is given
@@ -47,7 +47,7 @@ def routed_fields(body: bytes) -> RoutedFields:
 
 
 def _whole_fields(document: dict[str, Any]) -> RoutedFields:
-    """Returns the fields of a body in which a field has another type, by decoding the whole body."""
+    """Returns the fields of a decoded body, of which a field may have an unexpected type."""
     model = document.get("model")
     if model is not None and not isinstance(model, str):
         raise RequestError(f"model must be a string, given {shown(model)}", "model")

@@ -42,8 +42,8 @@ class ModelNames:
     ) -> None:
         """`ring` has the keys of `key_files(document)`. `draw` returns random numbers in [0, 1).
 
-        `adapter_state`: of a model's LoRA adapter with a name, at the time of the call. `check_adapters_known`:
-        raises ApiError 503 if that is not known of a model yet.
+        `adapter_state` returns the present state of a LoRA adapter, by the names of model and adapter.
+        `check_adapters_known` raises ApiError 503 if it is not known yet whether the model has the adapter.
         """
         self.document = document
         self._ring = ring
@@ -62,8 +62,8 @@ class ModelNames:
     def route(self, fields: RoutedFields, caller: KeyHolder, repeat_key: str | None = None) -> ModelRoute:
         """Returns the model for a request. `repeat_key`: the request's Idempotency-Key, else its X-Request-Id.
 
-        Raises ApiError 401, 404 or 503, and RequestError if the request must name a model. A caller whose key is
-        unknown cannot tell a name that needs a key from one that does not exist.
+        Raises ApiError 401, 404 or 503, and RequestError if the request must name a model. To a caller with an unknown
+        key, a name that needs a key and a name that does not exist look the same.
         """
         document = self.document
         name = fields.model
@@ -91,10 +91,10 @@ class ModelNames:
         )
 
     def _owner_of_adapter(self, name: str, caller: KeyHolder) -> str | None:
-        """Returns the model with the LoRA adapter `name`, of those that the caller may use; None if there is none.
+        """Returns the model that has the LoRA adapter `name` and that the caller may use; None without such a model.
 
-        If engines have reported it, they decide, and not a model that only declares it. Raises RequestError if several
-        models have such an adapter.
+        A model whose engines have reported the adapter precedes models that only declare it. Raises RequestError if
+        several models have such an adapter.
         """
         found = {
             each: self._adapter_state(each, name) for each in self.document.models if self._ring.accepts(each, caller)

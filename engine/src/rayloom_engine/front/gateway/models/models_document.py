@@ -26,7 +26,7 @@ MODEL_SETTINGS = (
     *("max_body_bytes", "max_queued_requests", "enable_priority", "enable_force_include_usage", "repeat_seconds"),
     "return_tokens_as_token_ids",
 )
-NAME = r"[\x21-\x7e]{1,256}"  # a name stands in an HTTP header: visible ASCII
+NAME = r"[\x21-\x7e]{1,256}"  # names are written into an HTTP header, so they are visible ASCII
 _NAME = re.compile(NAME)
 
 
@@ -76,7 +76,7 @@ class ModelEntry(_Part):
 
     @property
     def given_settings(self) -> dict[str, Any]:
-        """The settings that the document has."""
+        """The settings that the document sets."""
         given: dict[str, Any] = self.settings.model_dump(exclude_unset=True)  # type: ignore[attr-defined]
         return given
 
@@ -125,7 +125,7 @@ class ModelsDocument(_Part):
     )
 
     def declared_adapters(self, model: str) -> tuple[str, ...] | None:
-        """Returns the names of the LoRA adapters that engines of `model` are to have; None if they are not known."""
+        """Returns the names of the LoRA adapters that engines of `model` are to have; None if unknown."""
         return None if self.adapters is None else self.adapters.get(model, ())
 
 
@@ -140,7 +140,7 @@ def without_models(document: ModelsDocument, names: Collection[str]) -> ModelsDo
 
 
 def _with_targets_in(alias: AliasEntry, models: Collection[str]) -> AliasEntry | None:
-    """Returns the alias with these models alone; None if none of them has a weight above 0."""
+    """Returns the alias with only its targets in `models`; None if no such target has a weight above 0."""
     targets = tuple(target for target in alias.targets if target.model in models)
     return alias.model_copy(update={"targets": targets}) if any(target.weight for target in targets) else None
 
@@ -195,7 +195,7 @@ Part = TypeVar("Part", bound=_Part)
 
 
 def _parsed(kind: type[Part], value: object, field: tuple[str, str], problems: list[str]) -> Part | None:
-    """Returns the entry at `field` of the document. None if it is wrong; then `problems` gets the sentences."""
+    """Returns the entry at `field` of the document. For a wrong entry, returns None and adds to `problems`."""
     try:
         return kind.model_validate(value)
     except ValidationError as error:
@@ -204,7 +204,7 @@ def _parsed(kind: type[Part], value: object, field: tuple[str, str], problems: l
 
 
 def _adapters(document: Mapping[str, Any], problems: list[str]) -> DeclaredAdapters | None:
-    """Returns the declared adapters of a document; None if there are none, or one is wrong."""
+    """Returns the declared adapters of a document; None if no adapters are declared, or a declaration is wrong."""
     try:
         return _Adapters.model_validate({"adapters": document.get("adapters")}).adapters
     except ValidationError as error:
@@ -232,7 +232,7 @@ def _no_place(field: str, place: str, example: str) -> str:
 def _usable_aliases(
     listed: object, all_models: dict[str, Any], models: dict[str, ModelEntry], problems: list[str]
 ) -> dict[str, AliasEntry]:
-    """Returns the aliases that can be used. `all_models`: all entries of models; `models`: those that can be used."""
+    """Returns the aliases that can be used. `all_models`: all entries of models; `models`: the usable entries."""
     if not isinstance(listed, dict):
         problems.append("aliases: must be an object of aliases by their names")
         return {}

@@ -21,7 +21,7 @@ class ModelsFile(FileWatch[ModelsDocument]):
     def __init__(self, path: Path) -> None:
         super().__init__(path, self._usable, "the models stay unchanged")
         self._problems: tuple[str, ...] = ()
-        self._parsed = ModelsFileStatus()  # of the content that was parsed last
+        self._parsed = ModelsFileStatus()  # describes the content that was parsed last
         self._applied = ModelsFileStatus()
 
     def read(self) -> ModelsDocument:
@@ -40,7 +40,7 @@ class ModelsFile(FileWatch[ModelsDocument]):
         await super().watch(apply)
 
     def status(self) -> ModelsFileStatus:
-        """Returns which content of the file applies, and what is wrong with it or with a newer one."""
+        """Returns which content of the file is in use, and what is wrong with this or with a newer content."""
         return self._applied.model_copy(update={"refusal": shortened(self.problem)})
 
     def _usable(self, path: Path) -> ModelsDocument:
@@ -57,7 +57,7 @@ class ModelsFile(FileWatch[ModelsDocument]):
 
 
 def _models(content: bytes, path: Path) -> UsableModels:
-    """Returns the models in the content of a file. Raises ConfigError if it can be used in no part."""
+    """Returns the models in the content of a file. Raises ConfigError if no part of the content can be used."""
     document = gateway_document(content, path)
     try:
         return parse_models(document)

@@ -38,7 +38,7 @@ class SharedParts:
     lifecycle: Lifecycle
     tokenizers: SharedTokenizers
     api_url: str
-    tls: LinkTls | None  # of the connections to engines; each model has its own name in the engines' certificates
+    tls: LinkTls | None  # for the connections to engines; `server_name` is set for each model
     on_ready: Callable[[], None]  # called when a model accepts requests for the first time
 
 

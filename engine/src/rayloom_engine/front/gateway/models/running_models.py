@@ -38,12 +38,12 @@ class RunningModels:
     def __init__(
         self, config: GatewayConfig, document: ModelsDocument, *, api_url: str, tls: LinkTls | None = None
     ) -> None:
-        """Raises ConfigError if the folder for tokenizers cannot be written. `tls`: of the connections to engines."""
+        """Raises ConfigError if the folder for tokenizers cannot be written. `tls`: for connections to engines."""
         self.config = config
         self.lifecycle = Lifecycle()
         self.lifecycle.on_drain = self._wake_models
         self.created = int(time.time())
-        # Describes the models file in `/status`, unless the document comes from elsewhere.
+        # Returns the part of `/status` about the models file; an empty part if the document does not come from a file.
         self.file_status: Callable[[], ModelsFileStatus] = ModelsFileStatus
         self.ring = KeyRing()
         self.ring.on_change = self._observe_keys
@@ -74,9 +74,9 @@ class RunningModels:
     def apply(self, document: ModelsDocument) -> None:
         """Changes the models and names to those of `document`.
 
-        A model with other settings is replaced by a new one; the old one finishes its requests. Other changes of a
-        model's entry keep its streams. Raises ConfigError if a model cannot be made. Such a model is not served, and
-        all other changes are made: no model stays open that the document closes.
+        A model with other settings is replaced by a new RunningModel, and the old RunningModel finishes its requests.
+        Other changes of a model's entry do not interrupt streams. Raises ConfigError if a model cannot be made. Such a
+        model is not served. All other changes are made, so that the document's removals and key files always apply.
         """
         new, problems = self._new_models(document)
         document = without_models(document, problems) if problems else document
@@ -154,7 +154,7 @@ class RunningModels:
         return engines_of_models(self.models, self.leaving)
 
     def status_json(self, *, is_minimal: bool) -> str:
-        """Returns the admin port's /status document. The minimal one is without the models."""
+        """Returns the admin port's /status document. The minimal document leaves out the models."""
         state, reason = self.state()
         return GatewayStatus(
             version="v1",
@@ -168,12 +168,12 @@ class RunningModels:
         ).model_dump_json(exclude_defaults=is_minimal)
 
     def of_model(self, name: str) -> GatewayService | None:
-        """Returns the service of the model with this name; None if the list has none. An alias is no model."""
+        """Returns the service of the model with this name; None if there is no such model. An alias is no model."""
         model = self.models.get(name)
         return None if model is None else model.service
 
     def _new_models(self, document: ModelsDocument) -> tuple[dict[str, RunningModel], dict[str, str]]:
-        """Returns the models that must be made for `document`, and why others cannot be made; both by name."""
+        """Returns two dicts by name: the models that were made for `document`, and why other models cannot be made."""
         new, problems = {}, {}
         for name, entry in document.models.items():
             if self._needs_new(name, entry):

@@ -1,4 +1,4 @@
-"""The target of an alias for one request: by weight at random, or always the same one for the same key. Pure.
+"""The target of an alias for one request: at random by weight, or always the same target for the same key. Pure.
 
 With a key, the choice is weighted rendezvous hashing: each target has a hash u of the key, uniform in (0, 1), and the
 target with the highest weight / -ln(u) gets the request. So each target gets its share of the keys. When a weight
@@ -15,12 +15,12 @@ Target = tuple[str, int]  # name of a model, and its weight
 
 
 def target_by_key(targets: Sequence[Target], key: str) -> str:
-    """Returns the model that gets all requests with `key`. The same in every process. A weight must be above 0."""
+    """Returns the model that gets all requests with `key`, in every process. At least one weight must be above 0."""
     return max((_score(name, weight, key), name) for name, weight in targets if weight > 0)[1]
 
 
 def target_by_draw(targets: Sequence[Target], draw: float) -> str:
-    """Returns the model for `draw`, a random number in [0, 1). A weight must be above 0."""
+    """Returns the model for `draw`, a random number in [0, 1). At least one weight must be above 0."""
     left = draw * sum(weight for _, weight in targets)
     usable = [(name, weight) for name, weight in targets if weight > 0]
     for name, weight in usable:
@@ -31,7 +31,7 @@ def target_by_draw(targets: Sequence[Target], draw: float) -> str:
 
 
 def _score(name: str, weight: int, key: str) -> float:
-    # With the key's length, two different pairs of key and name never have the same text.
+    # The text begins with the key's length, so that two different pairs of key and name never have the same text.
     text = f"{len(key)}:{key}{name}".encode("utf-8", "surrogatepass")
     number = int.from_bytes(hashlib.blake2b(text, digest_size=8, person=b"rayloom-alias").digest())
     return weight / -math.log((number + 0.5) / 2**64)

@@ -33,7 +33,7 @@ from rayloom_engine.sampling_params import SamplingParams
 
 
 class AnswerWriter(EventWriter, Protocol):
-    """Writes the response documents of one request. Set `generation` before the first of them is written."""
+    """Writes the response documents of one request. Set `generation` before the first document is written."""
 
     request_id: str
     generation: Generation
@@ -79,7 +79,7 @@ class Answer(ABC):
 
     @abstractmethod
     def text_events(self, index: int) -> EventsOfText | None:
-        """Returns the writer of a choice's next events while these have text alone; None if they have more."""
+        """Returns the writer of a choice's next events while these differ in their text alone; else None."""
 
     @abstractmethod
     def choice(self, generation: Generation, result: ChoiceResult) -> dict[str, Any]:
@@ -172,7 +172,7 @@ async def answer(
     tenant: str = request.state.tenant
     prefixes = cache_key(request.state.owner, wire.cache_salt)
     given: dict[str, Any] = {
-        # Clients may reuse an id, but the engine needs a unique one.
+        # Clients may reuse an id, but the engine needs a unique id.
         "request_id": f"{writer.request_id}-{secrets.token_hex(8)}",
         "prompts": prompts,
         "params": params,
@@ -214,7 +214,7 @@ async def answer(
 def request_id_of(request: Request, wire: GenerationRequest) -> str:
     """Returns the request's id: the field `request_id`, else the X-Request-Id header, else the id that Gate made.
 
-    The response carries it as X-Request-Id. If the client sent that header, the response returns the header's value
+    The response carries the id as X-Request-Id. If the client sent this header, the response has the header's value
     instead.
     """
     http_id: str = request.state.request_id

@@ -1,6 +1,4 @@
-"""The number of prompt tokens that a request writes into the prefix cache, for the usage objects of Responses and
-Messages.
-"""
+"""The number of prompt tokens that a request writes into the prefix cache, for `usage` of Responses and Messages."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from rayloom_engine.protocol.messages import ServedModel
 def fingerprint(config: EngineConfig, model: ServedModel, adapter: Adapter | None = None) -> str:
     """Returns "rl-" and twelve hexadecimal digits: a hash of everything that decides which tokens a seed gives.
 
-    It is equal on all replicas of a configuration, so the folders in which a hub model is cached and an adapter lies do
-    not count. `adapter`: of the request.
+    The hash is equal on all replicas of a configuration. So it leaves out the folders of cached hub models and of
+    adapters. `adapter`: the LoRA adapter of the request.
     """
     parts: list[object] = [
         ENGINE_VERSION,

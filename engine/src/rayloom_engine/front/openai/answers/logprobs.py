@@ -16,7 +16,7 @@ LOWEST = -9999.0  # stands for minus infinity, which JSON lacks; vLLM uses the s
 class LogprobWriter:
     """Writes log-probabilities, naming tokens by their text.
 
-    `as_ids` names them "token_id:N" instead, which is never ambiguous.
+    `as_ids` names tokens "token_id:N" instead, which is never ambiguous.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, as_ids: bool) -> None:
@@ -31,7 +31,7 @@ class LogprobWriter:
         return {"content": lazy(map(self._chat_entry, entries), len(entries), _width(entries)), "refusal": None}
 
     def chat_entries(self, entries: Sequence[TokenLogprobs]) -> list[Any]:
-        """Returns the entries of `content` in that object, for a few tokens."""
+        """Returns the list `content` of a `logprobs` object, for a few tokens."""
         return [self._chat_entry(entry) for entry in entries]
 
     def completion(
@@ -54,17 +54,18 @@ class LogprobWriter:
         }
 
     def num_chars(self, token_ids: Sequence[int]) -> int:
-        """Returns the length of the tokens' texts: `text_offset` grows by it."""
+        """Returns the length of the tokens' texts, by which `text_offset` grows."""
         return sum(map(len, map(self._tokenizer.token_text, token_ids)))
 
     def prompt(self, entries: Sequence[TokenLogprobs]) -> list[Any] | LazyList:
-        """Returns vLLM's prompt_logprobs: None for the first token, then for each token an object from token id to
-        logprob, rank and text.
+        """Returns vLLM's prompt_logprobs: None for the first token, then an object for each further token.
+
+        An object maps token ids to logprob, rank and text.
         """
         return lazy(chain((None,), map(self._prompt_entry, entries)), 1 + len(entries), _width(entries))
 
     def _prompt_entry(self, entry: TokenLogprobs) -> dict[str, Any]:
-        # The prompt's own token comes first, as in vLLM: some clients read only the first.
+        # The prompt's own token comes first, as in vLLM: some clients read only the first token.
         ranked = [(entry.token_id, entry.logprob, entry.rank)]
         ranked += [
             (token_id, logprob, rank)

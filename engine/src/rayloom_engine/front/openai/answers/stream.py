@@ -38,9 +38,9 @@ class EventWriter(Protocol):
         """Returns the events for one delta."""
 
     def text_events(self, index: int) -> EventsOfText | None:
-        """Returns the writer of a choice's next events, as long as they have nothing but text.
+        """Returns the writer of a choice's next events, as long as these differ in their text alone.
 
-        None: all deltas go to `chunks`. Never called before the choice's first delta. The result is used until the
+        None: `chunks` writes all deltas. Never called before the choice's first delta. The result is used until the
         generation has a new warning.
         """
 
@@ -73,7 +73,7 @@ class DirectStream:
 
 
 class EventStream(Response):
-    """The answer to a streaming request. Owns the generation and the task that watches its client; ends both."""
+    """The answer to a streaming request. Ends the generation and the task that watches the client."""
 
     media_type = "text/event-stream"
 
@@ -140,8 +140,10 @@ class EventStream(Response):
         self._generation.answered()
 
     def _write_directly(self, body: DirectBody | None) -> None:
-        """Makes later small deltas bypass the task. The first deltas do not, because a comment may have to precede
-        them."""
+        """Makes later small deltas bypass the task.
+
+        The task itself sends the first deltas, because a comment may have to precede them.
+        """
         if body is not None and not self._is_waiting and self._generation.sink is None:
             self._generation.sink = DirectStream(self._writer, body)
 

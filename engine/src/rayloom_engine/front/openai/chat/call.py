@@ -1,7 +1,7 @@
 """ChatCall: a chat request, prepared for the core, with the readers of its choices.
 
-The endpoints for chat, Responses and Messages prepare a ChatRequest here. They differ only in the documents that they
-write.
+The endpoints for chat, Responses and Messages prepare a ChatRequest here. The endpoints differ only in the documents
+that they write.
 """
 
 from __future__ import annotations

@@ -93,10 +93,10 @@ class ChatAnswer(Answer):
         return template
 
     def _choices(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
-        """Returns the choices of a delta's chunks: one for each part of the message. Without a part: one if there are
-        logprobs, token ids or a finish reason to write.
+        """Returns the choices of a delta's chunks: a choice for each part of the message.
 
-        The first has the delta's logprobs and token ids, the last its finish reason.
+        Without a part, returns one choice if there are logprobs, token ids or a finish reason to write. The first
+        choice has the delta's logprobs and token ids, the last choice has the finish reason.
         """
         text = delta.text
         reader = self._readers[delta.index]

@@ -11,7 +11,7 @@ from rayloom_engine.errors import RequestError
 from rayloom_engine.front.openai.fields.tool_fields import tool_use
 from rayloom_engine.text.tools.tool import ToolUse
 
-# Names of the newer fields, with those that the client used.
+# Patterns of the newer fields' names, with the names that the client used.
 _NAMES = (
     (r"\btools\[(\d+)\]\.function", r"functions[\1]"),
     (r"\btool_choice\.function\.name", "function_call.name"),

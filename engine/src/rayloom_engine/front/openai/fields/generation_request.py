@@ -83,7 +83,7 @@ class GenerationRequest(FormFields, SamplingFields, Wire):
     frequency_penalty: float | None = Field(
         None, description="Subtracted from the logit of each token of the answer, once for each of its occurrences."
     )
-    # SamplingParams checks the keys and values of logit_bias, and stops at the first bad one.
+    # SamplingParams checks the keys and values of logit_bias, and stops at the first error.
     logit_bias: dict[str, Any] | None = Field(
         None, description=f"Maps token ids to biases from -100 to 100; at most {MAX_LOGIT_BIASES} ids."
     )
@@ -166,12 +166,12 @@ class GenerationRequest(FormFields, SamplingFields, Wire):
     )
 
     def names_tokens_by_id(self, config: EngineConfig) -> bool:
-        """True if log-probabilities name tokens by their ids, by the request's field or else by the setting."""
+        """True if log-probabilities name tokens by their ids. The request's field decides, else the setting."""
         asked = self.return_tokens_as_token_ids
         return config.return_tokens_as_token_ids if asked is None else asked
 
     def _sampling(self, defaults: SamplingDefaults, **settings: Any) -> SamplingParams:
-        """Builds SamplingParams from the request's fields, else from `defaults`. `settings` take precedence over them.
+        """Builds SamplingParams from the request's fields, else from `defaults`. `settings` override both.
 
         Raises RequestError.
         """
@@ -208,7 +208,7 @@ class GenerationRequest(FormFields, SamplingFields, Wire):
             raise RequestError(message, own) from error
 
     def beam_length_penalty(self) -> float | None:
-        """Returns the length penalty of a beam search; None if the request does not ask for one.
+        """Returns the length penalty of a beam search; None if the request does not ask for a beam search.
 
         Raises RequestError for a length penalty without a beam search.
         """

@@ -46,10 +46,9 @@ def nested_models(model: type[BaseModel]) -> tuple[tuple[str, type[BaseModel]], 
 
 
 def check_names(document: dict[str, Any], declared: Iterable[str], model: type[object], prefix: str = "") -> None:
-    """Raises RequestError for a field that this request does not have. Fields that are known to have no effect are
-    accepted.
+    """Raises RequestError for a field that this request does not have.
 
-    A field whose value is null is never refused.
+    Fields that are known to have no effect are accepted. A field whose value is null is never refused.
     """
     names = set(declared)
     given = [name for name, value in document.items() if value is not None and name not in names]

@@ -20,7 +20,7 @@ _Wire = TypeVar("_Wire", bound=Wire)
 
 
 async def read_request(request: Request, kind: type[_Wire]) -> tuple[Service, ModelText, _Wire]:
-    """Returns the front's state, the model's texts and the body as a `kind`.
+    """Returns the front's state, the model's texts, and the body as an object of the type `kind`.
 
     Raises ApiError if the model is not loaded yet (the body is not read then), if the body is no JSON object, or if it
     names another model. Raises RequestError that names a wrong field.
@@ -36,7 +36,7 @@ async def read_request(request: Request, kind: type[_Wire]) -> tuple[Service, Mo
 
 
 def find_adapter(service: Service, model: str | None) -> ServedAdapter | None:
-    """Returns the LoRA adapter with the name `model`; None if that is the served model, or not given.
+    """Returns the LoRA adapter with the name `model`; None if `model` is the served model, or None.
 
     Raises ApiError 404 for any other name, and 503 if a gateway does not know yet which adapters there are.
     """

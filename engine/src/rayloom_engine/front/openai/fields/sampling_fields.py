@@ -1,4 +1,4 @@
-"""Request fields that limit which tokens are chosen, describe some of them, or cut the prompt: vLLM's own fields."""
+"""vLLM's own request fields: limits on the tokens that are chosen or have log-probabilities, and cuts of the prompt."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class SamplingFields(BaseModel):
     )
 
     def cut_prompt(self, ids: Sequence[int], params: SamplingParams, max_model_len: int) -> Sequence[int]:
-        """Returns the tokens of a prompt that remain; `ids` itself if none is cut. Raises RequestError."""
+        """Returns the tokens of a prompt that remain; `ids` itself if nothing is cut off. Raises RequestError."""
         most = self.truncate_prompt_tokens
         if most is None:
             if self.truncation_side is not None:

@@ -29,7 +29,7 @@ def complete_schema(schema: dict[str, Any], model: type[Any]) -> None:
 
 
 def extensions() -> dict[str, Any]:
-    """Returns the document's own keys: the fields that have no effect, and those that are refused."""
+    """Returns the document's own keys: the fields that have no effect, and the fields that are refused."""
     return {
         "x-fields-without-effect": [dataclasses.asdict(field) for field in WITHOUT_EFFECT.values()],
         "x-refused-fields": [

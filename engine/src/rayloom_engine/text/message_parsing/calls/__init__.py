@@ -1,1 +1,1 @@
-"""Readers of a single tool call, one for each syntax. A reader raises NoCall or starts a call, and never both."""
+"""Readers of a single tool call, one reader for each syntax. A reader either raises NoCall or starts a call."""

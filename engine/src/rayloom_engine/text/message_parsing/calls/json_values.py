@@ -50,7 +50,7 @@ class ValueScanner:
         self._is_scalar = False  # a number or a word outside brackets; ends before the next other character
 
     def scan(self, text: str, at: int, is_end: bool) -> int:
-        """Returns the position after the value's characters from `at` on."""
+        """Reads the characters of the value from `at` on, and returns the position after them."""
         while at < len(text) and not self.is_done and not self.is_broken:
             at = self._string(text, at) if self._is_string else self._structure(text, at)
         if is_end and self._is_scalar:

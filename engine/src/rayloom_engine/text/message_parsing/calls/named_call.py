@@ -13,7 +13,7 @@ _HEADER = re.compile(r"([\w.-]{1,64})\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\]\s*)
 
 
 def named_call(incoming: IncomingText, sink: PartSink) -> Reading[None]:
-    """Reads a call. The model's own call id, if it writes one, is ignored."""
+    """Reads a call. A call id that the model writes is ignored."""
     yield from blanks(incoming)
     while (end := incoming.text.find("{", incoming.at)) < 0:
         if incoming.is_ended or len(incoming.text) - incoming.at > MAX_HEADER_CHARS:

@@ -86,7 +86,10 @@ def _checked_name(value: str, sink: PartSink, needs_known_name: bool) -> str:
 
 
 def _object_text(value: str) -> str:
-    """Returns a call's arguments as the text of an object. Some models write them as a string, or null for none."""
+    """Returns a call's arguments as the text of an object.
+
+    Some models write the arguments as a string, and null if there are no arguments.
+    """
     if value.startswith('"'):
         value = json.loads(value, strict=False)
         value.encode()  # raises ValueError for half of a surrogate pair

@@ -19,7 +19,7 @@ _JSON_WORDS = {"true": True, "false": False, "null": None}
 
 
 def python_call(incoming: IncomingText, sink: PartSink) -> Reading[None]:
-    """Reads a call of one of the request's functions. The arguments are known when the call is complete."""
+    """Reads a call of one of the request's functions. The arguments are emitted once the call is complete."""
     yield from blanks(incoming)
     start = incoming.at
     while (name := _NAME.match(incoming.text, start)) is None:

@@ -68,7 +68,7 @@ def _name(incoming: IncomingText) -> Reading[str]:
 
 
 def _value(incoming: IncomingText, sink: PartSink, schema: Mapping[str, Any]) -> Reading[bool]:
-    """Reads a value and its end tag; line ends next to tags are no part of it. Returns False without an end tag."""
+    """Reads a value and its end tag. The value excludes line ends next to tags. Returns False without an end tag."""
     yield from one_of(incoming, ("\n",))
     if not is_text(schema):
         pieces: list[str] = []
