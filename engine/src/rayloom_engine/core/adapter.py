@@ -9,7 +9,7 @@ class Adapter(msgspec.Struct, frozen=True):
     """A folder with a LoRA adapter, and its content. Adapters with the same digest are the same adapter."""
 
     path: str  # folder, as every rank sees it
-    digest: bytes  # of its files: 16 bytes; part of the hashes of KV blocks
+    digest: bytes  # hash of the adapter's files, 16 bytes; part of the hashes of KV blocks
 
 
 class ServedAdapter(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,7 +17,7 @@ class ServedAdapter(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     adapter: Adapter
-    rank: int  # the highest rank of its updates
+    rank: int  # the highest LoRA rank of the adapter's matrices
     created: int  # Unix time
 
 

@@ -25,9 +25,9 @@ def next_block_hash(
 ) -> bytes:
     """Returns the hash of the block that follows the blocks with these hashes.
 
-    `token_ids`: of this block alone. `cache_key`: only sequences with equal keys share blocks. `adapter_digest`: of the
-    adapter with which the block is computed, empty without one. Both are parts of the first block's hash and so of all
-    hashes.
+    `token_ids`: tokens of this block alone. `cache_key`: only sequences with equal keys share blocks. `adapter_digest`:
+    digest of the adapter with which the block is computed, empty without an adapter. The hash of the first block
+    contains `cache_key` and `adapter_digest`, so all later hashes depend on them.
     """
     if hashes:
         return block_hash(hashes[-1], token_ids, b"")
@@ -37,7 +37,7 @@ def next_block_hash(
 def prompt_hashes(
     token_ids: Sequence[int], block_size: int, cache_key: bytes, adapter_digest: bytes = b""
 ) -> list[bytes]:
-    """Returns the hashes of a prompt's full blocks, in order: those under which a scheduler registers them."""
+    """Returns the hashes under which a scheduler registers the full blocks of a prompt, in order."""
     hashes: list[bytes] = []
     for end in range(block_size, len(token_ids) + 1, block_size):
         hashes.append(next_block_hash(hashes, token_ids[end - block_size : end], cache_key, adapter_digest))

@@ -11,7 +11,7 @@ from collections import OrderedDict
 
 
 class CacheGrowth:
-    """The limit of cached blocks, `limit`. Remembers the last `num_blocks` blocks that were evicted because of it."""
+    """`limit`: the limit of cached blocks. Remembers the last `num_blocks` blocks that the limit has evicted."""
 
     def __init__(self, num_blocks: int, num_kept: int | None) -> None:
         """`num_blocks`: the blocks of the pool. `num_kept`: the limit at the beginning; None: no limit."""
@@ -33,7 +33,7 @@ class CacheGrowth:
             self._evicted.popitem(last=False)
 
     def note_miss(self, content: bytes) -> None:
-        """Records the first block that a prompt misses. Doubles the limit if the block was evicted because of it.
+        """Records the first block that a prompt misses. Doubles the limit if the limit caused the block's eviction.
 
         Each eviction doubles the limit once at most.
         """

@@ -129,7 +129,7 @@ class Engine:
         )
 
     def step(self) -> list[SequenceOutput]:
-        """Submits plans until as many are in flight as allowed, then waits for the oldest and returns its outputs.
+        """Submits plans while the scheduler returns any. Then waits for the oldest plan and returns its outputs.
 
         Returns an empty list if no plan is in flight.
         """

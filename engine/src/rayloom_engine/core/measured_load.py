@@ -32,7 +32,7 @@ def measured_load(scheduler: Scheduler, costs: StepSeconds | None) -> MeasuredLo
         most = min(most, max(held, held * config.max_num_seqs // num_running))
     prefill_per_s = decode_per_s = 0.0
     if costs is not None:
-        # Masked positions of a chunk count, as in StepWork.
+        # Masked positions of a chunk are counted, too, as in StepWork.
         prefill_per_s = 1 / (costs.token_s + costs.pair_s * config.max_num_batched_tokens)
         decode_per_s = config.max_num_seqs / costs.decode_s(config.max_num_seqs)
     return MeasuredLoad(

@@ -8,15 +8,16 @@ Each step gives tokens to sequences in this order:
   1. waiting sequences of tenants that run fewer sequences than another tenant; if there is no room, they preempt
      sequences of such other tenants
   2. running sequences that lack one token (decode), oldest first; then sequences that lack more (prefill, resume).
-     If the decodes alone would use up the budget, all take turns: those whose last step is longest ago come first
+     If the decodes alone would use up the budget, decodes and prefills take turns: the sequence whose last step is
+     longest ago comes first
   3. other waiting sequences, if blocks did not run out: prefix lookup or fork, then admission
 When blocks run out, the newest, least urgent running sequence is preempted: its blocks are released and it waits again.
 
 Tenants (waiting_queue.py) share slots, blocks and prompt tokens. The rank of a running sequence is the number of
 running sequences of the same tenant that come before it. Part 1 admits a waiting sequence if a running sequence of
 another tenant has a higher rank than the waiting sequence will have. If there is no room, the running sequence with the
-highest rank is preempted. Each such exchange makes the tenants' numbers more equal, so it is never reversed. With one
-tenant, part 1 does nothing.
+highest rank is preempted. Each such exchange makes the tenants' numbers of running sequences more equal, so it is never
+reversed. With one tenant, part 1 does nothing.
 
 Up to `depth` plans are in flight, one for each pipeline stage. Ranks run plans in order, so a plan may depend on
 earlier plans: it may compute the next chunk of a prompt, read blocks that are still being written (fork, prefix hit),
@@ -26,17 +27,18 @@ groups take turns. No group may exceed its equal share, so that the groups stay 
 
 With `num_ahead` > 0, a plan may compute a token that is still being sampled: a placeholder, whose id the rank fills in.
 The ranks then get the next plan before the core has read the result of the last one (asynchronous scheduling). If the
-result ends the sequence, the results of its later plans are dropped.
+result ends the sequence, the sequence's results from later plans are dropped.
 
 A sequence with a LoRA adapter runs only while the adapter is in one of the ranks' adapter slots (adapter_slots.py). If
-all slots are used by other adapters, it waits, and other sequences overtake it within a bound.
+all slots are used by other adapters, the sequence waits, and other sequences may overtake it (planning/overtaking.py).
 
 With `speculation`, a step of decodes also computes drafts: guesses of the tokens that follow the newest ones. The ranks
-sample at every position of a draft, and the result has the tokens up to the first wrong guess, and one more. Until then
-the draft is in flight (`Sequence.num_drafts`), and its tokens count neither as known nor as computed.
+sample at every position of a draft, and the result has the guesses before the first wrong one, and one token more.
+Until the result arrives, the draft is in flight (`Sequence.num_drafts`): its tokens count neither as known nor as
+computed.
 
-A sequence whose grammar the sampling rank still builds is postponed: its result has no token, so its newest token is
-computed once more, in a step after the grammar is built. Until then the other sequences continue without it.
+A sequence whose grammar the sampling rank still builds is postponed: the step's result has no token for it, so its
+newest token is computed again in a step after the grammar is built. Until then the other sequences continue without it.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ class Scheduler:
     def __init__(
         self, config: SchedulerConfig, epoch: int = 0, make_drafter: Callable[[], Drafter] | None = None
     ) -> None:
-        """`make_drafter`: makes the drafter of a sequence, with `config.speculation`; None: that of n-grams."""
+        """`make_drafter`: makes the drafter of a sequence if `config.speculation` is set; None: n-gram drafters."""
         self.config = config
         self.epoch = epoch
         self.counters = Counters()
@@ -207,8 +209,8 @@ class Scheduler:
             self._planner.fill(builder, costs)
             if builder.num_tokens:
                 break
-            # The plan is empty because sequences found no blocks and were preempted. Try again with the remaining ones:
-            # each round has fewer running sequences, so the loop ends.
+            # The plan is empty, perhaps because sequences found no blocks and were preempted. Try again with the
+            # remaining sequences: each round has fewer running sequences, so the loop ends.
         return builder
 
     def _new_builder(self) -> StepBuilder:
@@ -264,8 +266,8 @@ class Scheduler:
                 self._append(sequence, sampled, outputs)
         for slot in result.dirty_slots:
             if sequences[slot].state is not SequenceState.FINISHED:
-                # Its blocks may hold a NaN, so they are cleared before anybody uses them again. If the sequence gives a
-                # NaN without a draft, too, it ends as corrupt.
+                # The sequence's blocks may hold a NaN, so they are cleared before another sequence uses them. If the
+                # logits are not finite without a draft, either, the sequence ends as corrupt.
                 sequences[slot].has_dirty_drafts = True
                 self._planner.set_aside(sequences[slot])
         return outputs
@@ -330,7 +332,7 @@ class Scheduler:
             self._waiting.add(sequence)
 
     def load(self, costs: StepSeconds | None = None) -> SchedulerLoad:
-        """Returns the work that is left. `costs`: as measured; None: a decode counts as a token of a prompt."""
+        """Returns the work that is left. `costs`: measured costs; None: a decode counts as much as a prompt's token."""
         count = LoadCount(self.config, self.pool)
         count.add_running(self._running)
         count.add_waiting(self._waiting)
@@ -369,7 +371,7 @@ class Scheduler:
         del self._sequences[sequence.request_id]
 
     def note_starts(self, plan: StepPlan, now: float) -> None:
-        """Records the wait of each sequence whose first step is in `plan`."""
+        """Records the time in the queue of each sequence whose first step is in `plan`."""
         for new in plan.new_slots:
             sequence = self._sequences.get(new.request_id)
             if sequence is not None and sequence.queue_s is None:

@@ -1,11 +1,12 @@
 """StepPlan, sent from the EngineCore to the ranks, and StepResult, sent back: integers, strings and tuples only.
 
-A rank keeps a table of slots, one per running sequence; a plan contains only the changes to it. A sequence that is new
-to the ranks (admitted, resumed after preemption, or any sequence after an epoch change) is sent once as a NewSlot. If
-the ranks have a slot with the same prompt, NewSlot names that slot, so a prompt is sent once for all of its choices.
-A rank takes token ids from plans, even ids that it has sampled itself: the earlier stages of a pipeline do not sample
-and have no other source, and all stages work alike. The exception are placeholders (`SlotStep.num_placeholders`), which
-only a rank may get that samples every token itself, that is the only rank of an engine.
+A rank has a table of slots, one per running sequence; a plan contains only the changes to this table. A sequence that
+is new to the ranks (admitted, resumed after preemption, or any sequence after an epoch change) is sent once as a
+NewSlot. If the ranks have a slot with the same prompt, NewSlot names that slot, so a prompt is sent once for all of its
+choices.
+A rank reads token ids from plans, even ids that it has sampled itself: the earlier stages of a pipeline do not sample
+and have no other source, and all stages work alike. The exception are placeholders (`SlotStep.num_placeholders`). Only
+a rank that samples every token itself may get them, so only the single rank of an engine.
 """
 
 from __future__ import annotations
@@ -41,12 +42,13 @@ class SlotStep(msgspec.Struct, frozen=True, kw_only=True):
     start: int
     num_tokens: int  # >= 1
     new_token_ids: tuple[int, ...] = ()  # sampled since the slot's last plan; appended before computing
-    # Tokens that the rank has sampled and that no plan has sent: after new_token_ids, the rank appends so many of them,
-    # oldest first. Ids in new_token_ids that the rank has sampled, too, are no longer appended in this way.
+    # After new_token_ids, the rank appends this many of the ids that it has sampled and that no plan has sent, oldest
+    # first. Ids that new_token_ids sends are removed from these sampled ids.
     num_placeholders: int = 0
     new_block_ids: tuple[int, ...] = ()  # appended to the block table before computing
-    # Behind the slot's last token: the last tokens that the step computes. The rank samples at the position before each
-    # of them and at the last one, and accepts them up to the first that is not the sampled token.
+    # Draft tokens after the slot's last token, which the step computes last. The rank samples at the position before
+    # each draft token, and at the last draft token. It accepts the draft up to the first token that differs from the
+    # sampled one.
     draft_token_ids: tuple[int, ...] = ()
     samples: bool = False  # the slot's last token is computed: sample the next one
 
@@ -92,7 +94,7 @@ class SampledToken(msgspec.Struct, frozen=True):
 
 
 class BrokenForm(msgspec.Struct, frozen=True):
-    """A slot whose grammar cannot be followed any further. No token is sampled for it."""
+    """A slot whose grammar has become too complex, or allows no token. No token is sampled for the slot."""
 
     slot: int
     message: str
@@ -102,7 +104,7 @@ class BrokenAdapter(msgspec.Struct, frozen=True):
     """An adapter slot whose adapter could not be loaded. No token is sampled for the sequences that have it."""
 
     adapter_slot: int
-    slots: tuple[int, ...]  # of these sequences in the plan; their KV blocks hold the values of the plain model
+    slots: tuple[int, ...]  # the plan's slots of these sequences; their KV blocks hold values of the plain model
     message: str
 
 
@@ -117,12 +119,13 @@ class PromptLogprobs(msgspec.Struct, frozen=True):
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     step_id: int
     epoch: int
-    # One for each SlotStep with `samples`, in plan order, without corrupt, broken, postponed and some dirty ones.
+    # One token for each SlotStep with `samples`, in plan order; none for corrupt, broken, postponed and some dirty
+    # slots.
     sampled: tuple[SampledToken, ...] = ()
-    # The draft tokens that were accepted, those of a slot in order. The slot's token in `sampled` follows them.
+    # The draft tokens that were accepted, in order for each slot. The slot's token in `sampled` follows them.
     accepted: tuple[SampledToken, ...] = ()
-    # Slots with a draft and a row whose logits are not finite. The tokens before that row count. The slot is computed
-    # again without a draft, because the draft may be the cause.
+    # Slots with a draft for which the logits of a row are not finite. The tokens before that row are valid. The slot is
+    # computed again without a draft, because the draft may be the cause.
     dirty_slots: tuple[int, ...] = ()
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     corrupt_slots: tuple[int, ...] = ()  # slots whose logits are not finite; no token is sampled for them

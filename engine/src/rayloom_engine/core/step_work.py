@@ -1,4 +1,4 @@
-"""StepForecast: how long a step will take, computed from its number of operations and the best measured speed.
+"""StepForecast: forecasts the time of a step from its number of operations and the best measured speed.
 
 The time after which a rank counts as hung depends on this forecast: in a layer, a chunk of 4,096 tokens takes thousands
 of times as long as a decode.
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from rayloom_engine.core.step import SlotStep, StepPlan
 from rayloom_engine.core.window import num_seen
 
-# From this number of tokens on, a step counts as large. A smaller one mostly reads weights (the first step from disk),
-# so its time says little about arithmetic.
+# From this number of tokens on, a step counts as large. A smaller step mostly reads weights (the engine's first step
+# reads them from disk), so its time says little about arithmetic.
 _LEAST_TOKENS = 64
 
 
@@ -66,7 +66,7 @@ class StepForecast:
         self._plans.append((self._work.flops(plan.slots), plan.num_tokens >= _LEAST_TOKENS))
 
     def ended(self, seconds: float) -> None:
-        """Removes the oldest plan in flight. `seconds`: how long the model computed it."""
+        """Removes the oldest plan in flight. `seconds`: the time of its forward pass."""
         flops, is_large = self._plans.popleft()
         if seconds <= 0 or (self._is_large and not is_large):
             return

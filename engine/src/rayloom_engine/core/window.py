@@ -19,7 +19,7 @@ def first_seen_block(position: int, window: int | None, block_size: int) -> int:
 
 
 def num_seen(start: int, window: int | None) -> int:
-    """Upper bound: how many positions before `start` one token of the chunk that begins at `start` sees."""
+    """Returns an upper bound of the positions before `start` that a token of a chunk from `start` on sees."""
     return start if window is None else min(start, window)
 
 

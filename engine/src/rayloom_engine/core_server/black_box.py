@@ -1,8 +1,8 @@
 """BlackBox: two files that outlive the EngineCore.
 
-One holds the positions of each sequence that are being computed (`core.planning.spans`), the other the sequences
-suspected of crashes. The files are written without fsync: they must survive the process, but need not survive a crash
-of the machine. A record is ignored if the process was killed while writing it.
+One file has the positions that plans in flight compute of each sequence (`core.planning.spans`), the other has the
+sequences that are suspected of crashes. The files are written without fsync: they must survive the process, but need
+not survive a crash of the machine. A record is ignored if the process was killed while writing it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Unsent: bytes for a front that the operating system has not accepted yet, and the times by which it has to."""
+"""Unsent: bytes for a front that the operating system has not accepted yet, and the due time of each message."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Unsent:
     def keep(self, rest: memoryview, now: float) -> None:
         """Adds the rest of a message, which must be sent by a due time.
 
-        All unsent bytes count for the due time, so that a large answer gets the time that a slow but steady reader
+        The due time grows with all unsent bytes, so that a large answer gets the time that a slow but steady reader
         needs.
         """
         self.num_bytes += len(rest)
@@ -40,7 +40,7 @@ class Unsent:
             self._messages.popleft()
 
     def has_stalled(self, now: float) -> bool:
-        """True if the oldest message is overdue. Reading a byte now and then does not defer the due time."""
+        """True if the oldest message is overdue. A front that reads a byte now and then does not defer the due time."""
         return bool(self._messages) and now > self._messages[0][1]
 
     def clear(self) -> None:

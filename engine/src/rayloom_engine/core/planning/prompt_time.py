@@ -7,7 +7,7 @@ from math import sqrt
 from rayloom_engine.core.step_seconds import StepSeconds
 from rayloom_engine.core.window import num_seen
 
-# The tokens of prompts that every step may compute at any cost, so that no prompt starves.
+# Every step may compute this many tokens of prompts, however long they take, so that no prompt starves.
 LEAST_TOKENS = 8
 
 

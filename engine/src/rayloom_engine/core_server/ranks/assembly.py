@@ -20,7 +20,7 @@ from rayloom_engine.protocol.ranks import Allocate, Beat, Done, Failed, Join, Lo
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
-# seconds to wait after a loss, so that all connections that the dead rank broke are seen as closed
+# seconds to wait after a loss, so that this process sees the end of all connections that the same cause has closed
 _BLAME_SECONDS = 0.2
 _MEET_SECONDS = 60.0  # limit in seconds for all ranks to form a process group, or to allocate memory and warm up
 _LATE_SECONDS = 5.0  # seconds within which all other ranks must answer once one rank has reported a failure
@@ -66,10 +66,10 @@ def assemble(
 
 
 def replace_lost(pool: RankPool, loss: RankLost) -> RankLost:
-    """Frees ranks that wait for a lost one, and drops those that are gone. Returns the loss, with the rank to blame.
+    """Frees ranks that wait for a lost rank, and drops disconnected ranks. Returns the loss, with the rank to blame.
 
-    If no rank is gone, the rank that reported a failure is alive. It is kept the first time, and dropped if it fails
-    again before a step has succeeded.
+    If no rank is disconnected, a rank that is alive and has reported a failure is kept the first time. It is dropped if
+    it fails again before a step has succeeded.
     """
     # A lost rank whose process is stopped or whose machine is off closes no connection: without the order, its peers
     # would wait in their collectives, miss the next rendezvous and be replaced as well.

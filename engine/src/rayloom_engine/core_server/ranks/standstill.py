@@ -33,8 +33,8 @@ class Standstill:
     def observe(self, now: float, beats: Mapping[int, Beat], patience_s: float) -> int | None:
         """Returns the rank that hangs, once no rank has made progress for longer than `patience_s`; else None.
 
-        A rank that computes and uses CPU time is slow, not hung. While there is one, the ranks that wait for it are not
-        to blame. A rank that computes without using CPU time is hung.
+        A rank that computes and uses CPU time is slow, not hung. While there is such a rank, the ranks that wait for it
+        are not to blame. A rank that computes without using CPU time is hung.
         """
         mark = {rank: (beat.phase, beat.advance) for rank, beat in beats.items()}
         for rank, beat in beats.items():

@@ -56,7 +56,8 @@ class Stillness:
     def observe(self, now: float, mark: object, cpu_s: float) -> None:
         """Takes a sample at time `now`.
 
-        `mark`: a value that changes with all progress; None while the thread has no work. `cpu_s`: its CPU time so far.
+        `mark`: a value that changes with every progress; None while the thread has no work. `cpu_s`: the thread's CPU
+        time so far.
         """
         self._now = now
         if mark is None or mark != self._mark:
