@@ -44,7 +44,7 @@ def validate_here(grammar: str, field: str) -> tuple[str, ...]:
 
 
 def is_known(grammar: str) -> bool:
-    """True if `validate` has the answer already."""
+    """True if the result of `validate` for this grammar is cached."""
     return grammar in _known
 
 

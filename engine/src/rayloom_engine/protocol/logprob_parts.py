@@ -32,9 +32,9 @@ def split_outputs(message: Outputs) -> Iterator[Outputs]:
 
 
 def _groups(outputs: list[SequenceOutput]) -> Iterator[Outputs]:
-    """Yields the outputs of a step, those with many alternatives of their tokens in several messages.
+    """Yields the outputs of a step in one message, or in several if their tokens have many alternatives.
 
-    If the alternatives are the whole vocabulary, those of a hundred sequences exceed the limit of a frame.
+    If every token of the vocabulary is an alternative, the outputs of a hundred sequences exceed the limit of a frame.
     """
     group: list[SequenceOutput] = []
     num_values = 0

@@ -45,9 +45,7 @@ class SharedMemory:
         self._poller.register(connection_fd, select.POLLIN)
 
     def fileno(self) -> int:
-        """Returns a descriptor that is readable if a frame lies in the memory, or is announced as being on the
-        connection.
-        """
+        """Returns a descriptor that is readable if a frame is in the memory, or was announced for the connection."""
         return self._inbox.fileno()
 
     def send(self, frame: bytes) -> bool:
