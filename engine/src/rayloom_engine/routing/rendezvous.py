@@ -1,7 +1,7 @@
 """Rendezvous hashing: an order of engines for each key, the same in every process. Pure.
 
 Each engine has a hash for the key, and the engine with the highest hash comes first. When an engine leaves, the order
-of the others stays the same, so only the keys move for which the departed engine was the first.
+of the other engines stays the same, so only the keys for which the departed engine came first move to other engines.
 """
 
 from __future__ import annotations
