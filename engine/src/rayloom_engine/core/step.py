@@ -94,7 +94,7 @@ class SampledToken(msgspec.Struct, frozen=True):
 
 
 class BrokenForm(msgspec.Struct, frozen=True):
-    """A slot whose grammar has become too complex, or allows no token. No token is sampled for the slot."""
+    """A slot whose grammar cannot be applied (GrammarFault). No token is sampled for the slot."""
 
     slot: int
     message: str
