@@ -142,8 +142,8 @@ class EngineSizes:
 def engine_on(config: EngineConfig, executor: Executor, shape: ModelShape, sizes: EngineSizes, epoch: int) -> Engine:
     """Returns an engine with its scheduler, for ranks that have these sizes and are ready for plans of `epoch`."""
     # A plan ahead has placeholders for tokens that are not sampled yet. Of several ranks, only the sampling rank could
-    # fill them in. Without a rank process, the core computes the plans itself, one after the other. With speculation,
-    # the core must know the newest token's id before it can make the draft that follows.
+    # fill in placeholders. Without a rank process, the core computes the plans itself, one after the other. With
+    # speculation, the core must know the newest token's id before it can make the draft that follows.
     speculation = speculation_of(config)
     has_rank_process = config.world_size == 1 and not isinstance(executor, LocalExecutor)
     num_ahead = int(config.async_scheduling and has_rank_process and speculation is None)

@@ -341,7 +341,7 @@ class EngineConfig(BaseModel):
 
     @property
     def front_tls_paths(self) -> TlsPaths | None:
-        """The files for TLS at the port for gateways; None: clear text. Raises ConfigError if only some are given."""
+        """The TLS files of the port for gateways; None: clear text. Raises ConfigError if only some files are given."""
         return tls_paths("front_tls", self.front_tls_cert_file, self.front_tls_key_file, self.front_tls_ca_file)
 
     @property

@@ -1,6 +1,6 @@
 """The engine's own exceptions.
 
-Those that derive from ValueError are faults that users can fix; their message says how.
+Exceptions that derive from ValueError are faults that users can fix; their messages say how.
 """
 
 import json

@@ -28,7 +28,7 @@ _SETTINGS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
-    """Default values of SamplingParams. `max_tokens` applies where the default is else the rest of the context."""
+    """Default values of SamplingParams. `max_tokens` is for requests that could otherwise use the whole context."""
 
     settings: Mapping[str, float] = field(default_factory=dict)
     max_tokens: int | None = None

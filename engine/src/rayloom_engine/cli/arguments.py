@@ -26,7 +26,7 @@ _METAVARS = {"adapters": "NAME=PATH"}  # field -> placeholder of its value; othe
 _CHOICE_HINTS = {
     "quantization": "auto reads AWQ, GPTQ, fp8 and compressed-tensors from the checkpoint, so leave it out",
 }
-# Field -> title of the help group that begins with it. Fields are in the order of EngineConfig.
+# Field -> title of the help group that begins with this field. Fields are in the order of EngineConfig.
 _GROUPS = {
     "version": "model",
     "adapters": "LoRA adapters",

@@ -6,7 +6,7 @@ import msgspec
 
 
 class Adapter(msgspec.Struct, frozen=True):
-    """A folder with a LoRA adapter, and its content. Adapters with the same digest are the same adapter."""
+    """The folder of a LoRA adapter, and the digest of its files. Adapters with the same digest are the same adapter."""
 
     path: str  # folder, as every rank sees it
     digest: bytes  # hash of the adapter's files, 16 bytes; part of the hashes of KV blocks
@@ -22,7 +22,7 @@ class ServedAdapter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdapterLoad(msgspec.Struct, frozen=True):
-    """An order to a rank: keep this adapter in an adapter slot from now on, in place of an earlier one."""
+    """An order to a rank: load this adapter into an adapter slot, in place of the adapter that is there."""
 
     slot: int
     adapter: Adapter

@@ -49,7 +49,7 @@ class AdapterSlots:
         return self._num_used_by[tenant] < self._num_slots - len(self._num_users)
 
     def use(self, adapter: Adapter | None, tenant: str = "") -> int:
-        """Returns the slot of the adapter, and counts a user. Returns -1 for None. Call it only if there is room."""
+        """Returns the adapter's slot, and counts a user. Returns -1 for None. Call it only if `has_room` is true."""
         if adapter is None:
             return -1
         digest = adapter.digest

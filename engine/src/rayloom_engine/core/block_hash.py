@@ -1,4 +1,4 @@
-"""Hashes of full KV blocks. With them, sequences with a common prefix find each other's blocks."""
+"""Hashes of full KV blocks. Sequences with a common prefix find each other's blocks by these hashes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def block_hash(parent: bytes, token_ids: Sequence[int], extra: bytes) -> bytes:
     """Returns the hash of a full block's tokens and of all tokens before: 16 bytes, the same in every process and run.
 
     `parent` is the hash of the block before, empty for the first block. `extra`, made by `encode_extra`, holds
-    everything else on which the block's content depends, and the group of requests that may share the block. It is
+    everything else on which the block's content depends, and the group of requests that may share the block. `extra` is
     part of this block's hash, and through `parent` of the hashes of all later blocks.
     """
     # The lengths come first, so that bytes of one part cannot be taken for bytes of another.

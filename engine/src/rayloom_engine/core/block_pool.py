@@ -151,7 +151,7 @@ class BlockPool:
                 self.log.added(content)
 
     def vouch(self, block_ids: Iterable[int], hashes: Iterable[bytes]) -> None:
-        """Lets every sequence find these blocks: finite logits were computed from them after they were released.
+        """Lets every sequence find these blocks, because finite logits were computed from them after their release.
 
         Blocks that hold other content by now are skipped. The blocks are still cleared before they are allocated again.
         """
@@ -174,7 +174,7 @@ class BlockPool:
                 self._unproven.add(block_id)
 
     def take_unclear(self) -> tuple[int, ...]:
-        """Returns those blocks allocated since the last call that the next plan must clear before it uses them."""
+        """Returns the blocks allocated since the last call that the next plan must clear before it uses them."""
         taken = tuple(self._to_clear)
         self._to_clear = []
         return taken

@@ -27,7 +27,7 @@ class Executor(Protocol):
     def submit(self, plan: StepPlan) -> None: ...
 
     def collect(self) -> StepResult:
-        """Returns the result of the oldest plan that is not collected yet. Waits until the last stage has sent it."""
+        """Returns the result of the oldest uncollected plan. Waits until the last stage has sent the result."""
 
     def forget_all(self) -> None:
         """Drops all submitted plans and empties every slot of every rank."""

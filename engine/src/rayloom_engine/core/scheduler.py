@@ -21,18 +21,18 @@ reversed. With one tenant, part 1 does nothing.
 
 Up to `depth` plans are in flight, one for each pipeline stage. Ranks run plans in order, so a plan may depend on
 earlier plans: it may compute the next chunk of a prompt, read blocks that are still being written (fork, prefix hit),
-or reuse the blocks of an aborted sequence. It cannot depend on a token that is not sampled yet, so a sequence whose
+or reuse the blocks of an aborted sequence. A plan cannot depend on a token that is not sampled yet, so a sequence whose
 next token is being sampled is left out until the result arrives. Decodes therefore form a group for each stage, and the
 groups take turns. No group may exceed its equal share, so that the groups stay equal while sequences come and go.
 
 With `num_ahead` > 0, a plan may compute a token that is still being sampled: a placeholder, whose id the rank fills in.
-The ranks then get the next plan before the core has read the result of the last one (asynchronous scheduling). If the
+The ranks then get the next plan before the core has read the last plan's result (asynchronous scheduling). If the
 result ends the sequence, the sequence's results from later plans are dropped.
 
 A sequence with a LoRA adapter runs only while the adapter is in one of the ranks' adapter slots (adapter_slots.py). If
 all slots are used by other adapters, the sequence waits, and other sequences may overtake it (planning/overtaking.py).
 
-With `speculation`, a step of decodes also computes drafts: guesses of the tokens that follow the newest ones. The ranks
+With `speculation`, a step of decodes also computes drafts: guesses of the tokens after the newest token. The ranks
 sample at every position of a draft, and the result has the guesses before the first wrong one, and one token more.
 Until the result arrives, the draft is in flight (`Sequence.num_drafts`): its tokens count neither as known nor as
 computed.
@@ -136,7 +136,7 @@ class Scheduler:
             self._waiting.check_room(sequence.tenant, self._running.num_free_slots, self.config.max_queued)
         first_choice = None if sequence.fork_of is None else self._sequences.get(sequence.fork_of)
         if first_choice is not None and sequence.prompt_ids == first_choice.prompt_ids:
-            sequence.prompt_ids = first_choice.prompt_ids  # prompts that are one object are compared fast
+            sequence.prompt_ids = first_choice.prompt_ids  # equal prompts that are one object are compared fast
         sequence.number = self._next_number
         self._next_number += 1
         self._sequences[sequence.request_id] = sequence
@@ -158,7 +158,7 @@ class Scheduler:
         """Schedules only these request ids from now on (None = all) and makes other running sequences wait again.
 
         A sequence in flight keeps its slot until its token is appended; otherwise the token would be sampled twice.
-        Therefore call this before every step.
+        Therefore call `restrict` before every step.
         """
         self._planner.only = only
         if only is not None:
@@ -167,13 +167,13 @@ class Scheduler:
                 self._planner.set_aside(sequence)
 
     def in_flight(self) -> dict[Sequence, Span]:
-        """The sequences of the plans in flight -> the positions of each that these plans compute."""
+        """Returns each sequence of the plans in flight -> its positions that these plans compute."""
         return spans_of(self._in_flight)
 
     def waiting_for_forms(self) -> dict[Sequence, Span]:
-        """Sequence whose grammar the sampling rank still builds -> the position that it computes again afterwards.
+        """Returns each sequence whose grammar the sampling rank still builds -> its position to be computed again.
 
-        They are in no plan, but their grammars may be the cause if the rank dies now.
+        These sequences are in no plan, but their grammars may be the cause if the rank dies now.
         """
         return {s: (s.num_computed, s.num_computed + 1) for s in self._running.waiting_for_forms()}
 
@@ -289,7 +289,7 @@ class Scheduler:
     def _end_corrupt(self, sequences: list[Sequence]) -> list[SequenceOutput]:
         """Ends sequences whose logits were not finite.
 
-        Their KV blocks may hold a NaN, so all of them leave the prefix index, even those already released.
+        Their KV blocks may hold a NaN, so all these blocks are removed from the prefix index, even released ones.
         """
         ended = [sequence for sequence in sequences if sequence.state is not SequenceState.FINISHED]
         for sequence in ended:
@@ -301,7 +301,7 @@ class Scheduler:
     def _end_without_adapter(self, result: StepResult, sequences: dict[int, Sequence]) -> list[SequenceOutput]:
         """Ends sequences whose adapter could not be loaded.
 
-        Their KV blocks hold the values of the plain model, so all of them leave the prefix index.
+        Their KV blocks hold the values of the plain model, so all these blocks are removed from the prefix index.
         """
         outputs = []
         for broken in result.broken_adapters:
@@ -322,8 +322,8 @@ class Scheduler:
     def forget_ranks(self) -> None:
         """Drops slots, blocks and plans in flight because the ranks have lost them. Running sequences wait again.
 
-        Sequences keep their token ids and are computed again from them. Blocks of a lost plan may hold anything, so no
-        cached prefix survives.
+        Sequences keep their token ids and are computed again from these ids. Blocks of a lost plan may hold anything,
+        so no cached prefix survives.
         """
         unproven = {block_id for in_flight in self._in_flight for block_id in in_flight.plan.cleared_blocks}
         self._in_flight.clear()
@@ -355,7 +355,7 @@ class Scheduler:
     def _num_tokens_left(self) -> int:
         """Number of tokens that are in flight or still to compute.
 
-        Counts running sequences, and waiting ones that fit the free slots.
+        Counts running sequences, and the waiting sequences that fit the free slots.
         """
         waiting = islice(self._waiting.in_turns(self._running.num_of_tenants()), self._running.num_free_slots)
         lacking = sum(max(0, s.num_tokens - s.num_computed) for s in self._running)

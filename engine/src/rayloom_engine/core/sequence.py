@@ -57,7 +57,7 @@ class Sequence:
         fork_of: str | None = None,
         origin: Origin = NO_ORIGIN,
     ) -> None:
-        """`fork_of`: request id of a sequence with the same prompt, whose blocks this one may share.
+        """`fork_of`: request id of a sequence with the same prompt, whose blocks this sequence may share.
 
         Pass the same tuple as `prompt_ids` for sequences with the same prompt: the scheduler compares identities first.
         """
@@ -85,7 +85,7 @@ class Sequence:
         self.has_dirty_drafts = False  # True if a draft had logits that are not finite
         self.drafter: Drafter | None = None
         self.last_turn = (0, 0)  # (id of the last step with this sequence, its index in that step)
-        self.num_overtakers = 0  # sequences that overtook this one while it waited for blocks
+        self.num_overtakers = 0  # sequences that overtook this sequence while it waited for blocks or an adapter slot
         self.num_overtaking_tokens = 0  # tokens of these sequences
         self.block_ids: list[int] = []  # KV blocks in order of position; those before index `first_block` are released
         self.first_block = 0  # index in block_ids; no later token attends to an earlier block (sliding window)

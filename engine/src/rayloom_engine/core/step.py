@@ -6,7 +6,7 @@ NewSlot. If the ranks have a slot with the same prompt, NewSlot names that slot,
 choices.
 A rank reads token ids from plans, even ids that it has sampled itself: the earlier stages of a pipeline do not sample
 and have no other source, and all stages work alike. The exception are placeholders (`SlotStep.num_placeholders`). Only
-a rank that samples every token itself may get them, so only the single rank of an engine.
+a rank that samples every token itself may get placeholders, so only the single rank of an engine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class NewSlot(msgspec.Struct, frozen=True, kw_only=True):
     has_grammar_of_prompt: bool = False  # the grammar is that of the slot `prompt_of`, and left out of params
     adapter_slot: int = -1  # slot of the adapter that changes the model for this sequence; -1: none
     params: DecodingParams
-    eos_token_ids: tuple[int, ...]  # end the sequence, like params.stop_token_ids; empty with ignore_eos
+    eos_token_ids: tuple[int, ...]  # ids that end the sequence, like params.stop_token_ids; empty with ignore_eos
 
 
 class SlotStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,9 +48,9 @@ class SlotStep(msgspec.Struct, frozen=True, kw_only=True):
     new_block_ids: tuple[int, ...] = ()  # appended to the block table before computing
     # Draft tokens after the slot's last token, which the step computes last. The rank samples at the position before
     # each draft token, and at the last draft token. It accepts the draft up to the first token that differs from the
-    # sampled one.
+    # sampled token.
     draft_token_ids: tuple[int, ...] = ()
-    samples: bool = False  # the slot's last token is computed: sample the next one
+    samples: bool = False  # the slot's last token is computed: sample the next token
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +61,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     step_id: int
-    epoch: int  # a rank refuses a plan whose epoch is not its own
+    epoch: int  # a rank refuses a plan of another epoch
     adapter_loads: tuple[AdapterLoad, ...] = ()
     freed_slots: tuple[int, ...] = ()
     new_slots: tuple[NewSlot, ...] = ()
@@ -78,7 +78,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
     """Log-probabilities of one position: of the actual token, and of the most likely tokens in descending order.
 
     gc=False, because there may be hundreds of thousands of these objects, and a garbage collection that visits them all
-    would block every stream for 0.2 s. They are never part of a reference cycle.
+    would block every stream for 0.2 s. These objects are never part of a reference cycle.
     """
 
     token_id: int
@@ -101,7 +101,7 @@ class BrokenForm(msgspec.Struct, frozen=True):
 
 
 class BrokenAdapter(msgspec.Struct, frozen=True):
-    """An adapter slot whose adapter could not be loaded. No token is sampled for the sequences that have it."""
+    """An adapter slot whose adapter could not be loaded. No token is sampled for the sequences that use the slot."""
 
     adapter_slot: int
     slots: tuple[int, ...]  # the plan's slots of these sequences; their KV blocks hold values of the plain model

@@ -50,7 +50,7 @@ class StepSeconds:
     def decode_s(self, num_decodes: int) -> float:
         """Returns the seconds of a step with `num_decodes` decodes and no tokens of prompts.
 
-        They are extrapolated from the nearest smaller number of decodes that was measured.
+        The result is extrapolated from the nearest smaller number of decodes that was measured.
         """
         nearest, seconds = _nearest(self.decode_only, num_decodes)
         return seconds + max(0, num_decodes - nearest) * self.token_s
@@ -77,7 +77,7 @@ class StepMeter:
         self._decode_only: dict[int, tuple[int, float]] = {}  # the medians of `_steps`
         # bit length of the number of decodes -> steps with prompts since the last step without prompts
         self._num_mixed: dict[int, int] = {}
-        # seconds of a prompt's operation in each of the last steps
+        # seconds per operation of prompts, in each of the last steps
         self._flop_samples: deque[float] = deque(maxlen=_NUM_KEPT)
         self._flop_s = 0.0  # seconds of an operation, computed from `_flop_samples`; 0 = unknown
         self._draft_samples: deque[float] = deque(

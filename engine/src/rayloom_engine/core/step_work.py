@@ -49,14 +49,14 @@ class StepForecast:
         self._work = work
         self._plans: deque[tuple[float, bool]] = deque()  # (flops, is large) of the plans in flight, oldest first
         self._best_speed = 0.0  # floating-point operations a second
-        self._is_large = False  # True if `_best_speed` is that of a large step
+        self._is_large = False  # True if `_best_speed` was measured in a large step
 
     @property
     def layer_s(self) -> float:
         """Seconds that the largest plan in flight takes in one layer at the best speed; 0 while no speed is known.
 
-        Before the first large step, only the speed of small steps is known. Small steps are limited by memory reads, so
-        this makes the forecast far too long; `patience_s` in stillness.py limits the effect.
+        Before the first large step, only the speed of small steps is known. Memory reads limit small steps, so the
+        forecast is then far too long; `patience_s` in stillness.py limits the effect.
         """
         if not self._plans or not self._best_speed:
             return 0.0

@@ -84,8 +84,8 @@ class Core:
                 # seems to have no requests may be deleted meanwhile.
                 self._publish()
             self._state.heartbeat = time.monotonic()
-            # The load is published between the inbox and the step, so that it includes the sequences that came during
-            # the last step. When a front receives a load, it no longer counts these sequences itself.
+            # The load is published between the inbox and the step, so that it includes the sequences that arrived
+            # during the last step. When a front receives a load, it no longer counts these sequences itself.
             self._publisher.publish(self._state.heartbeat)
             if self._engine.has_unfinished:
                 self._state.rank_phase = "step"
@@ -141,7 +141,7 @@ class Core:
     def _clear(self, sequence_id: str) -> None:
         """Removes a sequence that has ended from the suspects.
 
-        Do not call it for sequences of a disconnected front, or moved ones: they may be submitted again.
+        Do not call it for sequences of a disconnected front or for moved sequences: they may be submitted again.
         """
         if self._box.suspicion.suspects.pop(sequence_id, None) is not None:
             self._box.save()

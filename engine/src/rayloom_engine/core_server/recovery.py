@@ -100,7 +100,7 @@ class RecoveryMachine:
     """The state machine above, run by the EngineCore's main thread."""
 
     def __init__(self, context: CoreContext, pool: RankPool, model: FoundModel, epoch: int) -> None:
-        """`epoch`: the epoch of the first assembly. Later assemblies draw new ones."""
+        """`epoch`: the epoch of the first assembly. Later assemblies draw new epochs."""
         self._state = RecoveryState.ASSEMBLING
         self._context = context
         self._pool = pool

@@ -56,7 +56,7 @@ _MOST_UNSENT_BYTES = 2**30
 
 
 class GatewayConnected:
-    """Inbox entry: the connection is a gateway's. It comes before all messages of the connection."""
+    """Inbox entry: the connection is a gateway's. This entry comes before all messages of the connection."""
 
 
 class Disconnected:
@@ -87,7 +87,7 @@ class Inbox:
         return taken
 
     def wait(self, seconds: float, at_most: float) -> bool:
-        """Waits for an entry. Returns True as soon as there is one, False after the shorter of the two times."""
+        """Waits for an entry. Returns True as soon as there is an entry, False after the shorter of the two times."""
         return self.event.wait(min(seconds, at_most))
 
 
@@ -147,7 +147,7 @@ class CoreIo:
         self._thread = threading.Thread(target=self._run, name="core-io", daemon=True)
 
     def start(self) -> None:
-        """Starts the thread and returns once it listens. If it cannot, it logs the error and the process exits."""
+        """Starts the thread and returns once it listens. If it cannot listen, it logs an error and ends the process."""
         self._thread.start()
         self._listening.wait()
 
@@ -178,7 +178,7 @@ class CoreIo:
         try:
             self._loop.run_until_complete(self._serve())
         except BaseException:
-            # Without sockets this process is useless. The supervisor will start another one.
+            # Without sockets this process is useless. The supervisor will start another core.
             logger.exception("the core cannot listen at %s", self._address)
             os._exit(1)
 

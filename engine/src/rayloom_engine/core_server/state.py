@@ -111,7 +111,7 @@ class CoreState:
         self.state = "failed"
 
     def begin_phase(self, phase: str, done: int, total: int, unit: str) -> None:
-        """Records the progress of `phase`. If another phase was recorded last, ends that one first."""
+        """Records the progress of `phase`. If another phase was recorded last, ends that phase first."""
         now = time.monotonic()
         self.heartbeat = now
         if not self.phases or self.phases[-1].name != phase:

@@ -10,7 +10,7 @@ _LEAST_RATE = 2**20  # bytes per second
 
 
 class Unsent:
-    """The unsent bytes of one connection, oldest first. Pure: the caller gives the time."""
+    """The unsent bytes of one connection, oldest first. Pure: the caller passes the time."""
 
     def __init__(self, stall_seconds: float) -> None:
         self.num_bytes = 0
@@ -27,7 +27,7 @@ class Unsent:
         self._messages.append((rest, now + self._stall_seconds + self.num_bytes / _LEAST_RATE))
 
     def oldest(self) -> memoryview:
-        """Returns the rest of the oldest message. There must be one."""
+        """Returns the rest of the oldest message. There must be an unsent message."""
         return self._messages[0][0]
 
     def sent(self, num: int) -> None:

@@ -1,7 +1,7 @@
 """Translates GBNF, the grammar syntax of llama.cpp, to Lark.
 
-The translation takes one pass over the text and one over the rules, so its time grows with the text's length. A rule
-that refers to no recursive rule becomes a terminal: llguidance then matches the rule with a regular expression.
+The translation makes one pass over the text and one pass over the rules, so its time grows with the text's length. A
+rule that refers to no recursive rule becomes a terminal: llguidance then matches the rule with a regular expression.
 https://github.com/ggml-org/llama.cpp/blob/master/grammars/README.md
 """
 

@@ -54,7 +54,7 @@ class Matcher:
         return bool(self._matcher.is_stopped())
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """Consumes tokens. Raises GrammarFault if one is not allowed. An end token after the end is ignored."""
+        """Consumes tokens. Raises GrammarFault for a token that is not allowed. Ignores end tokens after the end."""
         ends = self._vocabulary.end_token_ids
         for token_id in token_ids:
             if self._matcher.is_stopped() and token_id in ends and not self._matcher.is_error():

@@ -51,7 +51,7 @@ class ProcessRanks:
     def prepare(self, progress: Progress) -> None:
         """If there are accelerators, assigns one to each rank. Raises ConfigError if there are too few.
 
-        Returns once the fork server is ready or has ended. In the second case, `start` will start another one.
+        Returns once the fork server is ready or has ended. If it has ended, `start` will start another fork server.
         """
         if self._config.device != "cpu":
             self._devices = visible_devices()

@@ -29,7 +29,7 @@ from rayloom_engine.protocol.fingerprint import Fingerprint
 from rayloom_engine.protocol.gateway_requests import GatewayRequests
 
 PROTOCOL_VERSION = 4
-# the oldest version that this one speaks; version 3 had no port for gateways
+# the oldest version that this version can speak; version 3 had no port for gateways
 OLDEST_VERSION = max(4, PROTOCOL_VERSION - 1)
 HASH_BYTES = 8  # bytes that CacheChanges has of a block's hash of 16 bytes
 
@@ -60,7 +60,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
     params: DecodingParams
     generated_ids: tuple[int, ...] = ()  # ids that the front has received; they are kept, and count towards max_tokens
     priority: int = 0  # lower runs first, as in vLLM
-    arrival: float = 0.0  # Unix time when it was first accepted; decides the order within a priority
+    arrival: float = 0.0  # Unix time when the sequence was first accepted; decides the order within a priority
     fork_of: str | None = None  # id of a sequence with the same prompt (n > 1), whose KV blocks may be shared
     is_resume: bool = False  # the sequence was accepted before, so it is never refused for a full queue
     tenant: str = ""  # the tenant whose share of slots and queue is used; empty unless there are several API keys
@@ -89,7 +89,7 @@ class SubmitChoices(msgspec.Struct, frozen=True, tag="submit_choices"):
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
     sequence_id: str
     attempt: int = 0
-    is_moved: bool = False  # True if the sequence moves to another engine, so that it may come back
+    is_moved: bool = False  # True if the sequence moves to another engine, from which it may come back
     is_complete: bool = False  # the answer ends at a stop string, which only the front sees
 
 
@@ -226,7 +226,7 @@ class CoreStatus(msgspec.Struct, frozen=True, tag="status", kw_only=True):
     heartbeat_age_s: float = 0.0  # seconds since the core's main thread ended a step or checked its inbox
     # seconds since a rank that computes last made progress or used CPU time; None: no rank computes
     last_work_age_s: float | None = None
-    is_draining: bool = False  # the engine takes no new requests, and will end
+    is_draining: bool = False  # the engine drains: it accepts no new requests
     # the engine's LoRA adapters; None: its front has not reported them yet. An engine older than this field has none.
     adapters: tuple[ServedAdapter, ...] | None = ()
     # requests of gateways, which the engine's own front does not see

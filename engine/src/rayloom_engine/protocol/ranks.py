@@ -49,7 +49,7 @@ class MemoryOffer(msgspec.Struct, frozen=True, tag="memory_offer"):
     """
 
     pid: int  # process of the core, to which the descriptors below belong
-    name: str  # a random name, by which the rank verifies that the memory is the right one
+    name: str  # a random name, by which the rank verifies that it opens the right memory
     memory_fd: int
     to_core_fd: int  # a pipe
     to_rank_fd: int  # a pipe
@@ -194,7 +194,7 @@ class Fence(msgspec.Struct, frozen=True, tag="fence"):
     """Order: make sure that the given start of the rank is dead, then start the rank again."""
 
     rank: int
-    incarnation: int | None  # the start to kill; None: the one that runs
+    incarnation: int | None  # the start to kill; None: the start that runs
 
 
 Message = (

@@ -10,9 +10,9 @@ import hashlib
 from collections.abc import Iterable, Sequence
 
 # A tie key is made of this many blocks of a prompt at most. With blocks of 16 tokens, requests meet at one engine if
-# their first 64 tokens are equal. With more blocks, conversations with only a short common system prompt would go to
-# different engines. With fewer blocks, only the first lines of the chat template would decide, which are equal in all
-# conversations.
+# their first 64 tokens are equal. With more blocks, conversations with only a short common system prompt would be sent
+# to different engines. With fewer blocks, only the first lines of the chat template would decide, which are equal in
+# all conversations.
 TIE_BLOCKS = 4
 
 

@@ -1,7 +1,7 @@
 """Overtaking: smaller sequences may start before a sequence that waits for KV blocks, but cannot starve it.
 
-A waiting sequence may be overtaken by at most `max_overtakers` sequences, which together have at most as many tokens
-as the waiting one. After that, no sequence behind it is admitted before it.
+A waiting sequence may be overtaken by at most `max_overtakers` sequences, which together have at most as many tokens as
+the waiting sequence. After that, no later sequence is admitted before it.
 
 A sequence that waits for an adapter slot may be overtaken by any number of sequences without an adapter, and by at most
 `max_overtakers` sequences with an adapter. After that, no sequence with an adapter is admitted before it, so a slot

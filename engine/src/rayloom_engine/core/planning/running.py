@@ -171,7 +171,8 @@ class RunningSequences:
     def _give_back_unseen_blocks(self, sequence: Sequence) -> None:
         """Releases the blocks that no later token sees, because they are before its sliding window.
 
-        Plans in flight may still read them. That is safe: a plan that writes to them for a new owner runs later.
+        Plans in flight may still read these blocks. That is safe, because a plan that writes to the blocks for a new
+        owner runs later.
         """
         # The newest token of a sequence is computed again if its mask is not ready. A block with a placeholder is kept
         # until it is in the prefix index.
@@ -186,7 +187,7 @@ class RunningSequences:
         """Records that finite logits were computed from all known tokens of the sequence.
 
         With a sliding window, this also lets other sequences reuse the blocks that the window has released; without
-        them, a long prompt would have no cached prefix. These blocks are most likely finite too, because a NaN spreads
+        these blocks, a long prompt would have no cached prefix. They are most likely finite too, because a NaN spreads
         from layer to layer far beyond the window of one layer.
         """
         if sequence.first_block:

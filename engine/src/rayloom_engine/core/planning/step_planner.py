@@ -84,8 +84,8 @@ class StepPlanner:
         """True if a step may compute placeholders.
 
         False in a trial, so that a death has the fewest suspects. False also if a sequence waits while there are
-        sequences of several tenants: the waiting one may have to preempt running sequences, and sequences in flight
-        cannot be preempted.
+        sequences of several tenants: the waiting sequence may have to preempt running sequences, and sequences in
+        flight cannot be preempted.
         """
         if self.only is not None:
             return False
@@ -148,7 +148,7 @@ class StepPlanner:
                 builder.take(sequence, 1, is_prompt=False)  # the usual decode: its block has room
                 continue
             if lack <= 0:
-                # A placeholder preempts nobody: its sequence gets a block once the token is known.
+                # No sequence is preempted for a placeholder: its sequence gets a block once the token is known.
                 if self._running.try_extend(sequence, sequence.num_computed + 1):
                     builder.take(sequence, 1, is_prompt=False)
                 else:
@@ -191,7 +191,7 @@ class StepPlanner:
         return free[-1] if free and not is_waiting else None
 
     def _admit_due(self, builder: StepBuilder, num_decodes: int) -> None:
-        """Admits waiting sequences that will have a lower rank than a running one, before running ones get tokens."""
+        """Before running sequences get tokens, admits waiting sequences that will have a lower rank than one of them."""
         num_of_tenant = self._running.num_of_tenants()
         if len({*num_of_tenant, *self._waiting.tenants()}) < 2:
             return
@@ -226,8 +226,8 @@ class StepPlanner:
     ) -> None:
         """Admits the sequence if there is room for all of its tokens.
 
-        With a `rank`, it may preempt running sequences with a higher rank. `max_tokens`: limit for its tokens in this
-        step.
+        With a `rank`, running sequences with a higher rank may be preempted for it. `max_tokens`: limit of the
+        sequence's tokens in this step.
         """
         leader = self._leader(sequence)
         if leader is not None and leader.num_computed < sequence.num_prompt_tokens - 1:

@@ -40,9 +40,10 @@ def assemble(
 ) -> tuple[int, list[Loaded]]:
     """Returns a new epoch and the ranks' Loaded messages, by rank. All ranks are ready to run plans of this epoch.
 
-    Every rank allocates `num_blocks` KV blocks; None: as many as the rank with least room can hold. Lost ranks are
-    replaced until `deadline` (by time.monotonic) and within `budget`; after that, RankLost is raised. Raises ModelError
-    or ConfigError if a rank cannot load. A rebuild never raises these, because the model has loaded before.
+    Every rank allocates `num_blocks` KV blocks; None: as many as the rank with the least memory can hold. Lost ranks
+    are replaced until `deadline` (by time.monotonic) and within `budget`; after that, RankLost is raised. Raises
+    ModelError or ConfigError if a rank cannot load. A rebuild never raises these errors, because the model has loaded
+    before.
     """
     while True:
         try:
@@ -216,7 +217,7 @@ def _ask(
     while waiting:
         if time.monotonic() > deadline:
             # A rank without an answer is blamed, even if another rank has reported a failure: the other rank waited for
-            # the silent one.
+            # the silent rank.
             late = rank_to_blame({number: pool.attached[number].control.beat for number in waiting})
             raise RankLost(late, f"no answer to {type(order).__name__} in time")
         for number, reply in pool.poll(_POLL_SECONDS):

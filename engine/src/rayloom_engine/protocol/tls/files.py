@@ -69,7 +69,7 @@ def _load(paths: TlsPaths, *, is_server: bool) -> ssl.SSLContext:
         # A resumed session would skip the certificates, so a gateway could reconnect after its certificate has expired.
         context.num_tickets = 0
     try:
-        # Without a password, OpenSSL would ask for one on the terminal.
+        # Without a password here, OpenSSL would ask for a password on the terminal.
         context.load_cert_chain(paths.cert, paths.key, password="")
     except (ssl.SSLError, OSError, ValueError) as error:
         raise ConfigError(_chain_problem(paths, error)) from error
@@ -104,7 +104,7 @@ def _chain_problem(paths: TlsPaths, error: Exception) -> str:
 
 
 def _report_times(paths: TlsPaths) -> None:
-    """Logs a certificate that is not valid now. It is not refused: its renewal must not need a restart."""
+    """Logs a certificate that is not valid now. It is not refused, because its renewal must not need a restart."""
     try:
         times = certificate_times(paths.cert.read_text(encoding="ascii", errors="replace"))
     except (OSError, ValueError):  # replaced just now, or of a form that only OpenSSL reads
