@@ -8,7 +8,7 @@ import reprlib
 from typing import Literal, TypeAlias
 
 # The kind of fault of a model, for programs; the message is for people. NoAccess: the hub needs a token, or refuses the
-# given one. Gated: the owner of the token must accept the model's terms. Unreachable: a retry may succeed without a
+# given token. Gated: the owner of the token must accept the model's terms. Unreachable: a retry may succeed without a
 # change. Invalid: all other faults.
 ModelFault: TypeAlias = Literal["NotFound", "NoAccess", "Gated", "Unsupported", "Unreachable", "Invalid"]
 

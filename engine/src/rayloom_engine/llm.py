@@ -64,7 +64,7 @@ class RequestOutput:
     prompt: str | None  # None if the prompt was given as ids
     prompt_token_ids: tuple[int, ...]
     prompt_logprobs: tuple[TokenLogprobs, ...]  # logprobs of all prompt tokens except the first, if requested
-    num_cached_tokens: int  # prompt tokens taken from the prefix cache
+    num_cached_tokens: int  # prompt tokens found in the prefix cache
     outputs: tuple[CompletionOutput, ...]
 
 

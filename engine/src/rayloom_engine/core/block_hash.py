@@ -47,7 +47,7 @@ def prompt_hashes(
 def encode_extra(parts: Iterable[tuple[str, bytes]]) -> bytes:
     """Encodes (kind, value) pairs such as ("salt", ...) as bytes. Different pairs never give the same bytes.
 
-    Pairs with an empty value are left out, so an empty salt gives the same hashes as no salt. The caller must give the
+    Pairs with an empty value are left out, so an empty salt gives the same hashes as no salt. The caller must pass the
     pairs in a fixed order.
     """
     encoded = [_field(kind.encode()) + _field(value) for kind, value in parts if value]

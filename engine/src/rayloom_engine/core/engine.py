@@ -1,4 +1,4 @@
-"""Engine: takes plans from a scheduler, runs them on an executor and returns outputs. It has no sockets or threads."""
+"""Engine: gets plans from a scheduler, runs them on an executor and returns outputs. It has no sockets or threads."""
 
 from __future__ import annotations
 

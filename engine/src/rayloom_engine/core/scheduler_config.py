@@ -31,7 +31,7 @@ class SchedulerConfig:
 
     @property
     def num_groups(self) -> int:
-        """Groups of sequences that take turns: one for each pipeline stage, as each stage computes another plan."""
+        """Groups of sequences that take turns: one for each pipeline stage, because stages compute different plans."""
         return self.depth - self.num_ahead
 
     def most_blocks(self, num_tokens: int) -> int:

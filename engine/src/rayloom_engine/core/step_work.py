@@ -20,7 +20,7 @@ _LEAST_TOKENS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWork:
-    """The number of floating-point operations that a step's tokens take in one pipeline stage."""
+    """The number of floating-point operations that a step's tokens need in one pipeline stage."""
 
     flops_per_token: float = 0.0  # a multiplication and an addition for each parameter of the stage
     # operations for a token and one position that it attends to, in all layers of the stage

@@ -19,7 +19,7 @@ MAX_DEPTH = 100  # the most objects and lists inside each other
 MAX_PROPERTIES = 400  # the most properties of one object
 MAX_REFERENCES = 500  # the most occurrences of `$ref`
 MAX_RULES = 1000
-# The most alternatives of one rule. llguidance's parser follows at most 2,000 items at a time, and fails at the first
+# The most alternatives of one rule. llguidance's parser tracks at most 2,000 items at a time, and fails at the first
 # token with more items. With a higher limit in the parser, 16,000 equal alternatives would keep a rank busy for 0.4 s.
 MAX_ALTERNATIVES = 1990
 # The most merged properties: the number of schemas that are merged with others, times the number of properties of the

@@ -49,7 +49,7 @@ class Vocabulary:
                 f"this model's tokenizer cannot be used for structured output: {shortened(str(error))}"
             ) from error
         del plain
-        return_free_memory()  # while it is read, the vocabulary takes a third more memory
+        return_free_memory()  # while the vocabulary is read, it needs a third more memory
         return cls(whole)
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -12,7 +12,7 @@ LEAST_TOKENS = 8
 
 
 class PromptTime:
-    """The time of one step that is left for tokens of prompts. Pure: the costs come in as numbers."""
+    """The time of one step that is left for tokens of prompts. Pure: the costs are passed in as numbers."""
 
     def __init__(self, costs: StepSeconds, seconds: float, window: int | None = None) -> None:
         """`seconds`: by how many seconds prompts may lengthen the step (backlog.py). `window`: as in StepWork."""

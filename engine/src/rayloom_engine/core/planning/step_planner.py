@@ -24,7 +24,7 @@ from rayloom_engine.core.window import first_seen_block, longest_hit
 
 
 class StepPlanner:
-    """Moves sequences between the waiting queue and the running sequences, and gives them tokens and blocks."""
+    """Moves sequences between the waiting queue and the running sequences, and allocates tokens and blocks to them."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class StepPlanner:
             return
         self._schedule_waiting(builder)
         if builder.share is not None:
-            # The unused part of a tenant's share goes to other tenants.
+            # Other tenants get the unused part of a tenant's share.
             builder.share = None
             self._extend(builder, [*builder.num_tokens, *prefills])
             self._schedule_waiting(builder)
@@ -191,7 +191,10 @@ class StepPlanner:
         return free[-1] if free and not is_waiting else None
 
     def _admit_due(self, builder: StepBuilder, num_decodes: int) -> None:
-        """Before running sequences get tokens, admits waiting sequences that will have a lower rank than one of them."""
+        """Admits waiting sequences that will have a lower rank than a running sequence.
+
+        Called before the running sequences get tokens.
+        """
         num_of_tenant = self._running.num_of_tenants()
         if len({*num_of_tenant, *self._waiting.tenants()}) < 2:
             return
