@@ -8,7 +8,7 @@ from pydantic import AfterValidator
 
 
 def _check(adapters: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the adapters. Raises ValueError if one has no name or path, or if two have the same name."""
+    """Returns the adapters. Raises ValueError if an adapter has no name or path, or if two have the same name."""
     names = [given.partition("=")[0] for given in adapters]
     for given in adapters:
         name, _, path = given.partition("=")

@@ -86,10 +86,10 @@ class RankArithmetic(Protocol):
 def served_model(
     config: EngineConfig, found: FoundModel, rank: RankArithmetic, *, weight_bytes: int, max_model_len: int
 ) -> ServedModel:
-    """Returns the facts about the model that a front needs. `weight_bytes`: of all ranks together.
+    """Returns the facts about the model that a front needs. `weight_bytes`: bytes of the weights on all ranks together.
 
-    Only gateways need hashes of the files. So without a port for gateways no file is read. Raises ModelError if one
-    cannot be read.
+    Only gateways need hashes of the model's files, so no file is read if there is no port for gateways. Raises
+    ModelError if a file cannot be read.
     """
     served = ServedModel(
         path=str(found.resolved.path),
@@ -131,19 +131,19 @@ def served_model(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSizes:
-    """The sizes for which the ranks have memory."""
+    """The sizes of KV cache, sequences and steps for which the ranks have memory."""
 
     num_blocks: int  # number of KV blocks
     max_model_len: int  # longest sequence, in tokens
     num_step_tokens: int  # most tokens in one step
-    num_kept_blocks: int | None = None  # limit of cached blocks, as KvPlan has it
+    num_kept_blocks: int | None = None  # limit of cached blocks at the beginning, as in KvPlan; None: no limit
 
 
 def engine_on(config: EngineConfig, executor: Executor, shape: ModelShape, sizes: EngineSizes, epoch: int) -> Engine:
     """Returns an engine with its scheduler, for ranks that have these sizes and are ready for plans of `epoch`."""
-    # Of several ranks, only one samples and can fill in placeholders. Without a rank process, the core computes the
-    # plans itself, one after the other.
-    # A draft follows the newest token, whose id is not known ahead.
+    # A plan ahead has placeholders for tokens that are not sampled yet. Of several ranks, only the sampling rank could
+    # fill in placeholders. Without a rank process, the core computes the plans itself, one after the other. With
+    # speculation, the core must know the newest token's id before it can make the draft that follows.
     speculation = speculation_of(config)
     has_rank_process = config.world_size == 1 and not isinstance(executor, LocalExecutor)
     num_ahead = int(config.async_scheduling and has_rank_process and speculation is None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rayloom_engine.errors import RequestError
 from rayloom_engine.sampling_params import SamplingParams
 
-MAX_ALLOWED_IDS = 2**19  # entries; each choice sends a copy to the core and to the ranks
+MAX_ALLOWED_IDS = 2**19  # entries; the core and the ranks get a copy for each choice
 
 
 def check_num_allowed_ids(num_prompts: int, params: SamplingParams) -> None:

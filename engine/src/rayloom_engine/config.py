@@ -26,7 +26,7 @@ ReasoningParser = Literal["none", "qwen3", "deepseek_r1", "mistral", "seed_oss",
 Executor = Literal["auto", "uni", "mp", "ray", "external"]
 
 BLOCK_SIZE = 16  # tokens in a KV block
-INT8_GROUP = 32  # neighbouring inputs of a product with int8 weights that share a scale: kGroup in csrc/cpu/int8.h
+INT8_GROUP = 32  # consecutive inputs of an int8 matrix whose weights share a scale; kGroup in csrc/cpu/int8.h
 
 
 class EngineConfig(BaseModel):
@@ -341,7 +341,7 @@ class EngineConfig(BaseModel):
 
     @property
     def front_tls_paths(self) -> TlsPaths | None:
-        """The files for TLS at the port for gateways; None: clear text. Raises ConfigError if only some are given."""
+        """The TLS files of the port for gateways; None: clear text. Raises ConfigError if only some files are given."""
         return tls_paths("front_tls", self.front_tls_cert_file, self.front_tls_key_file, self.front_tls_ca_file)
 
     @property
@@ -374,7 +374,7 @@ def parse_config(document: object) -> EngineConfig:
         for item in error.errors():
             field = ".".join(str(part) for part in item["loc"]) or "(document)"
             hint = " (remove it, or check its spelling)" if item["type"] == "extra_forbidden" else ""
-            reason = item["msg"].removeprefix("Value error, ")  # which pydantic writes before our own sentences
+            reason = item["msg"].removeprefix("Value error, ")  # pydantic writes this before our own sentences
             lines.append(f"{field}: {reason}, given {item['input']!r}{hint}")
         raise ConfigError("EngineConfig: " + "; ".join(lines)) from error
     check_conflicts(config)

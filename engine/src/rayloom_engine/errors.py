@@ -1,6 +1,6 @@
 """The engine's own exceptions.
 
-Those that derive from ValueError are faults that users can fix; their message says how.
+Exceptions that derive from ValueError are faults that users can fix; their messages say how.
 """
 
 import json
@@ -8,7 +8,7 @@ import reprlib
 from typing import Literal, TypeAlias
 
 # The kind of fault of a model, for programs; the message is for people. NoAccess: the hub needs a token, or refuses the
-# given one. Gated: the owner of the token must accept the model's terms. Unreachable: a retry may succeed without a
+# given token. Gated: the owner of the token must accept the model's terms. Unreachable: a retry may succeed without a
 # change. Invalid: all other faults.
 ModelFault: TypeAlias = Literal["NotFound", "NoAccess", "Gated", "Unsupported", "Unreachable", "Invalid"]
 
@@ -36,7 +36,7 @@ class ModelError(EngineError, ValueError):
 
 
 class RequestError(EngineError, ValueError):
-    """A refused request. `field`: the wrong field of the request, or None if it is not a single field."""
+    """A refused request. `field`: the wrong field of the request, or None if the fault is in no single field."""
 
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)
@@ -52,7 +52,7 @@ class QueueFull(EngineError):
 
 
 class PoisonousRequest(EngineError):
-    """A request that was ended because the engine crashed whenever it computed it."""
+    """A request that was ended because the engine crashed each time that it computed the request."""
 
 
 class CorruptLogits(EngineError):
@@ -60,7 +60,10 @@ class CorruptLogits(EngineError):
 
 
 class GrammarFault(EngineError):
-    """A grammar cannot be followed any further: it is too complex, or no token fits. Ends the request that has it."""
+    """A grammar cannot be applied: it is too complex, no token fits, or the tokenizer is not supported.
+
+    The request with this grammar ends.
+    """
 
 
 class CorruptRank(EngineError):
@@ -77,8 +80,8 @@ class EngineDead(EngineError):
 class RankLost(EngineError):
     """A rank died, shows no sign of life, or could not carry out an order.
 
-    `is_alive`: its process is alive and can be used again. `is_silent`: it shows no sign of life, but may only be
-    stopped.
+    `is_alive`: the rank's process is alive and can be used again. `is_silent`: the rank shows no sign of life, but its
+    process may only be stopped.
     """
 
     def __init__(self, rank: int, cause: str, *, is_alive: bool = False, is_silent: bool = False) -> None:
@@ -89,7 +92,7 @@ class RankLost(EngineError):
 
 
 def shown(value: object) -> str:
-    """Shortens a value from a file or request to one printable line, for a message. true, false and null as in JSON."""
+    """Returns a value of a file or request in one short, printable line. Writes true, false and null as in JSON."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     return _SHORT.repr(value)

@@ -25,8 +25,8 @@ from typing import Literal
 Answer = Literal["draining", "working", "silent", "gone"]
 
 RAY_PORT = 6379  # default port of Ray's head
-# Seconds for the engine's drain to begin: another node's kubelet terminates the engine's pod, whose front drains two
-# seconds later.
+# Seconds within which the engine's drain must begin: the kubelet of another node terminates the engine's pod, and the
+# front in that pod begins to drain two seconds later.
 _PATIENCE_S = 6.0
 _POLL_S = 0.2
 _ANSWER_S = 1.0
@@ -57,7 +57,7 @@ def linger(look: Callable[[], Answer], clock: Callable[[], float], sleep: Callab
 def engines(table: str, ports: Collection[int]) -> Iterator[str]:
     """Yields the remote addresses of established connections to one of `ports`, from the text of /proc/net/tcp or tcp6.
 
-    Addresses in it are hexadecimal, in words of four bytes in the machine's byte order
+    Addresses in this text are hexadecimal, in words of four bytes in the machine's byte order
     (https://www.kernel.org/doc/html/latest/networking/proc_net_tcp.html).
     """
     for line in table.splitlines()[1:]:
@@ -90,7 +90,7 @@ def ask(host: str, port: int) -> Answer:
 class Look:
     """A call that returns the engine's state.
 
-    Asks every address that has or had a connection, because a drain closes connections.
+    Sends a request to every address that has or had a connection, because a drain closes connections.
     """
 
     def __init__(

@@ -64,7 +64,7 @@ class RequestOutput:
     prompt: str | None  # None if the prompt was given as ids
     prompt_token_ids: tuple[int, ...]
     prompt_logprobs: tuple[TokenLogprobs, ...]  # logprobs of all prompt tokens except the first, if requested
-    num_cached_tokens: int  # prompt tokens taken from the prefix cache
+    num_cached_tokens: int  # prompt tokens found in the prefix cache
     outputs: tuple[CompletionOutput, ...]
 
 
@@ -173,8 +173,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Returns one RequestOutput per prompt, in order. A prompt is a text or a list of token ids.
 
-        Without sampling_params those of `get_default_sampling_params` are used, cut to the room in the context. Raises
-        RequestError if one of the prompts cannot be computed. Then no prompt is computed.
+        Without sampling_params, those of `get_default_sampling_params` are used, with max_tokens limited to the room in
+        the context. If one of the prompts cannot be computed, raises RequestError and computes no prompt.
         """
         many = _many_prompts(prompts)
         texts = [prompt if isinstance(prompt, str) else None for prompt in many]
@@ -196,8 +196,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Returns one RequestOutput per conversation, in order. A single conversation needs no list around it.
 
-        Without sampling_params those of the model's generation_config.json are used, and an answer may be as long as
-        they or the context allow. Raises RequestError as `generate` does.
+        Without sampling_params, the settings of the model's generation_config.json are used, and an answer may be as
+        long as these settings or the context allow. Raises RequestError as `generate` does.
         """
         if self._template is None:
             raise RequestError("this model has no chat template; use generate with a prompt")
@@ -282,7 +282,7 @@ class LLM:
                     if output.finish_reason == BROKEN_FORM:
                         raise RequestError(output.message, "structured_outputs")
                     if output.sequence_id not in unfinished:
-                        continue  # tokens of the same step, after a stop string
+                        continue  # output of the same step for a choice that a stop string has ended
                     if choices[output.sequence_id].add(output):
                         # a stop string ended the choice, which the engine does not notice
                         if output.finish_reason is None:

@@ -28,7 +28,7 @@ _SETTINGS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
-    """Values of SamplingParams. `max_tokens` is used where a request would take the rest of the context."""
+    """Default values of SamplingParams. `max_tokens` is for requests that could otherwise use the whole context."""
 
     settings: Mapping[str, float] = field(default_factory=dict)
     max_tokens: int | None = None
@@ -38,7 +38,7 @@ class SamplingDefaults:
     ) -> SamplingParams:
         """Returns `params` with the default length, as far as the context has room. `most`: limit of the server.
 
-        A length that the request sets is kept.
+        If the request sets a length, this length is kept.
         """
         if self.max_tokens is None or params.max_tokens is not None:
             return params

@@ -55,7 +55,7 @@ RANGES: Mapping[str, Range] = MappingProxyType(
         "min_tokens": Range(low=0, high=MAX_COUNT, is_whole=True),
         "thinking_token_budget": Range(low=-1, high=MAX_COUNT, is_whole=True),
         "max_tokens": Range(low=0, high=MAX_COUNT, is_whole=True),
-        # check_logprobs knows the upper limit, which is a setting of the server.
+        # The upper limit is a setting of the server, so check_logprobs checks it.
         "logprobs": Range(low=-1, high=MAX_COUNT, is_whole=True),
         "prompt_logprobs": Range(low=-1, high=MAX_COUNT, is_whole=True),
     }
@@ -111,7 +111,7 @@ class SamplingParams:
         for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "speculation"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} must be true or false, given {shown(getattr(self, name))}", name)
-        # The dataclass is frozen. But these fields accept several types and keep one, so they are set here once.
+        # These fields accept several types and are stored as one, so they are set here once in the frozen dataclass.
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
         object.__setattr__(
@@ -275,10 +275,10 @@ def _num_alternatives(number: int | None, vocab_size: int) -> int | None:
 
 
 def check_token_ids(token_ids: Sequence[int], vocab_size: int, field: str = "prompt") -> None:
-    """Raises RequestError that names the first id for which the model has no embedding, and `field`, where the id was
-    given.
+    """Raises RequestError that names the first id for which the model has no embedding.
 
-    Ids that come from a tokenizer need this check too: it may know more ids than the model.
+    `field`: the request's field with the ids. Ids that come from a tokenizer need this check, too, because a tokenizer
+    may have more ids than the model.
     """
     if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
         return

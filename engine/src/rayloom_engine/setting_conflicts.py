@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_conflicts(config: EngineConfig) -> None:
-    """Raises ConfigError if two settings exclude each other, or if one lacks another that it needs."""
+    """Raises ConfigError if two settings exclude each other, or if a setting that another needs is missing."""
     if config.executor == "uni" and config.world_size > 1:
         raise ConfigError(
             f"EngineConfig: executor: 'uni' has one rank, but {config.parallelism} needs {config.world_size}; "

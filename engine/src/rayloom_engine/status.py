@@ -1,16 +1,16 @@
 """The admin port's `/status` document, version 1. Its JSON schema is `schemas/status.v1.json`.
 
 The operator acts on `state`:
-  starting    the first load is not done; nothing is accepted
+  starting    the model is not loaded yet; nothing is accepted
   serving     requests are accepted and tokens flow
   recovering  the core (or a rank) is lost and being rebuilt; accepted requests wait, new ones queue
   draining    running requests finish, new ones get 503
   failed      for good; `reason` holds the first cause
 
-A request with `Prefer: return=minimal` gets only the fields that the operator reads: without `recoveries`, and with
-only `node` of each rank. The operator accepts at most 64 KiB of such an answer, which it recognises by the header
-`Preference-Applied: return=minimal`; the whole document of an engine with 128 ranks is larger. Without this header, as
-from an engine of an earlier version, it accepts 256 KiB.
+A request with `Prefer: return=minimal` gets only the fields that the operator reads: without `recoveries` and
+`speculation`, and with only `node` of each rank. The operator accepts at most 64 KiB of such an answer, which it
+recognises by the header `Preference-Applied: return=minimal`; the whole document of an engine with 128 ranks is larger.
+Of an answer without this header, as from an engine of an earlier version, it accepts 256 KiB.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ TlsMode = Literal["permissive", "strict"]
 
 @dataclass(frozen=True, slots=True)
 class TlsPaths:
-    """The paths of the three PEM files. `prefix`: of their settings, such as "front_tls"."""
+    """The paths of the three PEM files. `prefix`: beginning of the names of their settings, such as "front_tls"."""
 
     prefix: str
     cert: Path

@@ -22,11 +22,11 @@ _SERVING_ONLY = (
 )
 _ALIASES = {"adapters": ("--lora", "--lora-modules")}  # field -> further names of its flag
 _METAVARS = {"adapters": "NAME=PATH"}  # field -> placeholder of its value; other fields: the last word of the name
-# Field -> what to do instead of giving a value that it does not have.
+# Field -> advice for a value that is none of the field's choices.
 _CHOICE_HINTS = {
     "quantization": "auto reads AWQ, GPTQ, fp8 and compressed-tensors from the checkpoint, so leave it out",
 }
-# Field -> title of the help group that begins with it. Fields are in the order of EngineConfig.
+# Field -> title of the help group that begins with this field. Fields are in the order of EngineConfig.
 _GROUPS = {
     "version": "model",
     "adapters": "LoRA adapters",
@@ -135,7 +135,7 @@ def _help(field: FieldInfo) -> str:
 
 
 class _Number:
-    """A type for argparse. Its error message says what to do instead of `auto`, a value that other servers take."""
+    """A type for argparse. Its error message says what to do instead of `auto`, a value that other servers accept."""
 
     def __init__(self, kind: Callable[[str], Any], otherwise: str) -> None:
         self._kind = kind

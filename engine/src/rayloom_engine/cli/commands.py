@@ -44,8 +44,8 @@ def run(arguments: Sequence[str], core: PreparedProcess | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"rayloom-engine {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
-    # If the first argument is a command, only the parser of this command gets its flags: the flags of all commands take
-    # 10 ms.
+    # If the first argument is a command, only this command's flags are added, because adding the flags of all commands
+    # takes 10 ms.
     chosen = _COMMANDS.get(arguments[0]) if arguments else None
     for add_parser in (chosen,) if chosen is not None else _COMMANDS.values():
         add_parser(commands)

@@ -83,7 +83,7 @@ def _document(resolved: ResolvedModel, shape: ModelShape, inspection: Inspection
     from rayloom_engine.models.shape import DTYPE_BYTES
 
     described = {**dataclasses.asdict(shape), "attention_span": shape.attention_span}
-    del described["scheme"]  # `quantization` says it in a word
+    del described["scheme"]  # the field `quantization` names the scheme
     return inspection.model_dump(mode="json", exclude_none=True) | {
         "source": resolved.source,
         "commit": resolved.commit,

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 _BY_GATEWAY = "put a gateway or an Ingress in front of the API port"
 
-# Flag of vLLM or SGLang -> what to use here instead, or why there is nothing.
+# Flag of vLLM or SGLang -> what to use here instead, or why no flag replaces it.
 _ELSEWHERE = {
     "--gpu-memory-utilization": "use --kv-cache-memory-bytes or --num-kv-blocks; without them the KV cache takes the "
     "free memory",

@@ -13,10 +13,10 @@ _PART_BYTES = 65536
 
 
 def sender_of(arguments: list[str]) -> int | None:
-    """Returns the process id of the sender of the message; None if no message will come.
+    """Returns the process id of the sender of the late arguments; None if `arguments` are complete.
 
-    From the beginning, the process shall end when its sender ends. The message with the arguments is read only after
-    the imports, which would be too late.
+    This process must end with its sender already during the imports, and the message with the late arguments is read
+    only after the imports.
     """
     is_late = arguments[:1] == [ARGUMENTS_FD_FLAG] and arguments[2:3] == [SENDER_FLAG]
     return int(arguments[3]) if is_late else None
@@ -25,7 +25,8 @@ def sender_of(arguments: list[str]) -> int | None:
 def late_arguments(arguments: list[str]) -> list[str]:
     """Returns the arguments with which the process shall run: `arguments`, unless they begin with ARGUMENTS_FD_FLAG.
 
-    With that flag, waits for the message with the arguments. Exits if the socket closes, because the sender has ended.
+    With that flag, waits for the message with the arguments. Exits if the socket closes before the message has arrived,
+    because the sender has ended.
     """
     if arguments[:1] != [ARGUMENTS_FD_FLAG]:
         return arguments

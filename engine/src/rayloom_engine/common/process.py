@@ -54,17 +54,18 @@ def without_garbage_collection() -> Iterator[None]:
 def collect_garbage_seldom() -> None:
     """Exempts the present objects from garbage collection, and makes collections of later ones rare.
 
-    One step of many streams allocates more than 700 objects, Python's threshold for a collection. They form no cycles
-    and are freed at once, so a collection would find nothing and delay all streams.
+    One step of many streams allocates more than 700 objects, Python's threshold for a collection. These objects form no
+    cycles and are freed at once, so a collection would find nothing and delay all streams.
     """
     gc.freeze()
     gc.set_threshold(_YOUNG_OBJECTS, 10, 10)
 
 
 def return_free_memory() -> None:
-    """Gives memory that was freed back to the system, where the C library can do that.
+    """Gives freed memory back to the operating system, if the C library can do that.
 
-    After a load, hundreds of megabytes may be free between objects that stay. malloc would keep this memory for later.
+    After weights or a tokenizer are loaded, hundreds of megabytes may be free between objects that are still in use.
+    malloc would keep this memory for later allocations.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
@@ -124,7 +125,7 @@ def _pulse(fd: int, is_up: Callable[[], bool]) -> None:
 
 
 def give_sign(fd: int, is_up: bool) -> None:
-    """Sends one sign of life. A process with an event loop calls it every PULSE_SECONDS; others call `start_pulse`."""
+    """Sends one sign of life. An event loop calls this function every PULSE_SECONDS; others call `start_pulse`."""
     os.set_blocking(fd, False)
     # The pipe is full if the supervisor is stopped, and broken if the supervisor has ended. In the second case this
     # process ends too.
@@ -140,13 +141,13 @@ def node_name() -> str:
 def trial_mark(run_dir: Path) -> Path:
     """Returns the path of a file that exists while the core runs a trial of suspects (core/suspicion.py).
 
-    If the core dies while the file exists, fewer suspects remain.
+    If the core dies while the file exists, fewer suspects remain, so the supervisor does not count the death.
     """
     return run_dir / "trial"
 
 
 def drain_mark(run_dir: Path) -> Path:
-    """Returns the path of a file that exists while the engine is asked to drain, even if its processes restart."""
+    """Returns the path of a file that exists while a drain is requested, so that restarted processes drain, too."""
     return run_dir / "draining"
 
 

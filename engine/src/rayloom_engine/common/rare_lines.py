@@ -43,7 +43,7 @@ class OncePerProblem:
         self._known: dict[str, None] = {}
 
     def is_new(self, problem: str) -> bool:
-        """Returns True the first time, and again after MAX_PROBLEMS other problems or after `solved`."""
+        """Returns True if `problem` is new, or if MAX_PROBLEMS other problems or `solved` came after it."""
         if problem in self._known:
             return False
         self._known[problem] = None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Replaces a file in one operation, so that nobody finds half of it. Raises OSError."""
+    """Replaces a file in one operation, so that no reader finds half of its content. Raises OSError."""
     unfinished = path.with_suffix(".new")
     unfinished.write_bytes(content)
     unfinished.replace(path)

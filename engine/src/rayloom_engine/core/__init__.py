@@ -2,7 +2,7 @@
 
 Pure: no torch, no clock, no logging, no randomness.
 
-engine      runs steps: takes plans from the scheduler and gives them to an executor
+engine      runs steps: gets plans from the scheduler and submits them to an executor
 step        the messages between EngineCore and ranks: a step's plan and its result
 scheduler   adds, aborts and schedules sequences; planning/ decides the content of a step
 block_pool  KV blocks and the prefix index

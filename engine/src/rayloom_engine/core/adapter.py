@@ -6,10 +6,10 @@ import msgspec
 
 
 class Adapter(msgspec.Struct, frozen=True):
-    """A folder with a LoRA adapter, and its content. Adapters with the same digest are the same adapter."""
+    """The folder of a LoRA adapter, and the digest of its files. Adapters with the same digest are the same adapter."""
 
     path: str  # folder, as every rank sees it
-    digest: bytes  # of its files: 16 bytes; part of the hashes of KV blocks
+    digest: bytes  # hash of the adapter's files, 16 bytes; part of the hashes of KV blocks
 
 
 class ServedAdapter(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,12 +17,12 @@ class ServedAdapter(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     adapter: Adapter
-    rank: int  # the highest rank of its updates
+    rank: int  # the highest LoRA rank of the adapter's matrices
     created: int  # Unix time
 
 
 class AdapterLoad(msgspec.Struct, frozen=True):
-    """An order to a rank: keep this adapter in an adapter slot from now on, in place of an earlier one."""
+    """An order to a rank: load this adapter into an adapter slot, in place of the adapter that is there."""
 
     slot: int
     adapter: Adapter

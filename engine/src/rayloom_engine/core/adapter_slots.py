@@ -1,10 +1,10 @@
 """AdapterSlots: which LoRA adapters the ranks hold. A running sequence with an adapter uses that adapter's slot.
 
-An adapter that no sequence uses stays in its slot until another adapter needs the slot; the one whose last use is
-longest ago goes first.
+An adapter that no sequence uses stays in its slot until another adapter needs the slot. The least recently used adapter
+is evicted first.
 
 Tenants (API keys) share the slots as they share the places of the queue: a tenant gets a further slot only if more
-slots are unused than it uses. So a single tenant can use half of the slots, rounded up.
+slots are unused than the tenant already uses. So a single tenant can use half of the slots, rounded up.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class AdapterSlots:
 
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots
-        self._slots: dict[bytes, int] = {}  # digest -> slot; the adapter whose last use is longest ago first
+        self._slots: dict[bytes, int] = {}  # digest -> slot; the least recently used adapter first
         self._num_users: Counter[bytes] = Counter()  # digest -> sequences that use it; unused adapters are left out
-        # (tenant, digest) -> the tenant's sequences that use it; left out as above
+        # (tenant, digest) -> the tenant's sequences that use the adapter; pairs without any are left out
         self._num_users_of: Counter[tuple[str, bytes]] = Counter()
         self._num_used_by: Counter[str] = Counter()  # tenant -> adapters that its sequences use
         self._broken: set[bytes] = set()  # digests of adapters in slots that the ranks could not load
@@ -40,16 +40,16 @@ class AdapterSlots:
         return adapter is None or adapter.digest in self._slots or len(self._num_users) < self._num_slots
 
     def is_in_share(self, adapter: Adapter | None, tenant: str) -> bool:
-        """True if the tenant may use the adapter: it uses no further slot, or its share of the slots has room.
+        """True if the tenant may use the adapter: the adapter needs no further slot, or the tenant's share has room.
 
-        An empty `tenant`, as there is without several API keys, may use all slots.
+        `tenant` is empty unless there are several API keys. An empty tenant may use all slots.
         """
         if adapter is None or not tenant or adapter.digest in self._num_users:
             return True
         return self._num_used_by[tenant] < self._num_slots - len(self._num_users)
 
     def use(self, adapter: Adapter | None, tenant: str = "") -> int:
-        """Returns the slot of the adapter, and counts a user. Returns -1 for None. Call it only if there is room."""
+        """Returns the adapter's slot, and counts a user. Returns -1 for None. Call it only if `has_room` is true."""
         if adapter is None:
             return -1
         digest = adapter.digest
@@ -68,7 +68,7 @@ class AdapterSlots:
         return slot
 
     def leave(self, adapter: Adapter | None, tenant: str = "") -> None:
-        """Counts one user less."""
+        """Removes one user of the adapter from the counts."""
         if adapter is None:
             return
         _count_down(self._num_users, adapter.digest)
@@ -82,7 +82,7 @@ class AdapterSlots:
             self._broken.add(adapter.digest)
 
     def take_loads(self) -> tuple[AdapterLoad, ...]:
-        """Returns what the ranks have to load before the next plan."""
+        """Returns the adapters that the ranks have to load before the next plan."""
         loads = tuple(AdapterLoad(slot, adapter) for slot, adapter in sorted(self._loads.items()))
         self._loads = {}
         return loads
@@ -97,8 +97,9 @@ class AdapterSlots:
         self._loads = {}
 
     def check_integrity(self, users: Iterable[tuple[str, Adapter | None]]) -> None:
-        """Raises AssertionError if slots contradict each other. `users`: tenant and adapter of the running
-        sequences.
+        """Raises AssertionError if the slots and counts do not match `users`.
+
+        `users`: tenant and adapter of each running sequence.
         """
         used = [(tenant, each.digest) for tenant, each in users if each is not None]
         assert self._num_users == Counter(digest for _, digest in used)
@@ -118,7 +119,7 @@ class AdapterSlots:
 
 
 def _count_down(counter: Counter[_Key], key: _Key) -> None:
-    """Lowers a count. One of 0 is left out."""
+    """Lowers a count by 1. Removes it if it is now 0."""
     counter[key] -= 1
     if not counter[key]:
         del counter[key]

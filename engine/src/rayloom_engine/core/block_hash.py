@@ -1,4 +1,4 @@
-"""Hashes of full KV blocks. With them, sequences with a common prefix find each other's blocks."""
+"""Hashes of full KV blocks. Sequences with a common prefix find each other's blocks by these hashes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def block_hash(parent: bytes, token_ids: Sequence[int], extra: bytes) -> bytes:
     """Returns the hash of a full block's tokens and of all tokens before: 16 bytes, the same in every process and run.
 
     `parent` is the hash of the block before, empty for the first block. `extra`, made by `encode_extra`, holds
-    everything else on which the block's content depends, and the group of requests that may share the block. It is
+    everything else on which the block's content depends, and the group of requests that may share the block. `extra` is
     part of this block's hash, and through `parent` of the hashes of all later blocks.
     """
     # The lengths come first, so that bytes of one part cannot be taken for bytes of another.
@@ -25,9 +25,9 @@ def next_block_hash(
 ) -> bytes:
     """Returns the hash of the block that follows the blocks with these hashes.
 
-    `token_ids`: of this block alone. `cache_key`: only sequences with equal keys share blocks. `adapter_digest`: of the
-    adapter with which the block is computed, empty without one. Both are parts of the first block's hash and so of all
-    hashes.
+    `token_ids`: tokens of this block alone. `cache_key`: only sequences with equal keys share blocks. `adapter_digest`:
+    digest of the adapter with which the block is computed, empty without an adapter. The hash of the first block
+    contains `cache_key` and `adapter_digest`, so all later hashes depend on them.
     """
     if hashes:
         return block_hash(hashes[-1], token_ids, b"")
@@ -37,7 +37,7 @@ def next_block_hash(
 def prompt_hashes(
     token_ids: Sequence[int], block_size: int, cache_key: bytes, adapter_digest: bytes = b""
 ) -> list[bytes]:
-    """Returns the hashes of a prompt's full blocks, in order: those under which a scheduler registers them."""
+    """Returns the hashes under which a scheduler registers the full blocks of a prompt, in order."""
     hashes: list[bytes] = []
     for end in range(block_size, len(token_ids) + 1, block_size):
         hashes.append(next_block_hash(hashes, token_ids[end - block_size : end], cache_key, adapter_digest))
@@ -47,7 +47,7 @@ def prompt_hashes(
 def encode_extra(parts: Iterable[tuple[str, bytes]]) -> bytes:
     """Encodes (kind, value) pairs such as ("salt", ...) as bytes. Different pairs never give the same bytes.
 
-    Pairs with an empty value are left out, so an empty salt gives the same hashes as no salt. The caller must give the
+    Pairs with an empty value are left out, so an empty salt gives the same hashes as no salt. The caller must pass the
     pairs in a fixed order.
     """
     encoded = [_field(kind.encode()) + _field(value) for kind, value in parts if value]

@@ -3,15 +3,15 @@
 A block is in exactly one of these states:
 
   held      ref_count > 0; it is in the block tables of that many sequences
-  cached    ref_count = 0, with a hash: it holds part of a known prefix; in the free list until a prefix hit takes it
-  free      ref_count = 0, without a hash; given out before cached blocks
-  untouched free, and never allocated: its memory is not taken yet
+  cached    ref_count = 0, with a hash: it holds part of a known prefix, and can be evicted until a prefix hit holds it
+  free      ref_count = 0, without a hash; allocated before cached blocks
+  untouched free, and never allocated: no physical memory backs it yet
 
 The content of a block is proven once finite logits were computed from it. It stays proven, because a full block is
 never written again. A block that is not held and not proven may hold a NaN, so two rules apply:
-- The prefix index offers it only to the sequence that filled it.
-- Before it is allocated for other content, it is cleared. Masked attention multiplies by zero the positions that the
-  new owner has not written yet, and NaN x 0 is NaN.
+- The prefix index returns such a block only to the sequence that filled it.
+- If such a block is allocated for other content, it is cleared first. Masked attention multiplies the positions that
+  the new owner has not written yet by zero, and NaN x 0 is NaN.
 
 Cached blocks are evicted least-recently-used first. A sequence releases its last block first, so the end of a prefix is
 evicted before its beginning: without the first block, the rest of a prefix cannot be found.
@@ -37,7 +37,7 @@ class BlockPool:
         """
         assert num_blocks > 0
         self.num_blocks = num_blocks
-        self.log: CacheLog | None = None  # records changes of the prefix index; None: nobody has asked for them
+        self.log: CacheLog | None = None  # records changes of the prefix index; None: nobody needs them
         self._ref_counts = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks  # block id -> hash of its content, if reusable
         self._cached: dict[bytes, int] = {}  # hash -> block id
@@ -51,9 +51,10 @@ class BlockPool:
         self._growth = CacheGrowth(num_blocks, num_kept)
 
     def successor(self, unproven: Iterable[int] = ()) -> BlockPool:
-        """Returns a pool in which all blocks are free, after ranks lost their content. Its cache grows from here on.
+        """Returns a pool in which all blocks are free, because the ranks have lost the blocks' content.
 
-        `unproven`: blocks that may hold a NaN besides those of this pool.
+        The new pool begins with the present cache limit of this pool. `unproven`: further blocks that may hold a NaN,
+        besides the unproven blocks of this pool.
         """
         successor = BlockPool(self.num_blocks, self.unproven().union(unproven), self._growth.limit)
         successor.log = self.log
@@ -150,7 +151,7 @@ class BlockPool:
                 self.log.added(content)
 
     def vouch(self, block_ids: Iterable[int], hashes: Iterable[bytes]) -> None:
-        """Lets every sequence find these blocks: finite logits were computed from them after they were released.
+        """Lets every sequence find these blocks, because finite logits were computed from them after their release.
 
         Blocks that hold other content by now are skipped. The blocks are still cleared before they are allocated again.
         """
@@ -173,7 +174,7 @@ class BlockPool:
                 self._unproven.add(block_id)
 
     def take_unclear(self) -> tuple[int, ...]:
-        """Returns those blocks allocated since the last call that the next plan must clear before it uses them."""
+        """Returns the blocks allocated since the last call that the next plan must clear before it uses them."""
         taken = tuple(self._to_clear)
         self._to_clear = []
         return taken
@@ -185,7 +186,7 @@ class BlockPool:
     def known(self, hashes: Iterable[bytes], own: Collection[int] = ()) -> list[int | None]:
         """Returns for each content hash the block with that content, or None. The caller then calls `hold`.
 
-        `own`: blocks that the asking sequence filled itself. It finds these even if they are not held and not proven.
+        `own`: blocks that the sequence has filled itself. They are returned even if they are neither held nor proven.
         """
         found: list[int | None] = []
         has_missed = False
@@ -203,15 +204,15 @@ class BlockPool:
         return list(self._cached)
 
     def num_leading(self, hashes: Sequence[bytes]) -> int:
-        """Returns how many of these blocks, from the first one on, the prefix index has; an estimate.
+        """Returns an estimate of the number of leading blocks that the prefix index has.
 
-        `hashes`: of a sequence's full blocks, in order. The end of a prefix is evicted before its beginning, so a
-        binary search finds the length; the result may be wrong if a block in the middle is missing.
+        `hashes`: hashes of a sequence's full blocks, in order. The end of a prefix is evicted before its beginning, so
+        a binary search finds the length; the result may be wrong if a block in the middle is missing.
         """
         return bisect_left(hashes, True, key=lambda content: content not in self._cached)
 
     def _is_doubtful(self, block_id: int) -> bool:
-        """True if the block is not held and not proven: its owner ended before finite logits were computed from it."""
+        """True if the block is neither held, proven nor vouched for: its owner ended before it was proven."""
         return self._ref_counts[block_id] == 0 and block_id in self._unproven and block_id not in self._vouched
 
     def num_cached_only(self, block_ids: Iterable[int]) -> int:

@@ -1,6 +1,6 @@
 """CacheGrowth: decides whether a new block comes from untouched memory or from the oldest block of the prefix cache.
 
-On a CPU the operating system gives a block its memory at the first write. Without a limit, a prefix cache that no
+On a CPU the operating system allocates a block's memory at the first write. Without a limit, a prefix cache that no
 prompt ever hits would grow to the size of the whole pool. So the cache has a limit of blocks. The limit doubles each
 time a prompt misses a block that was evicted because of the limit: the cache grows as far as prompts use it.
 """
@@ -11,7 +11,7 @@ from collections import OrderedDict
 
 
 class CacheGrowth:
-    """The limit of cached blocks, `limit`. Remembers the last `num_blocks` blocks that were evicted because of it."""
+    """`limit`: the limit of cached blocks. Remembers the last `num_blocks` blocks that the limit has evicted."""
 
     def __init__(self, num_blocks: int, num_kept: int | None) -> None:
         """`num_blocks`: the blocks of the pool. `num_kept`: the limit at the beginning; None: no limit."""
@@ -20,7 +20,7 @@ class CacheGrowth:
         self._evicted: OrderedDict[bytes, None] = OrderedDict()  # hashes of the evicted blocks, oldest first
 
     def is_full(self, num_cached: int) -> bool:
-        """Returns whether a new block must come from the `num_cached` cached blocks even if untouched ones are left.
+        """Returns whether a new block must be one of the `num_cached` cached blocks, even if untouched blocks are left.
 
         False if the limit is the size of the pool.
         """
@@ -33,7 +33,7 @@ class CacheGrowth:
             self._evicted.popitem(last=False)
 
     def note_miss(self, content: bytes) -> None:
-        """Records the first block that a prompt misses. Doubles the limit if the block was evicted because of it.
+        """Records the first block that a prompt misses. Doubles the limit if the limit caused the block's eviction.
 
         Each eviction doubles the limit once at most.
         """

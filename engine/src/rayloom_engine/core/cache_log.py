@@ -1,4 +1,4 @@
-"""CacheLog: the changes of the prefix index since the last message about them. The core publishes them to routers."""
+"""CacheLog: the changes of the prefix index that the core has not published to routers yet."""
 
 from __future__ import annotations
 

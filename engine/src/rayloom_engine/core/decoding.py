@@ -1,8 +1,8 @@
 """DecodingParams: the settings with which EngineCore and ranks choose the tokens of one sequence.
 
 Not to be confused with `rayloom_engine.SamplingParams`, the user's settings (n, stop strings, optional seed): a user's
-request becomes n sequences, each with its own DecodingParams. Stop strings are applied by the API server process, the
-only one that has text.
+request becomes n sequences, each with its own DecodingParams. Stop strings are applied by the API server process,
+because only that process has text.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class DecodingParams(msgspec.Struct, frozen=True, kw_only=True):
     grammar_after: str = ""  # the grammar begins after this text; empty: with the answer
     thinking: ThinkingBudget | None = None  # None: reasoning is not limited
     speculation: bool = True  # False: never verify drafts of this sequence, even if the engine makes drafts
-    # With logprobs: these tokens and the chosen one are the alternatives, instead of the most likely ones.
+    # With logprobs: the alternatives are these tokens and the chosen token, instead of the most likely tokens.
     logprob_token_ids: tuple[int, ...] = ()
 
     adapter: Adapter | None = None  # changes the model for this sequence

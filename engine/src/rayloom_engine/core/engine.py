@@ -1,4 +1,4 @@
-"""Engine: takes plans from a scheduler, runs them on an executor and returns outputs. It has no sockets or threads."""
+"""Engine: gets plans from a scheduler, runs them on an executor and returns outputs. It has no sockets or threads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Executor(Protocol):
     def submit(self, plan: StepPlan) -> None: ...
 
     def collect(self) -> StepResult:
-        """Returns the result of the oldest plan that is not collected yet. Waits until the last stage has sent it."""
+        """Returns the result of the oldest uncollected plan. Waits until the last stage has sent the result."""
 
     def forget_all(self) -> None:
         """Drops all submitted plans and empties every slot of every rank."""
@@ -129,7 +129,7 @@ class Engine:
         )
 
     def step(self) -> list[SequenceOutput]:
-        """Submits plans until as many are in flight as allowed, then waits for the oldest and returns its outputs.
+        """Submits plans while the scheduler returns any. Then waits for the oldest plan and returns its outputs.
 
         Returns an empty list if no plan is in flight.
         """

@@ -1,4 +1,4 @@
-"""SchedulerLoad: the work that a scheduler still has. A router compares it between engines (`routing/`).
+"""SchedulerLoad: the work that a scheduler still has. A router compares the loads of engines (`routing/`).
 
 Not to be confused with MeasuredLoad, which an autoscaler reads in `/status`.
 """
@@ -14,8 +14,8 @@ from rayloom_engine.core.block_pool import BlockPool
 from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import Sequence
 
-# The most blocks of waiting sequences that are hashed for one load, which takes 5 ms. A limit is needed because the
-# main thread computes the load between two steps, and a full queue of long prompts has a million blocks.
+# The most blocks of waiting sequences that are hashed for one load; to hash so many takes 5 ms. A limit is needed
+# because the main thread computes the load between two steps, and a full queue of long prompts has a million blocks.
 MAX_HASHED_BLOCKS = 2048
 
 
@@ -23,7 +23,8 @@ class TenantLoad(msgspec.Struct, frozen=True, kw_only=True):
     """The load of one tenant, that is of all clients with the same API key."""
 
     tenant: str  # name of the tenant; empty unless there are several API keys
-    prefill_tokens: int = 0  # tokens to compute before its sequences get their next token, without cached tokens
+    # tokens to compute until each of the tenant's sequences gets its next token, without cached tokens and decodes
+    prefill_tokens: int = 0
 
 
 class SchedulerLoad(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,18 +9,20 @@ from rayloom_engine.core.step import SampledToken, TokenLogprobs
 
 
 class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """New tokens of one sequence. Also part of the messages from EngineCore to API server processes
-    (`protocol.messages`).
+    """New tokens of one sequence.
+
+    It is also part of the messages from EngineCore to API server processes (`protocol.messages`).
     """
 
     # Inside the EngineCore: the Sequence's request_id. On the wire: the id that the API server process gave.
     sequence_id: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token id, if the client asked for logprobs
-    # Sent with the first token; the first prompt token has none. Long tuples come earlier, in parts: logprob_parts.py
+    # Sent with the first token; the first prompt token has no logprobs. Long tuples are sent before, in parts
+    # (logprob_parts.py).
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs_start: int = 0  # number of entries in the parts before this one
-    # only in the last output; inside the core also one of the reasons in core/sequence.py
+    # only in the last output; inside the core it may also be a reason of core/sequence.py
     finish_reason: str | None = None
     message: str = ""  # the reason, if the sequence ends because its form is broken
     stop_token_id: int | None = None  # the id that ended the sequence (EOS or a stop id); also the last of token_ids
@@ -31,7 +33,7 @@ class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 def output_of(sequence: Sequence, sampled: SampledToken, reason: str | None) -> SequenceOutput:
-    """Returns the output with a sequence's newest token. `reason`: why the token completes the sequence, or None."""
+    """Returns the output with a sequence's newest token. `reason`: finish reason; None if the sequence continues."""
     is_first = sequence.num_generated == 1
     if reason is None and sampled.logprobs is None and not is_first and not sequence.num_preemptions:
         return SequenceOutput(sequence_id=sequence.request_id, token_ids=(sampled.token_id,))

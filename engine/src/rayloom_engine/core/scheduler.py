@@ -8,35 +8,37 @@ Each step gives tokens to sequences in this order:
   1. waiting sequences of tenants that run fewer sequences than another tenant; if there is no room, they preempt
      sequences of such other tenants
   2. running sequences that lack one token (decode), oldest first; then sequences that lack more (prefill, resume).
-     If the decodes alone would use up the budget, all take turns: those whose last step is longest ago come first
+     If the decodes alone would use up the budget, decodes and prefills take turns: the sequence whose last step is
+     longest ago comes first
   3. other waiting sequences, if blocks did not run out: prefix lookup or fork, then admission
 When blocks run out, the newest, least urgent running sequence is preempted: its blocks are released and it waits again.
 
 Tenants (waiting_queue.py) share slots, blocks and prompt tokens. The rank of a running sequence is the number of
 running sequences of the same tenant that come before it. Part 1 admits a waiting sequence if a running sequence of
 another tenant has a higher rank than the waiting sequence will have. If there is no room, the running sequence with the
-highest rank is preempted. Each such exchange makes the tenants' numbers more equal, so it is never reversed. With one
-tenant, part 1 does nothing.
+highest rank is preempted. Each such exchange makes the tenants' numbers of running sequences more equal, so it is never
+reversed. With one tenant, part 1 does nothing.
 
 Up to `depth` plans are in flight, one for each pipeline stage. Ranks run plans in order, so a plan may depend on
 earlier plans: it may compute the next chunk of a prompt, read blocks that are still being written (fork, prefix hit),
-or reuse the blocks of an aborted sequence. It cannot depend on a token that is not sampled yet, so a sequence whose
+or reuse the blocks of an aborted sequence. A plan cannot depend on a token that is not sampled yet, so a sequence whose
 next token is being sampled is left out until the result arrives. Decodes therefore form a group for each stage, and the
 groups take turns. No group may exceed its equal share, so that the groups stay equal while sequences come and go.
 
 With `num_ahead` > 0, a plan may compute a token that is still being sampled: a placeholder, whose id the rank fills in.
-The ranks then get the next plan before the core has read the result of the last one (asynchronous scheduling). If the
-result ends the sequence, the results of its later plans are dropped.
+The ranks then get the next plan before the core has read the last plan's result (asynchronous scheduling). If the
+result ends the sequence, the sequence's results from later plans are dropped.
 
 A sequence with a LoRA adapter runs only while the adapter is in one of the ranks' adapter slots (adapter_slots.py). If
-all slots are used by other adapters, it waits, and other sequences overtake it within a bound.
+all slots are used by other adapters, the sequence waits, and other sequences may overtake it (planning/overtaking.py).
 
-With `speculation`, a step of decodes also computes drafts: guesses of the tokens that follow the newest ones. The ranks
-sample at every position of a draft, and the result has the tokens up to the first wrong guess, and one more. Until then
-the draft is in flight (`Sequence.num_drafts`), and its tokens count neither as known nor as computed.
+With `speculation`, a step of decodes also computes drafts: guesses of the tokens after the newest token. The ranks
+sample at every position of a draft, and the result has the guesses before the first wrong one, and one token more.
+Until the result arrives, the draft is in flight (`Sequence.num_drafts`): its tokens count neither as known nor as
+computed.
 
-A sequence whose grammar the sampling rank still builds is postponed: its result has no token, so its newest token is
-computed once more, in a step after the grammar is built. Until then the other sequences continue without it.
+A sequence whose grammar the sampling rank still builds is postponed: the step's result has no token for it, so its
+newest token is computed again in a step after the grammar is built. Until then the other sequences continue without it.
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ class Scheduler:
     def __init__(
         self, config: SchedulerConfig, epoch: int = 0, make_drafter: Callable[[], Drafter] | None = None
     ) -> None:
-        """`make_drafter`: makes the drafter of a sequence, with `config.speculation`; None: that of n-grams."""
+        """`make_drafter`: makes the drafter of a sequence if `config.speculation` is set; None: n-gram drafters."""
         self.config = config
         self.epoch = epoch
         self.counters = Counters()
@@ -134,7 +136,7 @@ class Scheduler:
             self._waiting.check_room(sequence.tenant, self._running.num_free_slots, self.config.max_queued)
         first_choice = None if sequence.fork_of is None else self._sequences.get(sequence.fork_of)
         if first_choice is not None and sequence.prompt_ids == first_choice.prompt_ids:
-            sequence.prompt_ids = first_choice.prompt_ids  # prompts that are one object are compared fast
+            sequence.prompt_ids = first_choice.prompt_ids  # equal prompts that are one object are compared fast
         sequence.number = self._next_number
         self._next_number += 1
         self._sequences[sequence.request_id] = sequence
@@ -156,7 +158,7 @@ class Scheduler:
         """Schedules only these request ids from now on (None = all) and makes other running sequences wait again.
 
         A sequence in flight keeps its slot until its token is appended; otherwise the token would be sampled twice.
-        Therefore call this before every step.
+        Therefore call `restrict` before every step.
         """
         self._planner.only = only
         if only is not None:
@@ -165,13 +167,13 @@ class Scheduler:
                 self._planner.set_aside(sequence)
 
     def in_flight(self) -> dict[Sequence, Span]:
-        """The sequences of the plans in flight -> the positions of each that these plans compute."""
+        """Returns each sequence of the plans in flight -> its positions that these plans compute."""
         return spans_of(self._in_flight)
 
     def waiting_for_forms(self) -> dict[Sequence, Span]:
-        """Sequence whose grammar the sampling rank still builds -> the position that it computes again afterwards.
+        """Returns each sequence whose grammar the sampling rank still builds -> its position to be computed again.
 
-        They are in no plan, but their grammars may be the cause if the rank dies now.
+        These sequences are in no plan, but their grammars may be the cause if the rank dies now.
         """
         return {s: (s.num_computed, s.num_computed + 1) for s in self._running.waiting_for_forms()}
 
@@ -207,8 +209,8 @@ class Scheduler:
             self._planner.fill(builder, costs)
             if builder.num_tokens:
                 break
-            # The plan is empty because sequences found no blocks and were preempted. Try again with the remaining ones:
-            # each round has fewer running sequences, so the loop ends.
+            # The plan is empty, perhaps because sequences found no blocks and were preempted. Try again with the
+            # remaining sequences: each round has fewer running sequences, so the loop ends.
         return builder
 
     def _new_builder(self) -> StepBuilder:
@@ -264,8 +266,8 @@ class Scheduler:
                 self._append(sequence, sampled, outputs)
         for slot in result.dirty_slots:
             if sequences[slot].state is not SequenceState.FINISHED:
-                # Its blocks may hold a NaN, so they are cleared before anybody uses them again. If the sequence gives a
-                # NaN without a draft, too, it ends as corrupt.
+                # The sequence's blocks may hold a NaN, so they are cleared before another sequence uses them. If the
+                # logits are not finite without a draft, either, the sequence ends as corrupt.
                 sequences[slot].has_dirty_drafts = True
                 self._planner.set_aside(sequences[slot])
         return outputs
@@ -287,7 +289,7 @@ class Scheduler:
     def _end_corrupt(self, sequences: list[Sequence]) -> list[SequenceOutput]:
         """Ends sequences whose logits were not finite.
 
-        Their KV blocks may hold a NaN, so all of them leave the prefix index, even those already released.
+        Their KV blocks may hold a NaN, so all these blocks are removed from the prefix index, even released ones.
         """
         ended = [sequence for sequence in sequences if sequence.state is not SequenceState.FINISHED]
         for sequence in ended:
@@ -299,7 +301,7 @@ class Scheduler:
     def _end_without_adapter(self, result: StepResult, sequences: dict[int, Sequence]) -> list[SequenceOutput]:
         """Ends sequences whose adapter could not be loaded.
 
-        Their KV blocks hold the values of the plain model, so all of them leave the prefix index.
+        Their KV blocks hold the values of the plain model, so all these blocks are removed from the prefix index.
         """
         outputs = []
         for broken in result.broken_adapters:
@@ -320,8 +322,8 @@ class Scheduler:
     def forget_ranks(self) -> None:
         """Drops slots, blocks and plans in flight because the ranks have lost them. Running sequences wait again.
 
-        Sequences keep their token ids and are computed again from them. Blocks of a lost plan may hold anything, so no
-        cached prefix survives.
+        Sequences keep their token ids and are computed again from these ids. Blocks of a lost plan may hold anything,
+        so no cached prefix survives.
         """
         unproven = {block_id for in_flight in self._in_flight for block_id in in_flight.plan.cleared_blocks}
         self._in_flight.clear()
@@ -330,7 +332,7 @@ class Scheduler:
             self._waiting.add(sequence)
 
     def load(self, costs: StepSeconds | None = None) -> SchedulerLoad:
-        """Returns the work that is left. `costs`: as measured; None: a decode counts as a token of a prompt."""
+        """Returns the work that is left. `costs`: measured costs; None: a decode counts as much as a prompt's token."""
         count = LoadCount(self.config, self.pool)
         count.add_running(self._running)
         count.add_waiting(self._waiting)
@@ -353,7 +355,7 @@ class Scheduler:
     def _num_tokens_left(self) -> int:
         """Number of tokens that are in flight or still to compute.
 
-        Counts running sequences, and waiting ones that fit the free slots.
+        Counts running sequences, and the waiting sequences that fit the free slots.
         """
         waiting = islice(self._waiting.in_turns(self._running.num_of_tenants()), self._running.num_free_slots)
         lacking = sum(max(0, s.num_tokens - s.num_computed) for s in self._running)
@@ -369,7 +371,7 @@ class Scheduler:
         del self._sequences[sequence.request_id]
 
     def note_starts(self, plan: StepPlan, now: float) -> None:
-        """Records the wait of each sequence whose first step is in `plan`."""
+        """Records the time in the queue of each sequence whose first step is in `plan`."""
         for new in plan.new_slots:
             sequence = self._sequences.get(new.request_id)
             if sequence is not None and sequence.queue_s is None:

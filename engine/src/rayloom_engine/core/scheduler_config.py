@@ -17,9 +17,9 @@ class SchedulerConfig:
     max_model_len: int  # limit of tokens of a sequence, prompt included; the KV blocks suffice for one such sequence
     max_queued: int  # limit of waiting sequences; more are refused
     enable_prefix_caching: bool = True
-    num_kept_blocks: int | None = None  # limit of cached blocks at the beginning (cache_growth.py); None: none
+    num_kept_blocks: int | None = None  # limit of cached blocks at the beginning (cache_growth.py); None: no limit
     depth: int = 1  # limit of plans in flight
-    num_ahead: int = 0  # limit of plans that compute tokens of a sequence which are still being sampled
+    num_ahead: int = 0  # limit of plans in flight that compute a placeholder of the same sequence
     max_loras: int = 0  # adapters that the ranks hold at once
     window: int | None = None  # positions that a token attends to, itself included; None if any layer attends to all
     speculation: SpeculationConfig | None = None  # None: no drafts
@@ -31,7 +31,7 @@ class SchedulerConfig:
 
     @property
     def num_groups(self) -> int:
-        """Groups of sequences that take turns: one for each pipeline stage, as each stage computes another plan."""
+        """Groups of sequences that take turns: one for each pipeline stage, because stages compute different plans."""
         return self.depth - self.num_ahead
 
     def most_blocks(self, num_tokens: int) -> int:

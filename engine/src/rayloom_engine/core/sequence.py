@@ -18,7 +18,7 @@ from rayloom_engine.core.speculation.drafter import Drafter
 from rayloom_engine.core.step import NewSlot, TokenLogprobs
 
 CORRUPT = "corrupt"  # finish reason of a sequence whose logits were not finite; clients get an error
-BROKEN_FORM = "broken_form"  # finish reason of a sequence whose grammar cannot be followed; clients get an error
+BROKEN_FORM = "broken_form"  # finish reason of a sequence whose grammar or adapter has failed; clients get an error
 
 
 class SequenceState(Enum):
@@ -29,7 +29,7 @@ class SequenceState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """The sender of a sequence. Decides its order in the queue, and which cached prefixes it may reuse."""
+    """The sender of a sequence. It decides the sequence's order in the queue, and the prefixes that it may reuse."""
 
     priority: int = 0  # the lowest value runs first, among the sequences of a tenant
     arrival: float = 0.0  # Unix time; decides the order within a priority
@@ -57,7 +57,7 @@ class Sequence:
         fork_of: str | None = None,
         origin: Origin = NO_ORIGIN,
     ) -> None:
-        """`fork_of`: request id of a sequence with the same prompt, whose blocks this one may share.
+        """`fork_of`: request id of a sequence with the same prompt, whose blocks this sequence may share.
 
         Pass the same tuple as `prompt_ids` for sequences with the same prompt: the scheduler compares identities first.
         """
@@ -79,17 +79,17 @@ class Sequence:
 
         self.state = SequenceState.WAITING
         self.num_computed = 0  # tokens whose KV is in the blocks, or will be after the plans in flight
-        # draft tokens of the plan in flight: their KV is behind the first `num_computed` tokens, and counts as computed
-        # once they are accepted
+        # draft tokens of the plan in flight: their KV follows the KV of the first `num_computed` tokens, and counts as
+        # computed once the draft tokens are accepted
         self.num_drafts = 0
         self.has_dirty_drafts = False  # True if a draft had logits that are not finite
         self.drafter: Drafter | None = None
         self.last_turn = (0, 0)  # (id of the last step with this sequence, its index in that step)
-        self.num_overtakers = 0  # sequences that overtook this one while it waited for blocks
+        self.num_overtakers = 0  # sequences that overtook this sequence while it waited for blocks or an adapter slot
         self.num_overtaking_tokens = 0  # tokens of these sequences
         self.block_ids: list[int] = []  # KV blocks in order of position; those before index `first_block` are released
-        self.first_block = 0  # index in block_ids; no later token attends to a block before it (sliding window)
-        self.num_proven = 0  # leading tokens with proven KV: finite logits were computed from it
+        self.first_block = 0  # index in block_ids; no later token attends to an earlier block (sliding window)
+        self.num_proven = 0  # leading tokens with proven KV: finite logits were computed from this KV
         # blocks that the sequence filled before a preemption, and may reuse
         self.own_blocks: frozenset[int] = frozenset()
         self.slot: int | None = None  # row in the ranks' table while RUNNING
@@ -123,8 +123,9 @@ class Sequence:
     def may_run_ahead(self, num_ahead: int, max_model_len: int) -> bool:
         """Returns whether a plan may compute the newest placeholder, so that a further token is sampled from it.
 
-        Not if the sequence has `num_ahead` such plans in flight, if the placeholder is the last token that the sequence
-        can get, or if its mask may be late: the rank then samples no token, and the placeholder would never get an id.
+        False if the sequence has `num_ahead` such plans in flight, or if the placeholder is the last token that the
+        sequence can get. False also if the placeholder's mask may be late: the rank then samples no token, and the
+        placeholder would never get an id.
         """
         num = self.num_placeholders
         return (
@@ -141,7 +142,7 @@ class Sequence:
 
     @property
     def known_hashes(self) -> list[bytes]:
-        """The hashes of the sequence's first full blocks, as many as were computed so far.
+        """The hashes of the sequence's first full blocks, as far as hashes were computed.
 
         They include the hashes of all blocks that were offered to the prefix index (`num_registered_blocks`).
         """
@@ -188,7 +189,7 @@ class Sequence:
         self.waits_for_form = False
 
     def postpone(self) -> None:
-        """Takes back the newest token's computation, because no token was sampled from it."""
+        """Marks the newest token as not computed, because no token was sampled from it."""
         assert self.num_computed == len(self.token_ids)
         self.num_computed -= 1
 

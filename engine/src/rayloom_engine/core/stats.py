@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 _NUM_OUTPUTS = 32
-# Upper bounds of the buckets of steps by their tokens; vLLM has the same.
+# Upper bounds of the histogram buckets of the tokens in a step; vLLM has the same bounds.
 STEP_TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
@@ -22,13 +22,13 @@ class Counters:
     generation_tokens: int = 0
     num_corrupt: int = 0  # sequences that ended because their logits were not finite
     num_drafts: int = 0  # verified drafts
-    draft_tokens: int = 0  # tokens of these
+    draft_tokens: int = 0  # tokens of these drafts
     accepted_tokens: int = 0  # draft tokens that were accepted
     mean_output_tokens: float = 0.0  # mean output tokens of the sequences that ended last; 0 before the first one ends
     num_outputs: int = 0  # sequences in that mean
 
     def note_output(self, num_tokens: int) -> None:
-        """Counts the output of a sequence that has ended. The mean follows the last `_NUM_OUTPUTS` of them."""
+        """Counts the output of a sequence that has ended. The mean is over about the last `_NUM_OUTPUTS` outputs."""
         self.num_outputs = min(self.num_outputs + 1, _NUM_OUTPUTS)
         self.mean_output_tokens += (num_tokens - self.mean_output_tokens) / self.num_outputs
 
@@ -45,7 +45,7 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     generation_tokens: int = 0  # sampled tokens
     num_corrupt: int = 0  # sequences that ended because their logits were not finite
     num_drafts: int = 0  # verified drafts
-    draft_tokens: int = 0  # tokens of these
+    draft_tokens: int = 0  # tokens of these drafts
     accepted_tokens: int = 0  # draft tokens that were accepted
     num_steps: int = 0
     step_tokens: int = 0  # tokens computed in all steps

@@ -1,11 +1,12 @@
 """StepPlan, sent from the EngineCore to the ranks, and StepResult, sent back: integers, strings and tuples only.
 
-A rank keeps a table of slots, one per running sequence; a plan contains only the changes to it. A sequence that is new
-to the ranks (admitted, resumed after preemption, or any sequence after an epoch change) is sent once as a NewSlot. If
-the ranks have a slot with the same prompt, NewSlot names that slot, so a prompt is sent once for all of its choices.
-A rank takes token ids from plans, even ids that it has sampled itself: the earlier stages of a pipeline do not sample
-and have no other source, and all stages work alike. The exception are placeholders (`SlotStep.num_placeholders`), which
-only a rank may get that samples every token itself, that is the only rank of an engine.
+A rank has a table of slots, one per running sequence; a plan contains only the changes to this table. A sequence that
+is new to the ranks (admitted, resumed after preemption, or any sequence after an epoch change) is sent once as a
+NewSlot. If the ranks have a slot with the same prompt, NewSlot names that slot, so a prompt is sent once for all of its
+choices.
+A rank reads token ids from plans, even ids that it has sampled itself: the earlier stages of a pipeline do not sample
+and have no other source, and all stages work alike. The exception are placeholders (`SlotStep.num_placeholders`). Only
+a rank that samples every token itself may get placeholders, so only the single rank of an engine.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class NewSlot(msgspec.Struct, frozen=True, kw_only=True):
     has_grammar_of_prompt: bool = False  # the grammar is that of the slot `prompt_of`, and left out of params
     adapter_slot: int = -1  # slot of the adapter that changes the model for this sequence; -1: none
     params: DecodingParams
-    eos_token_ids: tuple[int, ...]  # end the sequence, like params.stop_token_ids; empty with ignore_eos
+    eos_token_ids: tuple[int, ...]  # ids that end the sequence, like params.stop_token_ids; empty with ignore_eos
 
 
 class SlotStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,14 +42,15 @@ class SlotStep(msgspec.Struct, frozen=True, kw_only=True):
     start: int
     num_tokens: int  # >= 1
     new_token_ids: tuple[int, ...] = ()  # sampled since the slot's last plan; appended before computing
-    # Tokens that the rank has sampled and that no plan has sent: after new_token_ids, the rank appends so many of them,
-    # oldest first. Ids in new_token_ids that the rank has sampled, too, are no longer appended in this way.
+    # After new_token_ids, the rank appends this many of the ids that it has sampled and that no plan has sent, oldest
+    # first. Ids that new_token_ids sends are removed from these sampled ids.
     num_placeholders: int = 0
     new_block_ids: tuple[int, ...] = ()  # appended to the block table before computing
-    # Behind the slot's last token: the last tokens that the step computes. The rank samples at the position before each
-    # of them and at the last one, and accepts them up to the first that is not the sampled token.
+    # Draft tokens after the slot's last token, which the step computes last. The rank samples at the position before
+    # each draft token, and at the last draft token. It accepts the draft up to the first token that differs from the
+    # sampled token.
     draft_token_ids: tuple[int, ...] = ()
-    samples: bool = False  # the slot's last token is computed: sample the next one
+    samples: bool = False  # the slot's last token is computed: sample the next token
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +61,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     step_id: int
-    epoch: int  # a rank refuses a plan whose epoch is not its own
+    epoch: int  # a rank refuses a plan of another epoch
     adapter_loads: tuple[AdapterLoad, ...] = ()
     freed_slots: tuple[int, ...] = ()
     new_slots: tuple[NewSlot, ...] = ()
@@ -76,7 +78,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
     """Log-probabilities of one position: of the actual token, and of the most likely tokens in descending order.
 
     gc=False, because there may be hundreds of thousands of these objects, and a garbage collection that visits them all
-    would block every stream for 0.2 s. They are never part of a reference cycle.
+    would block every stream for 0.2 s. These objects are never part of a reference cycle.
     """
 
     token_id: int
@@ -92,17 +94,17 @@ class SampledToken(msgspec.Struct, frozen=True):
 
 
 class BrokenForm(msgspec.Struct, frozen=True):
-    """A slot whose grammar cannot be followed any further. No token is sampled for it."""
+    """A slot whose grammar cannot be applied (GrammarFault). No token is sampled for the slot."""
 
     slot: int
     message: str
 
 
 class BrokenAdapter(msgspec.Struct, frozen=True):
-    """An adapter slot whose adapter could not be loaded. No token is sampled for the sequences that have it."""
+    """An adapter slot whose adapter could not be loaded. No token is sampled for the sequences that use the slot."""
 
     adapter_slot: int
-    slots: tuple[int, ...]  # of these sequences in the plan; their KV blocks hold the values of the plain model
+    slots: tuple[int, ...]  # the plan's slots of these sequences; their KV blocks hold values of the plain model
     message: str
 
 
@@ -117,12 +119,13 @@ class PromptLogprobs(msgspec.Struct, frozen=True):
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     step_id: int
     epoch: int
-    # One for each SlotStep with `samples`, in plan order, without corrupt, broken, postponed and some dirty ones.
+    # One token for each SlotStep with `samples`, in plan order; none for corrupt, broken, postponed and some dirty
+    # slots.
     sampled: tuple[SampledToken, ...] = ()
-    # The draft tokens that were accepted, those of a slot in order. The slot's token in `sampled` follows them.
+    # The draft tokens that were accepted, in order for each slot. The slot's token in `sampled` follows them.
     accepted: tuple[SampledToken, ...] = ()
-    # Slots with a draft and a row whose logits are not finite. The tokens before that row count. The slot is computed
-    # again without a draft, because the draft may be the cause.
+    # Slots with a draft for which the logits of a row are not finite. The tokens before that row are valid. The slot is
+    # computed again without a draft, because the draft may be the cause.
     dirty_slots: tuple[int, ...] = ()
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     corrupt_slots: tuple[int, ...] = ()  # slots whose logits are not finite; no token is sampled for them

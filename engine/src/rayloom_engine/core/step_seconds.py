@@ -1,11 +1,11 @@
-"""StepSeconds: how long steps take, as measured in the steps before. StepMeter measures it.
+"""StepSeconds: how long the parts of a step take, as StepMeter has measured in earlier steps.
 
     seconds of a step = decode_s(number of decodes) + for each token of a prompt: token_s + pair_s x positions it sees
 
 A decode is a sequence with one token in the step. The costs of a prompt's tokens are proportional to their
-floating-point operations (StepWork), so one measured number, the seconds of an operation, gives both. A chunk of 16
-tokens takes more seconds for an operation than one of 512. So the number is measured in steps with chunks of the size
-to which the number itself leads.
+floating-point operations (StepWork), so one measured number, the seconds per operation, gives token_s and pair_s. An
+operation takes longer in a chunk of 16 tokens than in a chunk of 512. So the number is measured in real steps, in which
+the scheduler has derived the size of the chunks from this number.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import TypeVar
 from rayloom_engine.core.step import StepPlan
 from rayloom_engine.core.step_work import StepWork
 
-# The prompts of a step count as having taken at least this part of its time, even if the step was not measurably
+# The prompts of a step are assumed to take at least this part of the step's time, even if the step was not measurably
 # longer.
 _LEAST_PART = 0.01
 # One step lowers the seconds of an operation at most to this share of the value before. Chunks must not grow faster
 # than their costs are measured: a few more tokens may cost little beside decodes, but many more may cost a lot.
 _MOST_DROP = 0.9
-# After this many steps in a row with prompts and about as many decodes, the measured time of these decodes is old.
+# After this many steps in a row with prompts and a similar number of decodes, the decodes' measured time counts as old.
 _OLD_AFTER = 64
 # If prompts take more than this many times as long as the decodes, the step does not show how long the decodes take.
 _MOST_PROMPTS = 2
@@ -50,7 +50,7 @@ class StepSeconds:
     def decode_s(self, num_decodes: int) -> float:
         """Returns the seconds of a step with `num_decodes` decodes and no tokens of prompts.
 
-        It is extrapolated from the nearest smaller number of decodes that was measured.
+        The result is extrapolated from the nearest smaller number of decodes that was measured.
         """
         nearest, seconds = _nearest(self.decode_only, num_decodes)
         return seconds + max(0, num_decodes - nearest) * self.token_s
@@ -75,9 +75,9 @@ class StepMeter:
         # Steps with decodes alone: bit length of the number of decodes -> (decodes, seconds) of the last such steps
         self._steps: dict[int, deque[tuple[int, float]]] = {}
         self._decode_only: dict[int, tuple[int, float]] = {}  # the medians of `_steps`
-        # bit length of the number of decodes -> steps with prompts since the last step without
+        # bit length of the number of decodes -> steps with prompts since the last step without prompts
         self._num_mixed: dict[int, int] = {}
-        # seconds of a prompt's operation in each of the last steps
+        # seconds per operation of prompts, in each of the last steps
         self._flop_samples: deque[float] = deque(maxlen=_NUM_KEPT)
         self._flop_s = 0.0  # seconds of an operation, computed from `_flop_samples`; 0 = unknown
         self._draft_samples: deque[float] = deque(
@@ -103,7 +103,7 @@ class StepMeter:
         self._plans.append((len(plan.slots) - len(chunks), self._work.flops(chunks), num_drafted, samples))
 
     def ended(self, seconds: float) -> None:
-        """Removes the oldest plan in flight. `seconds`: how long the model computed and sampled it."""
+        """Removes the oldest plan in flight. `seconds`: the time of its forward pass and of its sampling."""
         num_decodes, flops, num_drafted, samples = self._plans.popleft()
         if seconds <= 0 or not samples:
             return  # without a sampled token, an accelerator's work may not have ended
@@ -119,7 +119,7 @@ class StepMeter:
             self._add_prompts(seconds / flops)
 
     def _learn_mixed(self, num_decodes: int, flops: float, seconds: float) -> None:
-        """Learns from a step with decodes and tokens of prompts: prompts took the time beyond that of the decodes.
+        """Learns from a step with decodes and tokens of prompts: prompts took the time that the decodes did not take.
 
         If the measured time of the decodes is old, the step does not show whether decodes or prompts became slower. So
         both costs change by the same factor.

@@ -1,4 +1,4 @@
-"""StepForecast: how long a step will take, computed from its number of operations and the best measured speed.
+"""StepForecast: forecasts the time of a step from its number of operations and the best measured speed.
 
 The time after which a rank counts as hung depends on this forecast: in a layer, a chunk of 4,096 tokens takes thousands
 of times as long as a decode.
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from rayloom_engine.core.step import SlotStep, StepPlan
 from rayloom_engine.core.window import num_seen
 
-# From this number of tokens on, a step counts as large. A smaller one mostly reads weights (the first step from disk),
-# so its time says little about arithmetic.
+# From this number of tokens on, a step counts as large. A smaller step mostly reads weights (the engine's first step
+# reads them from disk), so its time says little about arithmetic.
 _LEAST_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWork:
-    """The number of floating-point operations that a step's tokens take in one pipeline stage."""
+    """The number of floating-point operations that a step's tokens need in one pipeline stage."""
 
     flops_per_token: float = 0.0  # a multiplication and an addition for each parameter of the stage
     # operations for a token and one position that it attends to, in all layers of the stage
@@ -49,14 +49,14 @@ class StepForecast:
         self._work = work
         self._plans: deque[tuple[float, bool]] = deque()  # (flops, is large) of the plans in flight, oldest first
         self._best_speed = 0.0  # floating-point operations a second
-        self._is_large = False  # True if `_best_speed` is that of a large step
+        self._is_large = False  # True if `_best_speed` was measured in a large step
 
     @property
     def layer_s(self) -> float:
         """Seconds that the largest plan in flight takes in one layer at the best speed; 0 while no speed is known.
 
-        Before the first large step, only the speed of small steps is known. Small steps are limited by memory reads, so
-        this makes the forecast far too long; `patience_s` in stillness.py limits the effect.
+        Before the first large step, only the speed of small steps is known. Memory reads limit small steps, so the
+        forecast is then far too long; `patience_s` in stillness.py limits the effect.
         """
         if not self._plans or not self._best_speed:
             return 0.0
@@ -66,7 +66,7 @@ class StepForecast:
         self._plans.append((self._work.flops(plan.slots), plan.num_tokens >= _LEAST_TOKENS))
 
     def ended(self, seconds: float) -> None:
-        """Removes the oldest plan in flight. `seconds`: how long the model computed it."""
+        """Removes the oldest plan in flight. `seconds`: the time of its forward pass."""
         flops, is_large = self._plans.popleft()
         if seconds <= 0 or (self._is_large and not is_large):
             return

@@ -1,14 +1,16 @@
 """Suspicion: finds a sequence that crashes every process that computes it.
 
 Compares the sequences in flight at each death of a process. One death is no evidence against a sequence, because
-machines fail too. A sequence is suspect if two steps that computed the same positions of it died. While there are
-suspects, the engine computes only half of them and no other sequence: a trial. A trial ends in one of two ways:
-- Each sequence of that half has computed its suspected positions: all of the half are cleared.
-- Another death hits these positions: only the sequences of that half remain suspect.
+machines fail too. A sequence is suspect if two steps that computed the same positions of the sequence have died. While
+there are suspects, the engine computes only half of them and no other sequence: a trial. A trial ends in one of two
+ways:
+- Each sequence of this half has computed its suspected positions: then the whole half is cleared.
+- A step that computes these positions dies: then only the sequences of this half remain suspect.
 The last suspect is computed alone. If that step dies at the same positions, the sequence is condemned: its request
 fails, and all others continue.
 
-A long prompt is computed in chunks, so deaths of other causes hit it at different positions and do not condemn it.
+A long prompt is computed in chunks, so deaths of other causes occur at different positions of the prompt, and do not
+condemn its sequence.
 
 With n sequences in a step, at most 2 + floor(log2 n) + 1 deaths are needed to find the sequence.
 """

@@ -1,7 +1,7 @@
-"""Sliding windows: finds the KV blocks of a sequence that no later token attends to ("sees"). They can be released.
+"""Sliding windows: finds the KV blocks that no later token attends to ("sees"), so that they can be released.
 
 A window of w positions means that the token at position p sees positions p - w + 1 to p. A model has a window here only
-if all of its layers have one (the widest counts): a layer that sees all positions needs every block.
+if all of its layers have windows (the widest counts): a layer that sees all positions needs every block.
 
     block       0       1       2       3        block size 4, window 6
     position    0..3    4..7    8..11   12..15
@@ -14,12 +14,12 @@ from collections.abc import Sequence
 
 
 def first_seen_block(position: int, window: int | None, block_size: int) -> int:
-    """Index of the first block that the token at `position`, or any later one, sees."""
+    """Index of the first block that the token at `position`, or any later token, sees."""
     return 0 if window is None else max(0, position + 1 - window) // block_size
 
 
 def num_seen(start: int, window: int | None) -> int:
-    """Upper bound: how many positions before `start` one token of the chunk that begins at `start` sees."""
+    """Returns an upper bound of the positions before `start` that a token of a chunk from `start` on sees."""
     return start if window is None else min(start, window)
 
 

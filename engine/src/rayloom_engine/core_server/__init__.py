@@ -7,6 +7,6 @@ context     the objects that the process consists of; state: values that its thr
 run_folder  files that the next EngineCore process reads
 sockets     the I/O thread; loop: the main thread
 recovery    rebuilds the engine after the loss of a rank
-black_box   records the sequences in flight, to find one that crashes the engine
+black_box   records the sequences in flight, to find a sequence that crashes the engine
 ranks/      the connections to the ranks: attaches and assembles them, runs plans, finds the rank that hangs
 """

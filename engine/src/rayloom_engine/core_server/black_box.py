@@ -1,8 +1,8 @@
 """BlackBox: two files that outlive the EngineCore.
 
-One holds the positions of each sequence that are being computed (`core.planning.spans`), the other the sequences
-suspected of crashes. The files are written without fsync: they must survive the process, but need not survive a crash
-of the machine. A record is ignored if the process was killed while writing it.
+One file has the positions that plans in flight compute of each sequence (`core.planning.spans`), the other has the
+sequences that are suspected of crashes. The files are written without fsync: they must survive the process, but need
+not survive a crash of the machine. A record is ignored if the process was killed while writing it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class BlackBox:
     def died(self, *, was_silent: bool = False) -> bool:
         """Counts the death of a rank or of the previous EngineCore. Returns True if fewer suspects remain.
 
-        `was_silent`: the process had shown no sign of life before it died. It may have been stopped from outside, so no
+        `was_silent`: the process had shown no sign of life before it died. An outside cause may have stopped it, so no
         sequence is blamed.
         """
         in_flight = self._in_flight

@@ -20,7 +20,7 @@ class CachePublisher:
     """
 
     def __init__(self, engine: Engine, io: CoreIo, start: int) -> None:
-        """`start`: a random number of this start of the core."""
+        """`start`: a random number that identifies this start of the core."""
         self._engine = engine
         self._io = io
         self._start = start
@@ -43,7 +43,7 @@ class CachePublisher:
             some = hashes[part * PART_BLOCKS : (part + 1) * PART_BLOCKS]
             self._io.send(connection, self._changes(added=_joined(some), part=part, num_parts=num_parts))
         self._io.send(connection, LoadReport(self._engine.load()))
-        self._last_load = None  # The other fronts still have an older load than this front.
+        self._last_load = None  # The next `publish` sends the load to all fronts, because the others have an older one.
 
     def unsubscribe(self, connection: int) -> None:
         self._connections.discard(connection)
@@ -51,7 +51,7 @@ class CachePublisher:
             self._engine.scheduler.pool.log = None
 
     def publish(self, now_s: float) -> None:
-        """Sends what has changed, at most five times a second. Called before every step."""
+        """Sends the changes of index and load, at most five times a second. Called before every step."""
         if not self._connections or now_s < self._due_s:
             return
         self._due_s = now_s + _SECONDS

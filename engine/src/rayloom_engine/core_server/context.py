@@ -29,10 +29,10 @@ class CoreContext:
     box: BlackBox
 
     def prepare_to_serve(self, model: ServedModel, kv_explanation: str, *, is_restart: bool) -> Callable[[], None]:
-        """Returns a callback, to be called after the first step: it declares the engine ready.
+        """Returns a callback that declares the engine ready. Call it after the first step.
 
         Only a step that has passed through every rank proves that the engine works. `is_restart`: the engine has served
-        before, so the time until then is reported as the phase "replay".
+        before, so the time until the callback is called is reported as the phase "replay".
         """
         self.state.model = model
         if is_restart:

@@ -1,4 +1,4 @@
-"""The core's side of a front's greeting: on the Unix socket by the run's token, over TCP by TLS and the key."""
+"""The core's side of a front's greeting. It checks the run's token on the Unix socket, and TLS and the key over TCP."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class PortTls:
 
 @dataclass(frozen=True, slots=True)
 class Greeted:
-    """The answer to a front's Hello, and the stream on which it speaks; None: it speaks in clear text."""
+    """The answer to a front's Hello, and the TLS stream of its connection; None: the connection is in clear text."""
 
     welcome: Welcome
     stream: TlsStream | None = None
@@ -62,7 +62,7 @@ async def greet_remote(
 ) -> Greeted:
     """As `greet_local`, for a gateway over TCP: sends a challenge first. The Welcome has a proof of the key.
 
-    The time limit is for TLS and the greeting together. A handshake waits only in this coroutine.
+    The time limit is for TLS and the greeting together. A slow handshake delays only this coroutine.
     """
     async with asyncio.timeout(_HELLO_SECONDS):
         return await _greet_remote(reader, writer, key, tls, epoch)
@@ -80,7 +80,7 @@ async def _greet_remote(
             stream = await begin_tls(reader, writer, tls.files.context())
         except TlsRefused as error:
             raise FrontRefused(f"refused a gateway in the TLS handshake: {error}") from error
-        nonce = secrets.token_hex(16)  # what was said in clear text counts for nothing
+        nonce = secrets.token_hex(16)  # a new nonce, because nothing that was sent in clear text is trusted
         stream.write(frame(FrontChallenge(nonce=nonce)))
         message = await _message(stream)
     hello = _hello(message)

@@ -24,8 +24,8 @@ class FrontSocket:
         connection.setblocking(False)
         self._socket = connection
         self._tls = tls
-        # Held while a message is encrypted, and for at most one system call, which does not block: encrypted messages
-        # must be sent in the order in which they were encrypted.
+        # Held while a message is encrypted and sent, because messages must be sent in the order in which they were
+        # encrypted. It is held for at most one system call, which does not block.
         self._lock = threading.Lock()
         self._unsent = Unsent(stall_seconds)
         self._is_closed = False
@@ -78,7 +78,7 @@ class FrontSocket:
             return self._unsent.has_stalled(now)
 
     def abort(self) -> None:
-        """Ends the connection in both directions and drops unsent bytes. The reader of the connection sees its end."""
+        """Ends the connection in both directions and drops unsent bytes. The connection's reader gets end-of-file."""
         with self._lock:
             self._end()
 

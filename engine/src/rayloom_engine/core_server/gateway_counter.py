@@ -1,8 +1,9 @@
 """GatewayCounter: counts the requests of gateways, whose results the engine's own front does not see.
 
 A request counts as finished when its last token is sampled, when a gateway has found a stop string in its text, or when
-the engine ends it by an error of its own. Three kinds of requests do not count: those that are refused, those that move
-to another engine, and those whose client or gateway has disconnected. For each prompt only the first choice counts.
+the engine ends it because of an engine error. Three kinds of requests do not count: refused requests, requests that
+move to another engine, and requests whose client or gateway has disconnected. For each prompt only the first choice
+counts.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class GatewayCounter:
             self._unfinished[request_id] = None if submit.generated_ids else self._clock()
 
     def forget(self, request_id: str) -> None:
-        """Does not count a sequence: it was refused, moves to another engine, or nobody waits for it any more."""
+        """Stops counting a sequence: it was refused, moves to another engine, or its client has disconnected."""
         self._unfinished.pop(request_id, None)
 
     def complete(self, request_id: str) -> None:

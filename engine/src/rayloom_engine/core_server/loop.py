@@ -1,4 +1,4 @@
-"""The EngineCore's main loop: takes messages of API server processes ("fronts"), runs steps, and sends outputs."""
+"""The EngineCore's main loop: handles messages of API server processes ("fronts"), runs steps, and sends outputs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Core:
     def run(self, inbox: Inbox, began: Callable[[], None]) -> NoReturn:
         """Serves for ever. Calls `began` after the first step.
 
-        Raises RankLost. Call it again once the ranks are rebuilt: it continues with the same sequences.
+        Raises RankLost. Call `run` again once the ranks are rebuilt: it continues with the same sequences.
         """
         has_begun = False
         self._end_condemned()
@@ -80,12 +80,12 @@ class Core:
             for connection, message in messages:
                 self._handle(connection, message)
             if messages and not (self._state.stats.num_running or self._state.stats.num_waiting):
-                # Sends a status before the step: the first step after an idle time may be long, and somebody may delete
-                # an engine that seems to have no requests.
+                # Sends a status before the step: the first step after an idle time may be long, and an engine that
+                # seems to have no requests may be deleted meanwhile.
                 self._publish()
             self._state.heartbeat = time.monotonic()
-            # The load is published between the inbox and the step, so that it includes the sequences that came during
-            # the last step. When a front receives a load, it no longer counts these sequences itself.
+            # The load is published between the inbox and the step, so that it includes the sequences that arrived
+            # during the last step. When a front receives a load, it no longer counts these sequences itself.
             self._publisher.publish(self._state.heartbeat)
             if self._engine.has_unfinished:
                 self._state.rank_phase = "step"
@@ -141,7 +141,7 @@ class Core:
     def _clear(self, sequence_id: str) -> None:
         """Removes a sequence that has ended from the suspects.
 
-        Do not call it for sequences of a disconnected front, or moved ones: they may be submitted again.
+        Do not call it for sequences of a disconnected front or for moved sequences: they may be submitted again.
         """
         if self._box.suspicion.suspects.pop(sequence_id, None) is not None:
             self._box.save()
@@ -301,8 +301,8 @@ def _parsed(source: str) -> tuple[int, int]:
 def _request_id(connection: int, attempt: int, sequence_id: str) -> str:
     """The scheduler's name of a sequence: connection and attempt (its source), and the id.
 
-    The id is unique only within a front. The attempt is part of the name. So outputs or an Abort of an earlier attempt
-    on the same connection are never taken for those of a later attempt.
+    The name contains the attempt, so that outputs or an Abort of an earlier attempt on the same connection are never
+    taken for those of a later attempt.
     """
     return f"{_source(connection, attempt)}/{sequence_id}"
 

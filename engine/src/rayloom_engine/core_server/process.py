@@ -127,8 +127,8 @@ class CoreProcess:
         self._num_pulses += 1
         self._stillness.observe(self._num_pulses * PULSE_SECONDS, mark, self._main_cpu_clock())
         state.quiet_s = self._stillness.quiet_s
-        # With other ranks, the patience is doubled: a rank that does not read its full socket may block the main thread
-        # for hang_seconds, before the main thread blames that rank.
+        # With rank processes, the patience is doubled: a rank that does not read its full socket may block the main
+        # thread for hang_seconds, before the main thread blames that rank.
         patience = state.patience_s * (1 if state.pool is None else 2)
         if self._stillness.is_hung(patience):
             logger.error("the main thread stands still for %g s; the core ends", self._stillness.still_s)

@@ -2,7 +2,7 @@
 
     ASSEMBLING   ranks attach, load, form a process group and warm up      core_server/ranks/assembly.py
     SERVING      steps run                                                 core_server/loop.py
-    LOST         a rank is gone: the launcher replaces it, the death is counted, sequences wait with their ids
+    LOST         a rank is gone: the launcher replaces it, the death is counted, sequences keep their ids and wait
 
     ASSEMBLING --> SERVING     every rank is warmed up: a new epoch begins, and the engine replays its sequences
     ASSEMBLING --> EngineDead  `rebuild_seconds` or the restart budget is spent
@@ -66,7 +66,7 @@ class RecoveryLimits:
 
     @property
     def is_job(self) -> bool:
-        """Ranks of a job (executor external) are restarted with the whole job, never one by one."""
+        """True if the ranks belong to a job (executor external): they restart only with the whole job."""
         return self.config.executor == "external"
 
     def deadline(self, now: float, *, is_rebuild: bool) -> float:
@@ -100,7 +100,7 @@ class RecoveryMachine:
     """The state machine above, run by the EngineCore's main thread."""
 
     def __init__(self, context: CoreContext, pool: RankPool, model: FoundModel, epoch: int) -> None:
-        """`epoch`: the epoch of the first assembly. Later assemblies draw new ones."""
+        """`epoch`: the epoch of the first assembly. Later assemblies draw new epochs."""
         self._state = RecoveryState.ASSEMBLING
         self._context = context
         self._pool = pool
@@ -176,7 +176,7 @@ class RecoveryMachine:
         return RecoveryState.ASSEMBLING
 
     def _build(self) -> Core:
-        """Builds the engine after the first assembly. Every later assembly and process takes over its sizes."""
+        """Builds the engine after the first assembly. Every later assembly and process uses the same sizes."""
         context = self._context
         epoch = self._assembly.epoch
         loaded = self._assembly.loaded

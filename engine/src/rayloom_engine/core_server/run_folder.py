@@ -12,7 +12,7 @@ from rayloom_engine.common.whole_file import write_whole
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptSizes:
-    """The sizes that the first EngineCore process chose. Every later process takes them over.
+    """The sizes that the first EngineCore process chose. Every later process uses the same sizes.
 
     A later process may find less free memory. If it chose its own sizes, it might not be able to continue sequences
     that were accepted before.
@@ -44,7 +44,7 @@ class RunFolder:
         return epoch
 
     def sizes(self) -> KeptSizes | None:
-        """Returns the first EngineCore's sizes, or None if no EngineCore of this server has chosen any yet."""
+        """Returns the first EngineCore's sizes, or None if no EngineCore of this server has chosen sizes yet."""
         file = self.path / "sizing.json"
         return KeptSizes(**json.loads(file.read_text())) if file.exists() else None
 

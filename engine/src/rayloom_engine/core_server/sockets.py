@@ -1,6 +1,6 @@
 """CoreIo: the EngineCore's sockets for API server processes ("fronts"), and the I/O thread with its own event loop.
 
-The I/O thread accepts fronts and reads their messages. Both threads send: front_socket.py.
+The I/O thread accepts fronts and reads their messages. The main thread and the I/O thread both send (front_socket.py).
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ _MOST_UNSENT_BYTES = 2**30
 
 
 class GatewayConnected:
-    """Inbox entry: the connection is a gateway's. It comes before all messages of the connection."""
+    """Inbox entry: the connection is a gateway's. This entry comes before all messages of the connection."""
 
 
 class Disconnected:
     """Inbox entry: the connection of a front has ended. All of its sequences are dropped."""
 
 
-FrontReport = Draining | EngineAdapters  # what the engine's own front reports, and each status passes on to gateways
+FrontReport = Draining | EngineAdapters  # reports of the engine's own front; each status repeats them for gateways
 InboxMessage = Submit | Abort | WantCache | GatewayConnected | Disconnected
 
 
@@ -87,7 +87,7 @@ class Inbox:
         return taken
 
     def wait(self, seconds: float, at_most: float) -> bool:
-        """Waits for an entry. Returns True as soon as there is one, False after the shorter of the two times."""
+        """Waits for an entry. Returns True as soon as there is an entry, False after the shorter of the two times."""
         return self.event.wait(min(seconds, at_most))
 
 
@@ -102,7 +102,7 @@ class _Front:
 
 @dataclass(frozen=True, slots=True)
 class GatewayPort:
-    """The listening socket for gateways, the key that they must prove to have, and its TLS; None: clear text."""
+    """The listening socket for gateways, the key that they must prove to have, and TLS; None: clear text."""
 
     listener: socket.socket
     key: str
@@ -128,7 +128,7 @@ class CoreIo:
         """`stall_seconds`: a front that does not read a small message within this time is disconnected.
 
         `gateways`: a second port at which fronts are accepted; None: fronts are accepted at `address` alone.
-        `on_front_report`: called with what the engine's own front tells; the next status must show it.
+        `on_front_report`: called with each report of the engine's own front; the next status must contain it.
         """
         self._address = address
         self._token = token
@@ -147,7 +147,7 @@ class CoreIo:
         self._thread = threading.Thread(target=self._run, name="core-io", daemon=True)
 
     def start(self) -> None:
-        """Starts the thread and returns once it listens. If it cannot, it logs the error and the process exits."""
+        """Starts the thread and returns once it listens. If it cannot listen, it logs an error and ends the process."""
         self._thread.start()
         self._listening.wait()
 
@@ -178,7 +178,7 @@ class CoreIo:
         try:
             self._loop.run_until_complete(self._serve())
         except BaseException:
-            # Without sockets this process is useless. The supervisor will start another one.
+            # Without sockets this process is useless. The supervisor will start another core.
             logger.exception("the core cannot listen at %s", self._address)
             os._exit(1)
 
@@ -201,7 +201,7 @@ class CoreIo:
             server.close()
         for front in self._fronts.values():
             front.transport.abort()
-        # Turns of the event loop in which the readers notice that their connections ended, and close their sockets.
+        # Lets the event loop run twice, so that the readers notice the end of their connections and close the sockets.
         for _ in range(2):
             await asyncio.sleep(0)
 
@@ -233,7 +233,7 @@ class CoreIo:
         *,
         is_own: bool,
     ) -> None:
-        """Receives a front's messages until its connection ends. `greeting` gives the answer to its Hello.
+        """Receives a front's messages until its connection ends. `greeting` returns the answer to the front's Hello.
 
         `is_own`: the front belongs to this engine.
         """
@@ -291,8 +291,8 @@ class CoreIo:
             self._watch(connection)
 
     def _welcome(self, connection: int, writer: asyncio.StreamWriter, greeted: Greeted) -> None:
-        """Accepts a front: sends it the first two messages, and from here on all others."""
-        # The transport only reads. A duplicate of its socket is written to, because no thread but the I/O thread may
+        """Accepts a front: sends it Welcome and a status, and registers it for all later messages."""
+        # The transport only reads. Messages are written to a duplicate of its socket, because only the I/O thread may
         # use the transport.
         stream = greeted.stream
         tls = None if stream is None else stream.session

@@ -68,7 +68,7 @@ class CoreState:
     def mark(self) -> tuple[object, ...]:
         """Returns a value that changes when the main thread runs its loop, checks its ranks or computes half a layer.
 
-        `Stillness` takes each change as progress.
+        `Stillness` counts each change as progress.
         """
         advance = self.rank.activity.advance if self.rank is not None else 0
         return self.heartbeat, advance, self.pool.checked_at if self.pool is not None else 0.0
@@ -111,7 +111,7 @@ class CoreState:
         self.state = "failed"
 
     def begin_phase(self, phase: str, done: int, total: int, unit: str) -> None:
-        """Records the progress of `phase`. If another phase was recorded last, ends that one first."""
+        """Records the progress of `phase`. If another phase was recorded last, ends that phase first."""
         now = time.monotonic()
         self.heartbeat = now
         if not self.phases or self.phases[-1].name != phase:
@@ -164,7 +164,7 @@ class CoreState:
         self.is_draining = is_draining
 
     def record_front_report(self, message: Draining | EngineAdapters) -> None:
-        """Records what the engine's own front tells, for gateways."""
+        """Records a report of the engine's own front, so that the status has it for gateways."""
         if isinstance(message, Draining):
             self.set_draining(message.is_draining)
         else:

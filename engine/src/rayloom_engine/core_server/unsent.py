@@ -1,4 +1,4 @@
-"""Unsent: bytes for a front that the operating system has not accepted yet, and the times by which it has to."""
+"""Unsent: bytes for a front that the operating system has not accepted yet, and the due time of each message."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LEAST_RATE = 2**20  # bytes per second
 
 
 class Unsent:
-    """The unsent bytes of one connection, oldest first. Pure: the caller gives the time."""
+    """The unsent bytes of one connection, oldest first. Pure: the caller passes the time."""
 
     def __init__(self, stall_seconds: float) -> None:
         self.num_bytes = 0
@@ -20,14 +20,14 @@ class Unsent:
     def keep(self, rest: memoryview, now: float) -> None:
         """Adds the rest of a message, which must be sent by a due time.
 
-        All unsent bytes count for the due time, so that a large answer gets the time that a slow but steady reader
+        The due time grows with all unsent bytes, so that a large answer gets the time that a slow but steady reader
         needs.
         """
         self.num_bytes += len(rest)
         self._messages.append((rest, now + self._stall_seconds + self.num_bytes / _LEAST_RATE))
 
     def oldest(self) -> memoryview:
-        """Returns the rest of the oldest message. There must be one."""
+        """Returns the rest of the oldest message. There must be an unsent message."""
         return self._messages[0][0]
 
     def sent(self, num: int) -> None:
@@ -40,7 +40,7 @@ class Unsent:
             self._messages.popleft()
 
     def has_stalled(self, now: float) -> bool:
-        """True if the oldest message is overdue. Reading a byte now and then does not defer the due time."""
+        """True if the oldest message is overdue. A front that reads a byte now and then does not defer the due time."""
         return bool(self._messages) and now > self._messages[0][1]
 
     def clear(self) -> None:

@@ -20,7 +20,7 @@ _UNQUOTED = re.compile(r"[\x7f-\x9f\u2028\u2029\ufeff]")
 
 
 def grammar_of(form: StructuredOutputs) -> str:
-    """Returns the grammar of a form as text. Raises RequestError if it is too large or no grammar.
+    """Returns the grammar of a form as text. Raises RequestError if the grammar is too large or cannot be parsed.
 
     The grammar may still have faults that only `validate` finds.
     """
@@ -82,12 +82,12 @@ def _schema_of(form: StructuredOutputs) -> Mapping[str, Any] | bool:
 
 
 def _quoted(text: str) -> str:
-    """Returns a Lark string. It has the escapes of a JSON string."""
+    """Returns `text` as a Lark string, which has the escapes of a JSON string."""
     return _UNQUOTED.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(text, ensure_ascii=False))
 
 
 def _regex_in_lark(regex: str) -> str:
-    """Returns the expression as it is written between Lark's slashes."""
+    """Returns the regular expression with the escapes that it needs between Lark's slashes."""
     parts = []
     is_escaped = False
     for char in regex:

@@ -1,4 +1,4 @@
-"""Threads in which llguidance reads grammars: its recursion follows chains of rules and needs a large stack."""
+"""Threads in which llguidance reads grammars: it recurses along chains of rules, which needs a large stack."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Translates GBNF, the grammar syntax of llama.cpp, to Lark.
 
-The translation takes one pass over the text and one over the rules, so its time grows with the text's length. A rule
-that refers to no recursive rule becomes a terminal: llguidance then reads its text with a regular expression.
+The translation makes one pass over the text and one pass over the rules, so its time grows with the text's length. A
+rule that refers to no recursive rule becomes a terminal: llguidance then matches the rule with a regular expression.
 https://github.com/ggml-org/llama.cpp/blob/master/grammars/README.md
 """
 
@@ -119,7 +119,7 @@ def _body(rule: _Rule, names: dict[str, str]) -> str:
         elif kind == "string":
             parts.append(_string(token))
         elif kind == "times" or token in "*+?":
-            # An operator stands directly behind its operand.
+            # An operator is written directly after its operand, without a blank.
             parts.append((parts.pop() if parts else "") + re.sub(r"\s", "", token))
         else:
             parts.append(token)
@@ -127,7 +127,7 @@ def _body(rule: _Rule, names: dict[str, str]) -> str:
 
 
 def _string(token: str) -> str:
-    r"""Returns a Lark string. Escapes of GBNF that JSON lacks, such as \x41, are written as escapes of JSON."""
+    r"""Returns a Lark string. Escapes of GBNF that JSON lacks, such as \x41, become characters or escapes of JSON."""
     return _ESCAPE.sub(lambda found: _json_escape(found[1]), token)
 
 

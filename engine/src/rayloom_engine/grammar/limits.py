@@ -1,7 +1,7 @@
 """Limits of grammars, so that no request can keep a thread or a rank busy.
 
-llguidance limits its own work, but its recursion follows the nesting of a grammar and its chains of references. Its
-time grows with the square of an object's number of properties, and with the number of objects that `allOf` merges.
+llguidance limits its own work, but it recurses along the nesting of a grammar and along chains of references. Its time
+grows with the square of the number of an object's properties, and with the number of objects that `allOf` merges.
 docs/design/engine-grammar.md has measurements.
 """
 
@@ -19,12 +19,12 @@ MAX_DEPTH = 100  # the most objects and lists inside each other
 MAX_PROPERTIES = 400  # the most properties of one object
 MAX_REFERENCES = 500  # the most occurrences of `$ref`
 MAX_RULES = 1000
-# The most alternatives of one rule. llguidance's parser follows at most 2,000 items at a time, and fails at the first
+# The most alternatives of one rule. llguidance's parser tracks at most 2,000 items at a time, and fails at the first
 # token with more items. With a higher limit in the parser, 16,000 equal alternatives would keep a rank busy for 0.4 s.
 MAX_ALTERNATIVES = 1990
 # The most merged properties: the number of schemas that are merged with others, times the number of properties of the
-# largest object. Each merge makes a new object. 3,200 properties take 0.07 s of the front and 0.17 s of the rank, 8,000
-# take 0.18 s and 0.35 s.
+# largest object. Each merge makes a new object. 3,200 properties take 0.07 s in the front and 0.17 s in the rank, 8,000
+# properties take 0.18 s and 0.35 s.
 MAX_MERGED_PROPERTIES = 4000
 
 _RULE = re.compile(
@@ -52,7 +52,7 @@ def check_rules(lark: str) -> None:
         raise RequestError(f"the grammar has {num_rules} rules, at most {MAX_RULES} are allowed")
     _check_alternatives(lark)
     _check_merged(sum(_num_embedded(lark, found.end()) for found in _EMBEDDED.finditer(lark)))
-    # A grammar can contain JSON schemas, whose references are not counted as rules here.
+    # A grammar can contain JSON schemas. Their references are no rules, so they have a limit of their own.
     num_references = lark.count('"$ref"')
     if num_references > MAX_REFERENCES:
         raise RequestError(f"the grammar has {num_references} times $ref, at most {MAX_REFERENCES} are allowed")
@@ -130,7 +130,7 @@ def _num_properties(schema: Mapping[str, Any]) -> int:
 
 
 def _num_merged(schema: Mapping[str, Any]) -> int:
-    """Returns how many schemas a schema merges into new ones; 0 if it only refers to one or has alternatives."""
+    """Returns how many schemas a schema merges into new ones; 0 if it only has one reference, or alternatives."""
     lists = [schema[name] for name in _MERGES if isinstance(schema.get(name), list | tuple)]
     num_parts = sum(map(len, lists)) + isinstance(schema.get("$ref"), str)
     all_of = schema.get("allOf")

@@ -1,4 +1,4 @@
-"""The limits that llguidance gets: how much work it may do for a grammar, and for one mask."""
+"""Limits for llguidance: how much work it may do for a grammar, and for one mask."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @cache
 def parser_limits() -> LLParserLimits:
-    """Returns the limits. Beyond one of them a grammar is refused, or a matcher fails.
+    """Returns the limits. If a grammar exceeds one of them, it is refused or its matcher fails.
 
     A lexer state takes 1 to 2 KB, so the lexer of a grammar takes at most about 40 MB.
     """

@@ -1,4 +1,4 @@
-"""Matcher: follows the tokens of one answer, and says which tokens its grammar allows next."""
+"""Matcher: consumes the tokens of one answer, and computes which tokens the grammar allows next."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Mask = npt.NDArray[np.int32]  # bit i of word w is 1 if token 32 w + i is allowe
 
 
 class Matcher:
-    """The state of a grammar after the tokens that it was given."""
+    """The state of a grammar after the tokens that the matcher has consumed."""
 
     def __init__(self, vocabulary: Vocabulary, matcher: LLMatcher) -> None:
         """Use `build` instead."""
@@ -54,7 +54,7 @@ class Matcher:
         return bool(self._matcher.is_stopped())
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """Consumes tokens. Raises GrammarFault if one is not allowed. An end token after the end is ignored."""
+        """Consumes tokens. Raises GrammarFault for a token that is not allowed. Ignores end tokens after the end."""
         ends = self._vocabulary.end_token_ids
         for token_id in token_ids:
             if self._matcher.is_stopped() and token_id in ends and not self._matcher.is_error():
@@ -64,17 +64,17 @@ class Matcher:
                 raise GrammarFault("the grammar refused a token that it had allowed")
 
     def num_accepted(self, token_ids: Sequence[int]) -> int:
-        """Returns how many of the tokens, taken one after the other, the grammar accepts. Changes nothing."""
+        """Returns how many of the tokens the grammar accepts in a row, from the first one on. Changes nothing."""
         return int(self._matcher.validate_tokens(list(token_ids)))
 
     def rollback(self, num_tokens: int) -> None:
-        """Takes back the last tokens. Raises GrammarFault if there were fewer."""
+        """Undoes the consumption of the last tokens. Raises GrammarFault if fewer tokens were consumed."""
         if not self._matcher.rollback(num_tokens):
             self._check()
             raise GrammarFault(f"{num_tokens} tokens cannot be taken back")
 
     def fill(self, mask: Mask) -> None:
-        """Writes which tokens are allowed. An end token is allowed exactly if the answer may end here.
+        """Writes the allowed tokens to `mask`. An end token is allowed exactly if the answer may end here.
 
         Raises GrammarFault if the grammar is too complex, or allows no token.
         """

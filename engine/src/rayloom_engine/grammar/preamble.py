@@ -1,4 +1,4 @@
-"""Preamble: follows the tokens before a form, up to the text after which the form begins."""
+"""Preamble: consumes the tokens before a form, up to the text after which the form begins."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _BLANKS = b" \t\r\n"
 class Endings:
     """The tokens that would complete the text before a form and add characters other than blanks. They are banned.
 
-    One object serves all answers with the same text before their form. Such a token would contain the form's first
-    characters, which the grammar would not check.
+    A banned token would contain the form's first characters, which the grammar would not check. One object serves all
+    answers with the same text before their form.
     """
 
     def __init__(self, vocabulary: Vocabulary, after: str) -> None:
@@ -54,11 +54,11 @@ class Preamble:
 
     def __init__(self, endings: Endings) -> None:
         self._endings = endings
-        self._text = b""  # the answer's last bytes; always fewer than the awaited text has
+        self._text = b""  # the answer's last bytes; always fewer bytes than the text before the form
         self.is_over = not endings.after
 
     def advance(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
-        """Takes tokens until the preamble is over. Returns the other tokens, which belong to the form."""
+        """Consumes tokens until the preamble is over. Returns the other tokens, which belong to the form."""
         after = self._endings.after
         for index, token_id in enumerate(token_ids):
             if self.is_over:

@@ -1,4 +1,4 @@
-"""Asks llguidance whether it can enforce a grammar, before a request is accepted."""
+"""Checks whether llguidance can enforce a grammar, before a request is accepted."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rayloom_engine.errors import RequestError
 from rayloom_engine.grammar.deep_stack import deep_stack_pool
 from rayloom_engine.grammar.llguidance_limits import parser_limits
 
-# Matches the place of a JSON schema in the grammar that compile.py wrote around the schema.
+# Matches the beginning of an error in a JSON schema: a place in the grammar that compile.py wrote around the schema.
 _JSON_SCHEMA = re.compile(r"^at \d+\(\d+\): failed to compile JSON schema: ")
 _MAX_MESSAGE = 500  # characters of llguidance's words in an error
-_MAX_KNOWN = 128  # the most answers that are kept; a grammar has at most 64 KB
+_MAX_KNOWN = 128  # the most results that are cached; a grammar has at most 64 KB
 
 
 class GrammarRefused(RequestError):
@@ -44,7 +44,7 @@ def validate_here(grammar: str, field: str) -> tuple[str, ...]:
 
 
 def is_known(grammar: str) -> bool:
-    """True if `validate` has the answer already."""
+    """True if the result of `validate` for this grammar is cached."""
     return grammar in _known
 
 

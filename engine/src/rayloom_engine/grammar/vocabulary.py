@@ -1,4 +1,4 @@
-"""Vocabulary: the tokens of a model, as llguidance and the text before a form need them."""
+"""Vocabulary: the tokens of a model, for llguidance and for the text before a form."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Vocabulary:
     """The tokens of a model, in the form that llguidance needs.
 
-    Made once in a process, because to read 49,152 tokens takes 0.15 s, during which other Python code hardly runs.
+    Built once in a process, because to read 49,152 tokens takes 0.15 s, during which other Python code hardly runs.
     """
 
     def __init__(self, tokenizer: LLTokenizer) -> None:
@@ -42,14 +42,14 @@ class Vocabulary:
                 if "too small" not in str(error):
                     raise
                 plain = LLTokenizer(text, eos_token=eos, slices=[])
-            # A separate call, so that other threads can take Python's lock before and after it.
+            # A separate call, so that other threads can acquire the GIL before and after it.
             whole = plain.with_slices(LLTokenizer.general_slices())
         except (OSError, ValueError) as error:
             raise GrammarFault(
                 f"this model's tokenizer cannot be used for structured output: {shortened(str(error))}"
             ) from error
         del plain
-        return_free_memory()  # while it is read, the vocabulary takes a third more memory
+        return_free_memory()  # while the vocabulary is read, it needs a third more memory
         return cls(whole)
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -1,4 +1,4 @@
-"""The launcher process: starts workers ("ranks") and restarts dead ones.
+"""The launcher process: starts workers ("ranks") and restarts dead workers.
 
 If the launcher dies, its ranks die too and are started again, but no request is lost.
 

@@ -85,7 +85,7 @@ class Launcher:
         """Runs for ever. Raises ConfigError if there is no room for the ranks, and EngineDead if a rank keeps dying."""
         self._starter.prepare(self._line.progress)
         self.is_up = True
-        _end_on_sigterm()  # set again, because Ray has replaced the handler by one that only prints a trace
+        _end_on_sigterm()  # set again, because Ray has replaced the handler by a handler that only prints a trace
         while True:
             self._start_due()
             for rank, cause in self._starter.wait(_WAIT_SECONDS):
@@ -151,7 +151,7 @@ def main() -> int:
     starter = _starter(config, args.run_dir, args.core_address, token)
     try:
         # Incarnations of ranks begin at start << 20, above all incarnations of an earlier launcher. The core therefore
-        # refuses the ranks of an earlier launcher once newer ones have attached.
+        # refuses the ranks of an earlier launcher once newer ranks have attached.
         launcher = Launcher(config, starter, CoreLine(args.core_address, token), args.start << 20)
         start_pulse(args.pulse_fd, lambda: launcher.is_up)
         launcher.run()

@@ -75,7 +75,7 @@ class ForkServer:
     def run(self) -> StartRank | None:
         """Carries out orders until the launcher closes the connection. Then kills every rank and returns None.
 
-        In each forked process, it returns the StartRank order instead: that process must become the rank.
+        In each forked process, `run` returns the StartRank order instead: the forked process must become the rank.
         """
         self._send(Ready())
         while True:

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray's minimum; the engine stores nothing in it
 _POLL_SECONDS = 0.25
 _CONNECT_SECONDS = 5.0
-# failed connections after which Ray counts as ended; a live control store may refuse one when its backlog is full
+# failed connections after which Ray counts as ended; a live control store with a full backlog may refuse a connection
 _MAX_FAILURES = 2
 
 
@@ -55,15 +55,15 @@ def use_private_ray(run_dir: Path) -> None:
             # Added to the niceness of Ray's workers, which read it from the environment of their raylet. With the
             # default of 15, every other process of the machine takes CPU time from the ranks.
             "RAY_worker_niceness": "0",
-            # Switches Ray's memory monitor off. It kills ranks when all processes of the machine together use 95 % of
-            # the memory, even if another process took it.
+            # Switches Ray's memory monitor off. The monitor kills ranks when all processes of the machine together use
+            # 95 % of the memory, even if most of it belongs to other processes.
             "RAY_memory_monitor_refresh_ms": "0",
         }
     )
 
 
 def _write_token(run_dir: Path) -> None:
-    """Writes Ray's token to its file, unless there is one: a restarted Ray needs the token that the launcher has."""
+    """Writes Ray's token to its file, unless the file exists: a restarted Ray needs the token that the launcher has."""
     path = run_dir / "ray_token"
     if not path.exists():
         draft = run_dir / "ray_token.new"

@@ -28,7 +28,7 @@ def rank_resources(config: EngineConfig, num_gpus: float) -> dict[str, float]:
 
 
 def stage_resources(config: EngineConfig, per_rank: Resources) -> dict[str, float]:
-    """Returns the placement bundle of one stage, which Ray puts on one node.
+    """Returns the placement bundle of one stage. Ray places a bundle on one node.
 
     The ranks of a stage communicate in every layer, so they share a node. Different stages communicate once a step.
     """

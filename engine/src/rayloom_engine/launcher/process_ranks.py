@@ -51,7 +51,7 @@ class ProcessRanks:
     def prepare(self, progress: Progress) -> None:
         """If there are accelerators, assigns one to each rank. Raises ConfigError if there are too few.
 
-        Returns once the fork server is ready or has ended. In the second case, `start` will start another one.
+        Returns once the fork server is ready or has ended. If it has ended, `start` will start another fork server.
         """
         if self._config.device != "cpu":
             self._devices = visible_devices()
@@ -100,7 +100,7 @@ class ProcessRanks:
         _end(process, _CLOSE_SECONDS)
 
     def _take(self, timeout_s: float) -> list[tuple[int, str]] | None:
-        """Reads one message. Returns (rank, cause) of the ranks that it reports as ended; None if there is none."""
+        """Reads one message. Returns (rank, cause) of the ranks that it reports as ended; None if no message came."""
         lines = [] if self._server is None else [self._server[1]]
         if not select.select(lines, [], [], timeout_s)[0]:
             return None

@@ -64,8 +64,9 @@ class Channel:
         return str(self._socket.getsockname()[0])
 
     def limit_sends(self, seconds: float) -> None:
-        """Makes a send raise ChannelClosed if the peer reads nothing for `seconds`: a stopped peer must not block the
-        sender.
+        """Makes a send raise ChannelClosed if the peer reads nothing for `seconds`.
+
+        So a stopped peer does not block the sender for ever.
         """
         limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
@@ -199,9 +200,9 @@ def encode(message: Message) -> bytes:
 def dial(
     address: str, token: str, greeting: Greeting, timeout_s: float = _HANDSHAKE_SECONDS
 ) -> tuple[Channel, Welcomed]:
-    """Connects to the core at HOST:PORT. Returns the channel and the core's Welcomed. Sets `greeting.proof`.
+    """Connects to the core at HOST:PORT. Returns the channel and the core's Welcomed. Raises OSError.
 
-    Raises OSError.
+    Sends `greeting` with a proof that this process has the token.
     """
     host, _, port = address.rpartition(":")
     channel = Channel(socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s))
@@ -223,7 +224,7 @@ def dial(
 
 
 def welcome(connection: socket.socket, token: str) -> tuple[Channel, Greeting]:
-    """The core's side of `dial`. Returns the channel and the greeting, whose token is verified.
+    """The core's side of `dial`. Returns the channel and the greeting, whose proof is verified.
 
     The caller then sends Welcomed. Raises OSError.
     """

@@ -16,16 +16,16 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
 
     architecture: str
     commit: str | None  # commit of a hub model
-    content_hash: str  # the commit; of a local model a hash of samples (models/content_hash.py)
+    content_hash: str  # the commit; for a local model a hash of samples of its files (models/content_hash.py)
     tokenizer_hash: str  # hash of tokenizer.json
     dtype: str
     compute_dtype: str
     quantization: str
     arithmetic: str  # the kernel set: an instruction set of the C library, torch, or transformers
-    tensor_parallel_size: int  # the order in which ranks add depends on it
+    tensor_parallel_size: int  # decides the order in which the ranks' sums are added
     engine_version: str
-    max_model_len: int  # decides only which sequences fit, but for `rope_context`
-    rope_context: int = 0  # the context by which the model's rotary embedding is scaled; 0: it does not depend on it
+    max_model_len: int  # not compared: it only decides which sequences fit
+    rope_context: int = 0  # the context by which the model's rotary embedding is scaled; 0: not scaled by the context
     adapter: str = ""  # hash of a LoRA adapter
 
 

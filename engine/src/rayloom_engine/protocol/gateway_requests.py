@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-# Upper bounds of the buckets of times to a first token, in the core and in the API server process.
+# Upper bounds of the histogram buckets of the time to first token, in the core and in the API server process.
 FIRST_TOKEN_BOUNDS_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160),

@@ -1,7 +1,7 @@
 """Splits many log-probabilities between core and front into several messages, so that no frame is large.
 
 A position with 20 alternatives takes about 345 bytes, and a prompt may have hundreds of thousands of positions. A part
-is a SequenceOutput with prompt_logprobs and no token; the last part comes in the SequenceOutput with the first token.
+is a SequenceOutput with prompt_logprobs and no token; the last part is in the SequenceOutput with the first token.
 Each part has its start position, because a restarted core sends all parts again. The new parts replace those that
 arrived before.
 """
@@ -32,9 +32,9 @@ def split_outputs(message: Outputs) -> Iterator[Outputs]:
 
 
 def _groups(outputs: list[SequenceOutput]) -> Iterator[Outputs]:
-    """Yields the outputs of a step, those with many alternatives of their tokens in several messages.
+    """Yields the outputs of a step in one message, or in several if their tokens have many alternatives.
 
-    If the alternatives are the whole vocabulary, those of a hundred sequences exceed the limit of a frame.
+    If every token of the vocabulary is an alternative, the outputs of a hundred sequences exceed the limit of a frame.
     """
     group: list[SequenceOutput] = []
     num_values = 0
@@ -72,7 +72,7 @@ class LogprobParts:
         self._entries: list[TokenLogprobs] = []
 
     def take(self, output: SequenceOutput) -> SequenceOutput | None:
-        """Returns the output with all prompt_logprobs, or None while further parts are to come."""
+        """Returns the output with all prompt_logprobs, or None while further parts are missing."""
         start = output.prompt_logprobs_start
         is_part = not output.token_ids and output.finish_reason is None
         if is_part or start:

@@ -6,14 +6,14 @@ FrontChallenge, and both sides prove that they have the service's key (front_aut
 
 A Submit is one sequence. A request with n > 1 is n sequences, and because these share a prompt, their Submits are sent
 in one SubmitChoices. When the core dies, the front reconnects and submits every unfinished sequence again, in the same
-messages, with the ids that it has received: a resume. Sequence ids are random, so they are unique on a server. A
-sequence keeps its id when it is submitted again, and gets a higher attempt number: outputs of earlier attempts are
-dropped.
+kinds of messages, with the token ids that it has received: a resume. Sequence ids are random, so they are unique on a
+server. A sequence keeps its id when it is submitted again, and gets a higher attempt number: outputs of earlier
+attempts are dropped.
 
 A new version only adds messages, and fields with defaults. Decoders ignore fields that they do not know, and a side
 sends a new message only to a peer whose version has the message. So each version can also speak the version before.
 
-A front that chooses between engines asks with WantCache for the core's prefix index and load.
+A front that chooses between engines sends WantCache to get the core's prefix index and load.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rayloom_engine.protocol.fingerprint import Fingerprint
 from rayloom_engine.protocol.gateway_requests import GatewayRequests
 
 PROTOCOL_VERSION = 4
-# the oldest version that this one speaks; version 3 had no port for gateways
+# the oldest version that this version can speak; version 3 had no port for gateways
 OLDEST_VERSION = max(4, PROTOCOL_VERSION - 1)
 HASH_BYTES = 8  # bytes that CacheChanges has of a block's hash of 16 bytes
 
@@ -58,12 +58,12 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
     sequence_id: str
     prompt_ids: tuple[int, ...]
     params: DecodingParams
-    generated_ids: tuple[int, ...] = ()  # ids that the front has received; they are kept, and count in max_tokens
+    generated_ids: tuple[int, ...] = ()  # ids that the front has received; they are kept, and count towards max_tokens
     priority: int = 0  # lower runs first, as in vLLM
-    arrival: float = 0.0  # Unix time when it was first accepted; decides the order within a priority
+    arrival: float = 0.0  # Unix time when the sequence was first accepted; decides the order within a priority
     fork_of: str | None = None  # id of a sequence with the same prompt (n > 1), whose KV blocks may be shared
     is_resume: bool = False  # the sequence was accepted before, so it is never refused for a full queue
-    tenant: str = ""  # the sequence uses its share of slots and queue; empty unless there are several API keys
+    tenant: str = ""  # the tenant whose share of slots and queue is used; empty unless there are several API keys
     cache_key: bytes = b""  # only sequences with equal keys share cached prefixes; at most 64 bytes
     attempt: int = 0  # how often the sequence was submitted before; outputs and refusals contain this number
 
@@ -89,35 +89,40 @@ class SubmitChoices(msgspec.Struct, frozen=True, tag="submit_choices"):
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
     sequence_id: str
     attempt: int = 0
-    is_moved: bool = False  # True if the sequence moves to another engine, so that it may come back
+    is_moved: bool = False  # True if the sequence moves to another engine, from which it may come back
     is_complete: bool = False  # the answer ends at a stop string, which only the front sees
 
 
 class Draining(msgspec.Struct, frozen=True, tag="draining"):
-    """Tells the core whether the engine drains. From the engine's own front, on the Unix socket; the core tells
-    gateways.
+    """Reports to the core whether the engine drains. The core's status repeats the report for gateways.
+
+    Sent only by the engine's own front, on the Unix socket.
     """
 
     is_draining: bool
 
 
 class EngineAdapters(msgspec.Struct, frozen=True, tag="adapters"):
-    """Tells the core the engine's LoRA adapters. From the engine's own front, on the Unix socket; the core tells
-    gateways.
+    """Reports the engine's LoRA adapters to the core. The core's status repeats the report for gateways.
+
+    Sent only by the engine's own front, on the Unix socket.
     """
 
     adapters: tuple[ServedAdapter, ...]
 
 
 class FetchFile(msgspec.Struct, frozen=True, tag="fetch_file"):
-    """Asks for a part of one of the model's text files. A gateway asks for the next part when it has this one."""
+    """Requests a part of one of the model's text files. A gateway requests the next part when this part has arrived."""
 
     sha256: str
     start: int  # position of the part's first byte
 
 
 class WantCache(msgspec.Struct, frozen=True, tag="want_cache"):
-    """Asks for the whole prefix index, at the beginning or because changes are missing."""
+    """Requests the whole prefix index, at the beginning or because changes are missing.
+
+    The core sends the whole index and the load, and from then on their changes.
+    """
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome", kw_only=True):
@@ -150,7 +155,7 @@ class FilePart(msgspec.Struct, frozen=True, tag="file_part"):
 
 
 class PhaseProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """Progress of one phase of a start or a rebuild. `total` 0: it cannot be counted."""
+    """Progress of one phase of a start or a rebuild. `total` 0: the progress cannot be counted."""
 
     name: str  # "resolve" | "convert" | "discover" | "reserve" | "start_ranks" | "import" | "load" | "warm_up" | ...
     seconds: float
@@ -161,7 +166,7 @@ class PhaseProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that a front needs to turn text into ids and back: its name in the model's folder, and its content."""
+    """A file that a front needs to turn text into ids and back: its name in the model's folder, its size and hash."""
 
     name: str
     num_bytes: int
@@ -179,7 +184,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...]
     dtype: str  # type of the weights; for quantised weights, the type before the quantisation
     compute_dtype: str  # type of the arithmetic
-    quantization: str = "none"  # the setting `quantization`
+    quantization: str = "none"  # form of the weights in memory: none, int8, or the checkpoint's scheme
     weight_bytes: int
     commit: str | None = None
     fingerprint: Fingerprint | None = None  # None: the engine has no port for gateways
@@ -207,7 +212,7 @@ class CoreStatus(msgspec.Struct, frozen=True, tag="status", kw_only=True):
 
     state: str  # "starting" | "serving" | "recovering" | "failed"
     epoch: int
-    executor: str  # "uni" | "mp" | "ray"
+    executor: str  # "uni" | "mp" | "ray" | "external"
     step: int
     last_token_age_s: float | None  # seconds since a token last passed through all ranks; None before the first
     phases: tuple[PhaseProgress, ...]
@@ -221,7 +226,7 @@ class CoreStatus(msgspec.Struct, frozen=True, tag="status", kw_only=True):
     heartbeat_age_s: float = 0.0  # seconds since the core's main thread ended a step or checked its inbox
     # seconds since a rank that computes last made progress or used CPU time; None: no rank computes
     last_work_age_s: float | None = None
-    is_draining: bool = False  # the engine takes no new requests, and will end
+    is_draining: bool = False  # the engine drains: it accepts no new requests
     # the engine's LoRA adapters; None: its front has not reported them yet. An engine older than this field has none.
     adapters: tuple[ServedAdapter, ...] | None = ()
     # requests of gateways, which the engine's own front does not see
@@ -232,7 +237,7 @@ class CacheChanges(msgspec.Struct, frozen=True, tag="cache", kw_only=True):
     """Changes of the core's prefix index, or a part of the whole index (`num_parts` > 0).
 
     Hashes of blocks are cut to their first HASH_BYTES bytes and joined. The changes of one start of a core have the
-    numbers 1, 2, 3, ...; the parts of the whole index have the number of the last changes in it.
+    numbers 1, 2, 3, ...; the parts of the whole index have the number of the last changes that the index includes.
     """
 
     start: int  # random; another number: the core was started again, with an empty index

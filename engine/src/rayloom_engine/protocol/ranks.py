@@ -7,8 +7,9 @@ steps    the rank's main thread. It loads its weights and sends Loaded; then it 
          (rank 0), Join, Allocate, and Run for ever. It answers each order; only the first rank of the last stage
          answers Run. An answer carries the order's ticket, so that a late answer to an order sent before a loss can be
          recognised.
-control  two more threads of the rank, also while the main thread computes or waits for a peer: one sends a Beat every
-         heartbeat_seconds, the other receives AbortOrders. It has no answer: the order that it ends fails.
+control  two more threads of the rank, which run even while the main thread computes or waits for a peer: one sends a
+         Beat every heartbeat_seconds, the other receives AbortOrders. AbortOrders has no answer: the orders that it
+         ends fail.
 launch   the launcher. It reports the phases of placing and starting ranks, and receives Fences.
 """
 
@@ -48,10 +49,10 @@ class MemoryOffer(msgspec.Struct, frozen=True, tag="memory_offer"):
     """
 
     pid: int  # process of the core, to which the descriptors below belong
-    name: str  # a random name, by which the rank verifies that the memory is the right one
+    name: str  # a random name, by which the rank verifies that it opens the right memory
     memory_fd: int
-    to_core_fd: int  # both are pipes
-    to_rank_fd: int
+    to_core_fd: int  # a pipe
+    to_rank_fd: int  # a pipe
 
 
 class MemoryOpened(msgspec.Struct, frozen=True, tag="memory_opened"):
@@ -88,7 +89,7 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
 
 
 class Allocate(msgspec.Struct, frozen=True, tag="allocate"):
-    """Order: forget all slots, take this many KV blocks, and warm up together with the other ranks."""
+    """Order: forget all slots, allocate `num_blocks` KV blocks, and warm up together with the other ranks."""
 
     ticket: int
     epoch: int
@@ -104,10 +105,11 @@ class Run(msgspec.Struct, frozen=True, tag="run"):
 
 
 class AbortOrders(msgspec.Struct, frozen=True, tag="abort_orders"):
-    """Order: end all waits for other ranks in the orders up to this ticket. Their process group is of no further use.
+    """Order: end all waits for other ranks in the orders up to this ticket.
 
-    Sent to every rank when one was lost. A rank that joined a group by a later order ignores it, and one that waits for
-    no peer finds its group closed in the next step or leaves it at the next Join.
+    Sent to every rank when a rank was lost, because the process group cannot be used any more. A rank that has joined a
+    newer group by a later order ignores this order. A rank that waits for no peer finds the group closed in its next
+    step, or leaves the group at the next Join.
     """
 
     ticket: int
@@ -117,12 +119,12 @@ class AbortOrders(msgspec.Struct, frozen=True, tag="abort_orders"):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded", kw_only=True):
-    """The weights are in place. First message of every connection, even if the rank loaded them before a loss."""
+    """The weights are loaded. First message of every connection, even if the rank loaded the weights before a loss."""
 
     num_blocks: int  # KV blocks that the rank has memory for
     max_model_len: int
     num_step_tokens: int
-    num_kept_blocks: int | None = None  # limit of cached blocks, as KvPlan has it
+    num_kept_blocks: int | None = None  # limit of cached blocks at the beginning, as in KvPlan; None: no limit
     dtype: str
     compute_dtype: str
     hidden_dtype: str  # type of the tensors that ranks send to each other in a step
@@ -192,7 +194,7 @@ class Fence(msgspec.Struct, frozen=True, tag="fence"):
     """Order: make sure that the given start of the rank is dead, then start the rank again."""
 
     rank: int
-    incarnation: int | None  # the start to kill; None: the one that runs
+    incarnation: int | None  # the start to kill; None: the start that runs
 
 
 Message = (

@@ -3,7 +3,7 @@
 Each direction is a ring in a memory file, and a pipe: the writer puts a frame into the ring, then its size into the
 pipe. The pipe does two things that memory cannot. A reader can poll it together with sockets. And its lock orders
 memory accesses on every processor. So a reader that has read a size sees the whole frame of that size. And when a
-writer sees that a size was read, the reader has copied the frame before it. A futex instead of the pipe was measured,
+writer sees that a size was read, the reader has copied all earlier frames. A futex instead of the pipe was measured,
 and is slower from Python.
 """
 
@@ -45,9 +45,7 @@ class SharedMemory:
         self._poller.register(connection_fd, select.POLLIN)
 
     def fileno(self) -> int:
-        """Returns a descriptor that is readable if a frame lies in the memory, or is announced as being on the
-        connection.
-        """
+        """Returns a descriptor that is readable if a frame is in the memory, or was announced for the connection."""
         return self._inbox.fileno()
 
     def send(self, frame: bytes) -> bool:
@@ -75,8 +73,8 @@ class SharedMemory:
         if size is None:
             if not self._poller.poll(None if timeout_s is None else 1000 * timeout_s):
                 raise TimeoutError("nothing came")
-            # The poll may have returned because the peer died. The pipe is read even so: frames that the peer sent
-            # before its death come first.
+            # The poll may have returned because the peer died. The pipe is read nevertheless, because it may have
+            # frames that the peer sent before its death.
             size = self._inbox.read(_SIZE.size)
         if not size:
             raise ConnectionError("connection closed")

@@ -36,7 +36,7 @@ def open_memory_file(pid: int, fd: int, name: str) -> FileIO:
 def make_pipe(mode: str, flags: int = 0) -> FileIO:
     """Returns this process's end of a new pipe, "r" or "w".
 
-    Only the peer opens the other end, so each notices the other's death.
+    Only the peer opens the other end, so each process notices the death of the other.
     """
     ends = os.pipe2(os.O_CLOEXEC | flags)
     os.close(ends[mode == "r"])

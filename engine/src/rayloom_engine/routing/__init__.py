@@ -1,6 +1,6 @@
 """Routing: which engine of a service gets a request.
 
-Pure: no torch, no clock, no logging, no randomness. The caller brings engines' reports in and sends requests out.
+Pure: no torch, no clock, no logging, no randomness. The caller passes in the engines' reports and sends the requests.
 
 router           chooses an engine by tokens
 rendezvous       an order of engines for a key, to break ties

@@ -1,9 +1,9 @@
 """EngineEstimate: the last reports of an engine's core, and the requests that the gateway has sent since. Pure.
 
 Reports are up to 0.2 s old. The prompts of requests that this gateway has sent since the report count as outstanding.
-Their blocks count as cached, because the engine registers blocks as soon as it schedules them. Otherwise a burst of
-requests would all go to the engine that was idle at the last report, and requests with one new prefix would spread over
-all engines. Requests of other gateways are part of the next report.
+Their blocks count as cached, because the engine registers blocks as soon as it schedules them. Otherwise all requests
+of a burst would be sent to the engine that was idle at the last report, and requests with the same new prefix would be
+spread over all engines. Requests of other gateways are part of the next report.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ class EngineEstimate:
         self.name = name
         self.load = SchedulerLoad()
         self.index = PrefixIndex()
-        self._sent: dict[str, _Sent] = {}  # sequence id -> sequences without a token
-        self._prefill: Counter[str] = Counter()  # tenant -> outstanding tokens, those sent since the report included
+        self._sent: dict[str, _Sent] = {}  # sequence id -> a sequence of which no token has arrived
+        self._prefill: Counter[str] = Counter()  # tenant -> outstanding tokens, also of sequences sent since the report
         self._num_decodes = 0
         self._decoding: set[str] = set()  # sequences of this gateway that have a token
-        self._is_asked = True  # the whole index was asked for, and no part of it has arrived
+        self._is_asked = True  # the whole index was requested, and no part of it has arrived
         self._expected: Counter[int] = Counter()  # blocks of sent prompts -> number of these prompts
         self._computed: list[tuple[int, ...]] = []  # blocks of prompts computed since the last report
 
     def changed(self, changes: CacheChanges) -> bool:
-        """Applies changes of the prefix index. Returns False if the whole index must be asked for.
+        """Applies changes of the prefix index. Returns False if the caller must request the whole index.
 
-        After that, other changes are dropped, and True is returned, until a part of the whole index has arrived.
+        Until a part of the whole index has arrived, later changes are dropped, and the result is True.
         """
         is_applied = self.index.apply(changes)
         must_ask = not is_applied and not self._is_asked
@@ -82,7 +82,7 @@ class EngineEstimate:
         return self._prefill.total()
 
     def sent(self, sequence_id: str, tenant: str, num_tokens: int, blocks: tuple[int, ...]) -> None:
-        """Counts a sequence that is sent to the engine. `num_tokens`, `blocks`: of its prompt and generated tokens."""
+        """Counts a sequence that is sent to the engine. `num_tokens`, `blocks`: of prompt and generated tokens."""
         prefill = max(1, num_tokens - self.cached_tokens(blocks))
         self._sent[sequence_id] = _Sent(tenant, blocks, prefill)
         self._prefill[tenant] += prefill
@@ -99,7 +99,7 @@ class EngineEstimate:
         self._leave(sequence_id)
         if sequence_id in self._decoding:
             self._decoding.discard(sequence_id)
-            self._num_decodes = max(0, self._num_decodes - 1)  # the last report may have left out this decode already
+            self._num_decodes = max(0, self._num_decodes - 1)  # the last report may be newer than this decode's end
 
     def refused(self, sequence_id: str) -> None:
         """Forgets a sequence that the engine refused, and whose blocks it will therefore not cache."""

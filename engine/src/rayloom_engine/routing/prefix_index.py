@@ -40,7 +40,7 @@ class PrefixIndex:
         return len(self._blocks)
 
     def apply(self, changes: CacheChanges) -> bool:
-        """Applies a message of the core. Returns False if the whole index must be asked for: messages are missing."""
+        """Applies a message of the core. Returns False if messages are missing: then request the whole index."""
         if changes.num_parts:
             return self._apply_part(changes)
         if not self.is_complete or (changes.start, changes.number) != (self._start, self._number + 1):

@@ -1,7 +1,7 @@
 """Rendezvous hashing: an order of engines for each key, the same in every process. Pure.
 
 Each engine has a hash for the key, and the engine with the highest hash comes first. When an engine leaves, the order
-of the others stays the same, so only the keys move for which the departed engine was the first.
+of the other engines stays the same, so only the keys for which the departed engine came first move to other engines.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import hashlib
 from collections.abc import Iterable, Sequence
 
 # A tie key is made of this many blocks of a prompt at most. With blocks of 16 tokens, requests meet at one engine if
-# their first 64 tokens are equal. With more blocks, conversations with only a short common system prompt would go to
-# different engines. With fewer blocks, only the first lines of the chat template would decide, which are equal in all
-# conversations.
+# their first 64 tokens are equal. With more blocks, conversations with only a short common system prompt would be sent
+# to different engines. With fewer blocks, only the first lines of the chat template would decide, which are equal in
+# all conversations.
 TIE_BLOCKS = 4
 
 

@@ -18,7 +18,7 @@ from rayloom_engine.routing.rendezvous import first_by_rendezvous
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineView:
-    """An engine that can take the request, as the router sees it. All numbers are at least 0."""
+    """An engine that can accept the request, as the router sees it. All numbers are at least 0."""
 
     name: str  # unique among the engines of a choice
     outstanding_prefill_tokens: int = 0  # tokens of running and waiting sequences that are not computed yet

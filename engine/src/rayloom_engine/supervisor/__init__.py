@@ -4,5 +4,5 @@ supervisor  the loop: starts the processes, restarts them within a budget, stops
 child       one supervised process: its signs of life and its restarts
 prepared    a core that imports its modules while the supervisor reads the settings
 spawn       starts a process
-sockets     listening sockets and the run folder, made before any process starts
+sockets     the listening sockets and the run folder, which outlive the other processes
 """

@@ -30,8 +30,8 @@ class Child:
         self.start_at: float | None = 0.0  # time of the next start, by time.monotonic; None while the process runs
         self.pulse: int | None = None  # read end of the pipe in which the process signals that it is alive
         self.alive_at: float | None = None  # time of the last sign of life, by time.monotonic; None = not watched
-        self.is_up = False  # True if its last signal said that its start is complete
-        self._signalled_at = 0.0  # time of its last signal, or of its start
+        self.is_up = False  # True if the last pulse said that the start is complete
+        self._signalled_at = 0.0  # time of the last pulse, or of the start
         self._cpu_ticks = ""
         self._budget = RestartBudget(budget)
 
@@ -65,7 +65,7 @@ class Child:
         self.start_at = None
 
     def listen(self, now: float, was_away: bool) -> None:
-        """Reads the child's signals.
+        """Reads the child's pulses.
 
         `was_away`: the supervisor itself was stopped for a while, so it may have missed signs of life.
         """
@@ -97,7 +97,8 @@ class Child:
         """
         self.process = None
         wait = 0.0 if is_trial else self._budget.wait_after_death(now)
-        # Only a process that died during its start waits for the back-off. The others restart at once.
+        # Only a process that died during its start is restarted after the back-off. Other processes are restarted at
+        # once.
         self.start_at = None if wait is None else now + (0.0 if self.is_up else wait)
         return wait is not None
 

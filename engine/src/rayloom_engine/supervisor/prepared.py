@@ -19,7 +19,8 @@ from rayloom_engine.supervisor.spawn import spawn
 class PreparedProcess:
     """A process `python -m module` that waits for one message with its arguments.
 
-    Its command line always contains the id of this process. It ends when this process ends.
+    The command line of the started process contains the id of this process. The started process ends when this process
+    ends.
     """
 
     def __init__(self, module: str) -> None:

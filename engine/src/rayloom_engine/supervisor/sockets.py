@@ -1,4 +1,4 @@
-"""The listening sockets and the run folder of a server. They are made before the children and outlive them."""
+"""The listening sockets and the run folder of a server. They outlive all of its processes except the supervisor."""
 
 from __future__ import annotations
 

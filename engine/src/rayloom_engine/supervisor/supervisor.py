@@ -56,7 +56,7 @@ _STOP_SECONDS = 1.2  # seconds between the stop signal to a child and its SIGKIL
 
 class Supervisor:
     def __init__(self, config: EngineConfig, core: PreparedProcess | None = None) -> None:
-        """`core`: a core that has begun its imports; its first start then takes this process."""
+        """`core`: a core process that has begun its imports; the first start of the core uses this process."""
         self._executor = choose_executor(config, os.environ)
         self._config = config = config.model_copy(update={"executor": self._executor.name})
         self._job = job_place(config, os.environ) if self._executor.name == "external" else None

@@ -1,9 +1,9 @@
 """Backlog: the prompts that a step could compute, and how long they may make the running streams wait.
 
-A step with a whole token budget of prompts takes ten to forty times as long on a CPU as one with decodes alone, and
-every stream waits for it. A step with few tokens of prompts reads the same weights as one with many, so prompts that
-are spread over many steps are served later, and fewer sequences decode together. The rules here choose between both by
-the number of streams that would wait and of prompts that would be served earlier.
+On a CPU, a step whose whole token budget is prompts takes ten to forty times as long as a step with decodes alone, and
+every stream waits for it. A step with few prompt tokens reads the same weights as a step with many. So prompts that are
+spread over many steps are served later, and fewer sequences decode together. The rules here weigh the number of streams
+that would wait against the number of prompts that would be served earlier.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 from rayloom_engine.core.step_seconds import StepSeconds
 
-# Beside decodes, one long prompt makes a step longer by at most this part of the time of the decodes. So, although the
-# times of steps scatter, the time between two tokens of a stream stays below twice its usual value.
+# A long prompt lengthens a step with decodes by at most this share of the decodes' time. The times of steps vary, but
+# with this limit the time between two tokens of a stream stays below twice its usual value.
 _SHARE = 0.7
-# Beside decodes, several prompts may make a step this many times as long as a step in which they all decode.
+# Several prompts may make a step with decodes this many times as long as a step in which the prompts' sequences decode,
+# too.
 _PACE = 2.2
-# A single prompt gets as much time as several if it then needs at most this many steps.
+# A single prompt gets as much time as several prompts if it then needs at most this many steps.
 _FEW_STEPS = 4
 
 
@@ -56,7 +57,7 @@ class Backlog:
         return _SHARE * decode_s
 
     def leaves_last_tokens(self, budget: int) -> bool:
-        """True if a prompt that could end in this step shall end in the next one, by leaving out its last token.
+        """True if prompts that could end in this step shall leave out their last token, and so end in the next step.
 
         True in a crowd if at least two prompts remain for later steps: a stream that begins in this step would have to
         wait for them after its first token. False if one of the remaining prompts is longer than the `budget`, because

@@ -12,9 +12,9 @@ from math import isqrt
 from rayloom_engine.core.planning.step_builder import StepBuilder
 from rayloom_engine.core.window import num_seen
 
-# Up to this context, a chunk may use the whole token budget. All chunks of a step with longer contexts may together
-# cost as much attention as a whole budget at this context. At this context, an 8B model spends 0.6 times as long on
-# attention as on its weights.
+# Up to this context, a chunk may use the whole token budget. The chunks with longer contexts in a step may together
+# cost as much attention as a chunk of the whole budget at this context. At this context, an 8B model spends 0.6 times
+# as long on attention as on its weights.
 FULL_BUDGET_CONTEXT = 16_384
 # Every step reads all weights, so smaller chunks would slow the prompt down without making a step faster.
 LEAST_CHUNK = 64

@@ -1,11 +1,12 @@
-"""Overtaking: smaller sequences may start before one that waits for blocks, but cannot starve it.
+"""Overtaking: smaller sequences may start before a sequence that waits for KV blocks, but cannot starve it.
 
-A waiting sequence may be overtaken by at most `max_overtakers` sequences, which together have at most as many tokens
-as the waiting one. After that, no sequence behind it is admitted before it.
+A waiting sequence may be overtaken by at most `max_overtakers` sequences, which together have at most as many tokens as
+the waiting sequence. After that, no later sequence is admitted before it.
 
 A sequence that waits for an adapter slot may be overtaken by any number of sequences without an adapter, and by at most
-`max_overtakers` with one. After that, no sequence with an adapter is admitted before it, so a slot becomes unused. If
-slots are unused and only the share of its tenant is exhausted, both rules count only sequences of the same tenant.
+`max_overtakers` sequences with an adapter. After that, no sequence with an adapter is admitted before it, so a slot
+becomes unused. If slots are unused and only the share of the waiting sequence's tenant is exhausted, these two rules
+apply only to sequences of the same tenant.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _MAX_HELD = 8
 
 
 class Line:
-    """Checks, while one step reads the waiting queue, whether a sequence may overtake those that found no room."""
+    """Checks, while one step reads the waiting queue, whether a sequence may overtake the sequences held so far."""
 
     def __init__(self, max_overtakers: int) -> None:
         self._max_overtakers = max_overtakers
@@ -60,7 +61,7 @@ class Line:
                 held.num_overtakers += 1
 
     def _before_adapter_of(self, sequence: Sequence) -> list[Sequence]:
-        """Returns the held sequences that a sequence with an adapter overtakes on its way to a slot."""
+        """Returns the held sequences that wait for an adapter and that `sequence`, which has an adapter, overtakes."""
         return [*self._held_for_adapter, *(held for held in self._held_for_share if held.tenant == sequence.tenant)]
 
     def _allowance(self, held: Sequence) -> int:

@@ -7,12 +7,12 @@ from math import sqrt
 from rayloom_engine.core.step_seconds import StepSeconds
 from rayloom_engine.core.window import num_seen
 
-# The tokens of prompts that every step may compute at any cost, so that no prompt starves.
+# Every step may compute this many tokens of prompts, however long they take, so that no prompt starves.
 LEAST_TOKENS = 8
 
 
 class PromptTime:
-    """The time of one step that is left for tokens of prompts. Pure: the costs come in as numbers."""
+    """The time of one step that is left for tokens of prompts. Pure: the costs are passed in as numbers."""
 
     def __init__(self, costs: StepSeconds, seconds: float, window: int | None = None) -> None:
         """`seconds`: by how many seconds prompts may lengthen the step (backlog.py). `window`: as in StepWork."""

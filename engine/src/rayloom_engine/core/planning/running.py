@@ -81,8 +81,8 @@ class RunningSequences:
         self._release_blocks(sequence)
         self.adapters.leave(sequence.params.adapter, sequence.tenant)
         sequence.slot = None
-        # These include blocks that the sliding window has released. When the sequence runs again, it does not need
-        # them, or finds them in the prefix index.
+        # `own_blocks` includes blocks that the sliding window has released. When the sequence runs again, it does not
+        # need these blocks, or finds them in the prefix index.
         sequence.own_blocks = frozenset(sequence.block_ids[: sequence.num_registered_blocks])
         sequence.forget_blocks()
 
@@ -137,7 +137,7 @@ class RunningSequences:
     def planned(self, sequences: Iterable[Sequence]) -> None:
         """Records that tokens of these sequences are computed. Tokens of plans in flight count as computed.
 
-        A sequence costs work here only if the plan fills one of its blocks, or moves its sliding window.
+        Nothing is done for a sequence unless the plan fills one of its blocks or moves its sliding window past a block.
         """
         block_size = self._config.block_size
         if self._config.enable_prefix_caching:
@@ -149,7 +149,7 @@ class RunningSequences:
                 self._give_back_unseen_blocks(sequence)
 
     def learned(self, sequence: Sequence) -> None:
-        """Records that a placeholder has got its id. This may complete a block, or move the sliding window."""
+        """Records that the id of a placeholder is known now, which may complete a block or move the sliding window."""
         self.planned((sequence,))
 
     def _register_full_blocks(self, sequence: Sequence) -> None:
@@ -169,9 +169,10 @@ class RunningSequences:
         return sum(1 for b in sequence.held_block_ids if b not in kept and self.pool.ref_count(b) == 1)
 
     def _give_back_unseen_blocks(self, sequence: Sequence) -> None:
-        """Releases the blocks that lie before the sliding window of every later token.
+        """Releases the blocks that no later token sees, because they are before its sliding window.
 
-        Plans in flight may still read them. That is safe: a plan that writes to them for a new owner runs later.
+        Plans in flight may still read these blocks. That is safe, because a plan that writes to the blocks for a new
+        owner runs later.
         """
         # The newest token of a sequence is computed again if its mask is not ready. A block with a placeholder is kept
         # until it is in the prefix index.
@@ -186,7 +187,7 @@ class RunningSequences:
         """Records that finite logits were computed from all known tokens of the sequence.
 
         With a sliding window, this also lets other sequences reuse the blocks that the window has released; without
-        them, a long prompt would have no cached prefix. These blocks are most likely finite too, because a NaN spreads
+        these blocks, a long prompt would have no cached prefix. They are most likely finite too, because a NaN spreads
         from layer to layer far beyond the window of one layer.
         """
         if sequence.first_block:

@@ -26,7 +26,8 @@ class StepBuilder:
     num_tokens: dict[Sequence, int] = field(default_factory=dict)  # scheduled sequence -> tokens to compute
     copies: dict[Sequence, tuple[int, int]] = field(default_factory=dict)  # sequence -> (from, to) block ids
     adapter_loads: tuple[AdapterLoad, ...] = ()  # adapters that the ranks load before the step
-    drafts: dict[Sequence, tuple[int, ...]] = field(default_factory=dict)  # sequence -> its draft; in num_tokens, too
+    # sequence -> its draft; `num_tokens` counts the draft's tokens, too
+    drafts: dict[Sequence, tuple[int, ...]] = field(default_factory=dict)
     # True if blocks ran out: a running sequence was preempted or must wait, so no sequence is admitted
     is_short: bool = False
     _prompt_tokens: dict[str, int] = field(default_factory=dict)  # tenant -> tokens counted against its share
@@ -90,9 +91,9 @@ class StepBuilder:
         """
         new_slots = []
         slots = []
-        # id(prompt) -> a sequence with this prompt that the ranks have, and the number of its blocks that they have
-        # when they add this plan's new slots. The plan's new blocks of older slots do not count, because the ranks
-        # append them after that.
+        # id(prompt) -> a sequence with this prompt that the ranks have, and the number of its blocks that the ranks
+        # have when they add this plan's new slots. New blocks of older slots do not count, because the ranks append
+        # these blocks after they have added the new slots.
         known: dict[int, KnownPrompt] = {}
         if any(sequence.num_sent_blocks == 0 for sequence in self.num_tokens):
             known = {

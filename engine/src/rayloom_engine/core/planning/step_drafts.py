@@ -1,15 +1,17 @@
 """StepDrafts: adds drafts to a step of decodes.
 
-A sequence gets no draft by one of these rules:
+A sequence gets no draft if one of these conditions holds:
   - the request, or the engine's settings, switch speculation off
   - its tokens have a mask (a grammar, a limit of reasoning): the mask of a position depends on the tokens before it
   - its newest token is still being sampled, so the end of the sequence is not known
-  - a draft of it had logits that are not finite, although no token of the answer had
-A step gets no drafts by one of these:
+  - the logits of one of its drafts were not finite, although the logits of its sampled tokens were
+
+A step gets no drafts if one of these conditions holds:
   - it computes tokens of a prompt: then a draft token costs as much as a token of the prompt
-  - the engine looks for a poisonous request, so a death has the fewest causes
-  - it has `max_num_seqs` rows already: the ranks have memory for the logits of so many, and at least of one draft
-  - it has so many decodes that a draft token costs a token's time: then arithmetic limits the step, not memory
+  - the engine searches for a poisonous request: then a death shall have as few possible causes as possible
+  - it has `max_num_seqs` rows already: the ranks have memory for so many rows of logits, or for those of one draft
+  - it has so many decodes that a draft token costs as much time as a decode: then arithmetic limits the step, not
+    memory
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ from rayloom_engine.core.stats import Counters
 from rayloom_engine.core.step import StepPlan, StepResult
 from rayloom_engine.core.step_seconds import StepSeconds
 
-# Cost of a draft token in a step with one decode, as a share of the step, until it is measured.
+# Cost of a draft token in a step with one decode, as a share of the step's time, until the cost is measured.
 _UNMEASURED_COST = 0.06
-# A measured cost below this one is an accident of the measurement.
+# A measured cost below this value is taken for a measurement error.
 _LEAST_COST = 0.01
 
 
@@ -38,7 +40,7 @@ class StepDrafts:
     def __init__(
         self, config: SchedulerConfig, running: RunningSequences, make_drafter: Callable[[], Drafter] | None
     ) -> None:
-        """`config` has `speculation`. `make_drafter`: see Scheduler."""
+        """`config.speculation` is set. `make_drafter`: see Scheduler."""
         assert config.speculation is not None
         self._config = config
         self._settings = config.speculation
@@ -77,9 +79,9 @@ class StepDrafts:
                 room -= len(draft)
 
     def ended(self, plan: StepPlan, sequences: Mapping[int, Sequence], result: StepResult, counters: Counters) -> None:
-        """Counts the accepted tokens of the plan's drafts, which are in flight no longer. `sequences`: by slot.
+        """Counts the accepted tokens of the plan's drafts, which are no longer in flight. `sequences`: by slot.
 
-        A dirty draft stays in flight until its sequence is set aside, so that its blocks are not taken for proven.
+        A dirty draft counts as in flight until its sequence waits again, so that its blocks do not count as proven.
         """
         num_accepted = Counter(sampled.slot for sampled in result.accepted)
         for step in plan.slots:
@@ -112,7 +114,7 @@ def may_draft(sequence: Sequence) -> bool:
 
 
 def draft_cost(num_decodes: int, costs: StepSeconds | None) -> float:
-    """Returns the time that a draft token adds to a step, in units of the step's time for each of its decodes."""
+    """Returns the time that a draft token adds to a step, as a multiple of the step's time per decode."""
     if costs is None or costs.draft_token_s is None:
         return _UNMEASURED_COST * num_decodes
     return max(_LEAST_COST, costs.draft_token_s * num_decodes / costs.decode_s(num_decodes))

@@ -24,7 +24,7 @@ from rayloom_engine.core.window import first_seen_block, longest_hit
 
 
 class StepPlanner:
-    """Moves sequences between the waiting queue and the running sequences, and gives them tokens and blocks."""
+    """Moves sequences between the waiting queue and the running sequences, and allocates tokens and blocks to them."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class StepPlanner:
         lacking = [len(s.token_ids) - s.num_computed for s in allowed]
         if self._config.num_ahead and self._may_run_ahead():
             decodes = [s for lack, s in zip(lacking, allowed, strict=True) if self._is_decode(lack, s)]
-        else:  # 0 or less: its next token is in flight
+        else:  # a sequence with lack <= 0 is left out, because its next token is in flight
             decodes = [s for lack, s in zip(lacking, allowed, strict=True) if lack == 1 and not s.waits_for_form]
         prefills = [s for lack, s in zip(lacking, allowed, strict=True) if lack > 1]
         num_decodes = min(len(decodes), builder.max_decodes)
@@ -75,7 +75,7 @@ class StepPlanner:
             return
         self._schedule_waiting(builder)
         if builder.share is not None:
-            # The unused part of a tenant's share goes to other tenants.
+            # Other tenants get the unused part of a tenant's share.
             builder.share = None
             self._extend(builder, [*builder.num_tokens, *prefills])
             self._schedule_waiting(builder)
@@ -83,8 +83,9 @@ class StepPlanner:
     def _may_run_ahead(self) -> bool:
         """True if a step may compute placeholders.
 
-        Not in a trial, so that a death has the fewest suspects. Not while sequences of several tenants run or wait and
-        some wait: these may have to preempt running sequences, and sequences in flight cannot be preempted.
+        False in a trial, so that a death has the fewest suspects. False also if a sequence waits while there are
+        sequences of several tenants: the waiting sequence may have to preempt running sequences, and sequences in
+        flight cannot be preempted.
         """
         if self.only is not None:
             return False
@@ -147,7 +148,7 @@ class StepPlanner:
                 builder.take(sequence, 1, is_prompt=False)  # the usual decode: its block has room
                 continue
             if lack <= 0:
-                # A placeholder preempts nobody: its sequence gets a block once the token is known.
+                # No sequence is preempted for a placeholder: its sequence gets a block once the token is known.
                 if self._running.try_extend(sequence, sequence.num_computed + 1):
                     builder.take(sequence, 1, is_prompt=False)
                 else:
@@ -168,7 +169,7 @@ class StepPlanner:
                     builder.take(sequence, num, is_prompt=lack > 1)
 
     def _extend(self, builder: StepBuilder, sequences: list[Sequence]) -> None:
-        """Gives running sequences the rest of the budget. Skips a sequence for which blocks have run out."""
+        """Gives running sequences the rest of the budget. Skips a sequence for which too few blocks are free."""
         for sequence in sequences:
             if sequence.state is SequenceState.RUNNING:
                 end = sequence.num_computed + builder.num_tokens.get(sequence, 0)
@@ -177,7 +178,7 @@ class StepPlanner:
                     builder.take(sequence, num, is_prompt=True)
 
     def _victim(self, sequence: Sequence) -> Sequence | None:
-        """Returns the sequence to preempt for `sequence`: the one with the highest rank, possibly itself.
+        """Returns the sequence to preempt for `sequence`: the one with the highest rank, possibly `sequence` itself.
 
         Returns None if `sequence` must wait for sequences in flight. These cannot be preempted: plans write to their
         blocks, and their sampled tokens would be lost.
@@ -190,7 +191,10 @@ class StepPlanner:
         return free[-1] if free and not is_waiting else None
 
     def _admit_due(self, builder: StepBuilder, num_decodes: int) -> None:
-        """Admits waiting sequences with a lower rank than a running one, before running sequences get tokens."""
+        """Admits waiting sequences that will have a lower rank than a running sequence.
+
+        Called before the running sequences get tokens.
+        """
         num_of_tenant = self._running.num_of_tenants()
         if len({*num_of_tenant, *self._waiting.tenants()}) < 2:
             return
@@ -225,8 +229,8 @@ class StepPlanner:
     ) -> None:
         """Admits the sequence if there is room for all of its tokens.
 
-        With a `rank`, it may preempt running sequences with a higher rank. `max_tokens`: limit for its tokens in this
-        step.
+        With a `rank`, running sequences with a higher rank may be preempted for it. `max_tokens`: limit of the
+        sequence's tokens in this step.
         """
         leader = self._leader(sequence)
         if leader is not None and leader.num_computed < sequence.num_prompt_tokens - 1:
@@ -355,7 +359,7 @@ class StepPlanner:
         self.set_aside(sequence)
 
     def set_aside(self, sequence: Sequence) -> None:
-        """Moves a running sequence back to the waiting queue. It keeps its token ids."""
+        """Moves a running sequence back to the waiting queue. The sequence keeps its token ids."""
         self._running.leave(sequence)
         sequence.state = SequenceState.WAITING
         self._waiting.add(sequence)
@@ -377,9 +381,9 @@ class StepPlanner:
 
 
 def _has_doubtful_rest(leader: Sequence, index: int, block_size: int) -> bool:
-    """True if the leader's block at `index`, where its prompt ends, holds generated tokens that may be a NaN.
+    """True if the leader's block at `index`, where the prompt ends, has generated tokens whose KV may hold a NaN.
 
-    The last token of the prompt does not count, because a fork computes it again.
+    The last token of the prompt does not count, because a fork computes this token again.
     """
     end = min(leader.num_computed, (index + 1) * block_size)
     return end > leader.num_prompt_tokens and leader.num_proven < end

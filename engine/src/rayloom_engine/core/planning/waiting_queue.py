@@ -1,10 +1,10 @@
 """The waiting queue: one line of sequences for each tenant; tenants take turns.
 
 All clients with the same API key are one tenant; without API keys there is only one tenant. The position of a waiting
-sequence counts the sequences of its tenant that are running, and those that wait ahead of it. Sequences are read by
-position. So the k-th sequence of a tenant comes before the (k+1)-th of any tenant, even of one that has sent many
-sequences. At equal positions, the tenant whose last admission is longest ago comes first. Within a tenant the order is
-priority, then arrival.
+sequence is the number of its tenant's sequences that are running or wait ahead of it. The sequence with the lowest
+position comes first. So the k-th sequence of a tenant comes before the (k+1)-th sequence of every other tenant, however
+many sequences that tenant has sent. At equal positions, the tenant whose last admission is longest ago comes first.
+Within a tenant the order is priority, then arrival.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class WaitingQueue:
             del self._lines[sequence.tenant]
 
     def admit(self, sequence: Sequence) -> None:
-        """Removes the sequence because it runs now. From here on its tenant comes last at equal position."""
+        """Removes the sequence because it runs now. From now on, its tenant comes last at equal positions."""
         self.remove(sequence)
         self._num_admissions += 1
         self._admissions.pop(sequence.tenant, None)
@@ -85,8 +85,8 @@ class WaitingQueue:
     def in_turns(self, num_running: Mapping[str, int]) -> Iterator[tuple[int, Sequence]]:
         """Yields (position, sequence) of all waiting sequences, lowest position first.
 
-        `num_running`: tenant -> number of its running sequences. The queue may be changed during the iteration, which
-        yields the sequences that waited at its start.
+        `num_running`: tenant -> number of its running sequences. The queue may be changed during the iteration; the
+        sequences that waited at the beginning of the iteration are yielded.
         """
         lines = {tenant: tuple(line) for tenant, line in self._lines.items()}
         heap = [self._entry(num_running.get(tenant, 0), lines[tenant][0], 0) for tenant in lines]

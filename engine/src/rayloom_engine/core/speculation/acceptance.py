@@ -1,10 +1,11 @@
-"""Acceptance: how many draft tokens of a sequence are worth their time, from the drafts that were verified so far.
+"""Acceptance: computes from the verified drafts of a sequence how many draft tokens are worth their time.
 
-Let r be the share of draft tokens that are accepted if all tokens of the draft before them are. Then the i-th token of
-a draft saves the time of a token with probability r ** i. It is worth verifying if this is more than its cost: the time
-that it adds to a step, in units of the time that a step takes for each of its tokens without drafts. So a draft has the
-largest length i with r ** i > cost. If not even one token is worth its cost, the sequence gets no drafts for its
-next 32 tokens, then a short one. If its tokens are rejected as well, the next pause is twice as long.
+Let r be the probability that a draft token is accepted if all tokens before it in the draft are accepted. Then the i-th
+token of a draft saves the time of a token with probability r ** i. It is worth verifying if r ** i is greater than its
+cost: the time that it adds to a step, divided by the time that a step without drafts takes for each of its tokens. So a
+draft has the largest length i with r ** i > cost. If not even one token is worth its cost, the sequence gets no drafts
+for its next 32 tokens, and then a short draft. If the tokens of this draft are rejected as well, the next pause is
+twice as long.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from math import log
 
 # The first drafts of a sequence are as long as if every second token were accepted.
 _FIRST_RATE = 0.5
-# The rate follows about the last 5 verified tokens. A text changes between copying and writing within a sentence.
+# The rate is an average over about the last 5 verified tokens, because a text can change from copied words to new words
+# within a sentence.
 _WEIGHT = 0.2
 _MOST_RATE = 0.99
-# Generated tokens from the end of drafts to a trial.
+# Generated tokens without drafts before drafts are tried again.
 _FIRST_PAUSE = 32
 _MOST_PAUSE = 1024
-# In a trial, the rate counts as this many times the cost, so that one rejected token does not end the trial.
+# When drafts are tried again, the rate is raised to this many times the cost, so that one rejected token does not stop
+# them.
 _TRIAL_RATE = 1.5
 
 
@@ -27,14 +30,14 @@ class Acceptance:
     """The acceptance of one sequence's drafts."""
 
     def __init__(self) -> None:
-        self.rate = _FIRST_RATE  # share of draft tokens that are accepted if those before them are
+        self.rate = _FIRST_RATE  # share of draft tokens that are accepted if the draft tokens before them are
         self._pause = _FIRST_PAUSE
         self._resume_at: int | None = None  # number of tokens at which drafts are tried again; None: no pause
 
     def length(self, cost: float, num_tokens: int, most: int) -> int:
         """Returns how many tokens the next draft shall have, from 0 to `most`.
 
-        `cost`: of one draft token, in tokens. `num_tokens`: tokens of the sequence.
+        `cost`: time of one draft token / time of a token without drafts. `num_tokens`: tokens of the sequence.
         """
         if self._resume_at is not None:
             if num_tokens < self._resume_at or cost >= 1:

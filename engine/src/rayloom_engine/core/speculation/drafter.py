@@ -1,4 +1,4 @@
-"""Drafter: proposes drafts of one sequence from its own token ids, and follows which of them are accepted."""
+"""Drafter: proposes drafts of one sequence from its own token ids, and records how many draft tokens are accepted."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class SpeculationConfig:
     """The settings of speculation with n-grams."""
 
     num_tokens: int  # most tokens of a draft
-    min_ngram: int  # least and most tokens that a draft's place must have in common with the end of the sequence
-    max_ngram: int
+    min_ngram: int  # least number of tokens at the end of the sequence that must have occurred before
+    max_ngram: int  # most tokens at the end of the sequence that are compared with earlier ones
 
     @property
     def most_rows(self) -> int:
@@ -28,7 +28,7 @@ class SpeculationConfig:
 
 
 class Drafter:
-    """Finds drafts in the sequence itself: the tokens that followed when its last tokens occurred before."""
+    """Finds drafts in the sequence itself: the tokens that followed an earlier occurrence of its last tokens."""
 
     def __init__(self, config: SpeculationConfig, num_expected: int) -> None:
         """`num_expected`: tokens that the sequence may have at the end."""

@@ -1,8 +1,8 @@
-"""NgramIndex: finds where the last tokens of a sequence occurred in it before, and what followed them.
+"""NgramIndex: finds earlier occurrences of a sequence's last tokens, and the tokens that followed them.
 
-The positions of equal n-grams are linked to chains, newest first, as in LZ77 compressors: an array has the head of each
-chain by a hash of the n-gram, another array the position before each position. A new token costs one hash, and the
-index takes 4 to 12 bytes a token.
+The positions of equal n-grams form a chain, newest first, as in LZ77 compressors. One array maps the hash of an n-gram
+to the head of its chain, another array maps each position to the next older position in its chain. A new token costs
+one hash, and the index needs 4 to 12 bytes for a token.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-# Most tokens that one call adds: a long prompt is read in several steps, and delays none of them by more than 2 ms.
+# Most tokens that one call adds: a long prompt is read in several steps, and delays no step by more than 2 ms.
 MAX_READ = 4096
 # Most earlier occurrences that are compared. Equal n-grams are frequent in tables and code.
 _MAX_CANDIDATES = 32
@@ -19,14 +19,14 @@ _MOST_HEADS = 1 << 16
 
 
 class NgramIndex:
-    """An index of one sequence, whose token ids only ever grow at the end."""
+    """An index of the token ids of one sequence, to which new ids are only appended."""
 
     def __init__(
         self, min_size: int, max_size: int, *, num_expected: int = 0, max_candidates: int = _MAX_CANDIDATES
     ) -> None:
         """`min_size`, `max_size`: tokens of the n-grams. `num_expected`: tokens that the sequence may have at the end.
 
-        `max_candidates`: limit of the earlier occurrences of the last `min_size` tokens that a search looks at.
+        `max_candidates`: limit of the earlier occurrences of the last `min_size` tokens that a search compares.
         """
         assert 1 <= min_size <= max_size, f"n-grams of {min_size} to {max_size} tokens"
         self._min_size = min_size
@@ -36,11 +36,11 @@ class NgramIndex:
         while num_heads < min(num_expected, _MOST_HEADS):
             num_heads *= 2
         self._heads = array("i", [-1]) * num_heads  # hash of an n-gram -> its last token's newest position
-        # position of an n-gram's last token -> the same in the n-gram before it with the same hash; -1: there is none
+        # position of an n-gram's last token -> that of the next older n-gram with the same hash; -1: there is none
         self._before = array("i")
 
     def read(self, token_ids: Sequence[int]) -> bool:
-        """Adds the tokens that are new since the last call. Returns False if some of them are left for the next one."""
+        """Adds the tokens that are new since the last call. Returns False if some are left for the next call."""
         size = self._min_size
         mask = len(self._heads) - 1
         first = len(self._before)
@@ -57,8 +57,8 @@ class NgramIndex:
     def draft(self, token_ids: Sequence[int], num: int) -> tuple[int, ...]:
         """Returns the `num` tokens that followed the longest earlier occurrence of the last tokens; () without one.
 
-        Of several occurrences of that length, the newest counts. All of `token_ids` must have been read. If the
-        occurrence overlaps the end, the tokens between both repeat.
+        Of several occurrences of that length, the newest counts. All of `token_ids` must have been read. If fewer than
+        `num` tokens follow the occurrence, the draft repeats them.
         """
         start = self._found(token_ids)
         if start is None:
@@ -70,7 +70,7 @@ class NgramIndex:
         return tuple(found)
 
     def _found(self, token_ids: Sequence[int]) -> int | None:
-        """Returns the position behind the longest earlier occurrence."""
+        """Returns the position after the longest earlier occurrence; None if there is none."""
         newest = len(token_ids) - 1
         assert newest == len(self._before) - 1, "tokens that the index has not read"
         longest = self._min_size - 1

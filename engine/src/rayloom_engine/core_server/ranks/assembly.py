@@ -20,7 +20,7 @@ from rayloom_engine.protocol.ranks import Allocate, Beat, Done, Failed, Join, Lo
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
-# seconds to wait after a loss, so that all connections that the dead rank broke are seen as closed
+# seconds to wait after a loss, so that this process sees the end of all connections that the same cause has closed
 _BLAME_SECONDS = 0.2
 _MEET_SECONDS = 60.0  # limit in seconds for all ranks to form a process group, or to allocate memory and warm up
 _LATE_SECONDS = 5.0  # seconds within which all other ranks must answer once one rank has reported a failure
@@ -40,9 +40,10 @@ def assemble(
 ) -> tuple[int, list[Loaded]]:
     """Returns a new epoch and the ranks' Loaded messages, by rank. All ranks are ready to run plans of this epoch.
 
-    Every rank allocates `num_blocks` KV blocks; None: as many as the rank with least room can hold. Lost ranks are
-    replaced until `deadline` (by time.monotonic) and within `budget`; after that, RankLost is raised. Raises ModelError
-    or ConfigError if a rank cannot load. A rebuild never raises these, because the model has loaded before.
+    Every rank allocates `num_blocks` KV blocks; None: as many as the rank with the least memory can hold. Lost ranks
+    are replaced until `deadline` (by time.monotonic) and within `budget`; after that, RankLost is raised. Raises
+    ModelError or ConfigError if a rank cannot load. A rebuild never raises these errors, because the model has loaded
+    before.
     """
     while True:
         try:
@@ -66,10 +67,10 @@ def assemble(
 
 
 def replace_lost(pool: RankPool, loss: RankLost) -> RankLost:
-    """Frees ranks that wait for a lost one, and drops those that are gone. Returns the loss, with the rank to blame.
+    """Frees ranks that wait for a lost rank, and drops disconnected ranks. Returns the loss, with the rank to blame.
 
-    If no rank is gone, the rank that reported a failure is alive. It is kept the first time, and dropped if it fails
-    again before a step has succeeded.
+    If no rank is disconnected, a rank that is alive and has reported a failure is kept the first time. It is dropped if
+    it fails again before a step has succeeded.
     """
     # A lost rank whose process is stopped or whose machine is off closes no connection: without the order, its peers
     # would wait in their collectives, miss the next rendezvous and be replaced as well.
@@ -216,7 +217,7 @@ def _ask(
     while waiting:
         if time.monotonic() > deadline:
             # A rank without an answer is blamed, even if another rank has reported a failure: the other rank waited for
-            # the silent one.
+            # the silent rank.
             late = rank_to_blame({number: pool.attached[number].control.beat for number in waiting})
             raise RankLost(late, f"no answer to {type(order).__name__} in time")
         for number, reply in pool.poll(_POLL_SECONDS):

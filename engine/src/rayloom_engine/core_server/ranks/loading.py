@@ -14,7 +14,7 @@ class Late:
     """The ranks that are late in a rebuild."""
 
     missing: tuple[int, ...] = ()  # ranks that have been without a connection for too long
-    stuck: tuple[int, str] | None = None  # (rank, phase) of the first rank that is hung by stillness.py
+    stuck: tuple[int, str] | None = None  # (rank, phase) of the first rank that hangs, as stillness.py defines it
 
 
 class Loading:

@@ -163,8 +163,8 @@ class RankPool:
     def abort_orders(self, ticket: int | None = None) -> None:
         """Orders all ranks to abort the orders up to this ticket, so that none waits for a lost rank. Does not block.
 
-        `ticket`: None for all orders so far. A lost rank may get the message as well, even if it reads nothing: the
-        buffer of its connection has room for many of them.
+        `ticket`: None for all orders so far. The message may also be sent to a lost rank that reads nothing: the buffer
+        of its connection has room for many such messages.
         """
         data = encode(AbortOrders(self._last_ticket if ticket is None else ticket))
         for rank in self.attached.values():
@@ -202,8 +202,7 @@ class RankPool:
         return ranks
 
     def drop(self, rank: int) -> None:
-        """Detaches a lost rank and fences it: the launcher kills its process, if it still runs, and starts the rank
-        again."""
+        """Detaches a lost rank and fences it: the launcher kills the rank's process, if any, and restarts the rank."""
         lost = self.attached.get(rank)
         if lost is None:
             return
@@ -309,8 +308,8 @@ class RankPool:
                 self._strangers.admit(connection, peer[0])
                 threading.Thread(target=self._greet, args=(connection, peer), name="rank-control", daemon=True).start()
             except (OSError, RuntimeError) as error:
-                # Out of file descriptors or threads. The loop must go on: some may become free, and without the loop no
-                # rank can attach.
+                # Out of file descriptors or threads. The loop must continue: some may become free, and without the loop
+                # no rank can attach.
                 logger.warning("cannot take a connection at the rank port: %s", error)
                 if connection is not None:
                     self._strangers.release(connection)

@@ -1,4 +1,4 @@
-"""RemoteExecutor: runs plans on the attached ranks. All ranks get a plan; the first rank of the last stage answers."""
+"""RemoteExecutor: runs plans on the attached ranks. All ranks get a plan; the last stage's first rank answers it."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ from rayloom_engine.protocol.ranks import Beat
 def rank_to_blame(beats: Mapping[int, Beat]) -> int:
     """Returns the rank to blame if no rank makes progress.
 
-    A rank that computes is blamed first, then one that has not begun the step. A rank that waits for a peer is blamed
-    only if all ranks wait, because otherwise the peer hangs. Among ranks of the same kind, the one with the least
-    progress is blamed.
+    A rank that computes is blamed first, then a rank that has not begun the step. A rank that waits for a peer is
+    blamed only if all ranks wait, because otherwise the peer hangs. Among ranks in the same situation, the rank with
+    the least progress is blamed.
     """
     return min(beats, key=lambda rank: (beats[rank].waits, beats[rank].phase != "step", beats[rank].advance, rank))
 
@@ -33,8 +33,8 @@ class Standstill:
     def observe(self, now: float, beats: Mapping[int, Beat], patience_s: float) -> int | None:
         """Returns the rank that hangs, once no rank has made progress for longer than `patience_s`; else None.
 
-        A rank that computes and uses CPU time is slow, not hung. While there is one, the ranks that wait for it are not
-        to blame. A rank that computes without using CPU time is hung.
+        A rank that computes and uses CPU time is slow, not hung. While there is such a rank, the ranks that wait for it
+        are not to blame. A rank that computes without using CPU time is hung.
         """
         mark = {rank: (beat.phase, beat.advance) for rank, beat in beats.items()}
         for rank, beat in beats.items():

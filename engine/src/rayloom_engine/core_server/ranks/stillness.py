@@ -8,8 +8,8 @@ A thread that uses CPU time counts as slow until the cap, because half of a laye
 small or busy machine. A thread that is blocked or stopped uses no CPU time and counts as hung after `patience_s`. The
 cap is in CPU seconds, so that a thread does not count as hung because its machine runs too many processes.
 
-The forecast of a step may be far off, above all for the first large step after a start. It can raise `patience_s` to
-at most _MOST_PATIENCE x hang_seconds, so by default a blocked thread is found within a minute, whatever the forecast.
+The forecast of a step may be far off, above all for the first large step after a start. A forecast can raise
+`patience_s` to at most _MOST_PATIENCE x hang_seconds, so by default a blocked thread is found within a minute.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class Stillness:
     def observe(self, now: float, mark: object, cpu_s: float) -> None:
         """Takes a sample at time `now`.
 
-        `mark`: a value that changes with all progress; None while the thread has no work. `cpu_s`: its CPU time so far.
+        `mark`: a value that changes with every progress; None while the thread has no work. `cpu_s`: the thread's CPU
+        time so far.
         """
         self._now = now
         if mark is None or mark != self._mark:

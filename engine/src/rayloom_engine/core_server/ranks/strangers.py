@@ -1,7 +1,8 @@
-"""Strangers: connections at the rank port whose peer has not yet proved that it has the token.
+"""Strangers: connections whose peer has not yet proved that it has the token (rank port) or the key (gateways' port).
 
-For each stranger a thread waits for its greeting. The number of strangers is bounded: a new stranger beyond the limit
-disconnects the oldest. A rank greets within milliseconds, so a stranger that is older than many others is no rank.
+A thread or a coroutine waits for the greeting of each stranger. So the number of strangers is bounded: a new stranger
+beyond the limit disconnects the oldest. Ranks and gateways greet within milliseconds, so a stranger that is older than
+many others is neither.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import threading
 from collections.abc import Sequence
 
 _MAX_STRANGERS = 64
-# Limit of strangers from one address, so that a flood from one machine does not displace ranks of others. The limit
-# allows all ranks of a machine to connect at once after a restart of the core, with two connections each.
+# Limit of strangers from one address, so that a flood from one machine does not displace ranks of other machines. The
+# limit allows all ranks of a machine to connect at once after a restart of the core, with two connections each.
 _MAX_OF_HOST = 48
 
 
@@ -45,10 +46,10 @@ class Strangers:
             dropped = list(self._hosts)[index]
             del self._hosts[dropped]
             with contextlib.suppress(OSError):  # the peer has just disconnected itself
-                # The thread that reads from this connection wakes up and closes it.
+                # The thread or coroutine that reads from this connection wakes up and closes the connection.
                 dropped.shutdown(socket.SHUT_RDWR)
 
     def release(self, connection: socket.socket) -> None:
-        """Removes a connection, because its peer has proved that it has the token, or is gone."""
+        """Removes a connection, because its peer has proved that it has the token or key, or is gone."""
         with self._lock:
             self._hosts.pop(connection, None)

@@ -1,4 +1,4 @@
-"""Reads when a certificate begins and ends to be valid. Python's ssl module shows that only of a peer's certificate."""
+"""Reads the times between which a certificate is valid. Python's ssl module has them only for a peer's certificate."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class CertificateTimes:
 
 
 def certificate_times(pem: str) -> CertificateTimes:
-    """Returns the times of the first certificate of a PEM file, which is the one of the file's owner.
+    """Returns the times of the first certificate of a PEM file, which is the certificate of the file's owner.
 
-    Raises ValueError unless there is one.
+    Raises ValueError if the file has no certificate.
     """
     begin, end = _FIRST_CERTIFICATE
     start = pem.find(begin)

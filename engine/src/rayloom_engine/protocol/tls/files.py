@@ -1,7 +1,7 @@
 """TlsFiles: certificate, private key and CA of one side of the connections between gateways and cores.
 
-The files may be replaced at any time, as the kubelet does with a renewed Secret. They are looked at before each
-handshake, so a new certificate holds for the next connection. Connections that are open continue.
+The files may be replaced at any time, as the kubelet does with a renewed Secret. Before each handshake they are checked
+for changes, so the next connection uses a new certificate. Open connections continue.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class TlsFiles:
         _report_times(paths)
 
     def context(self) -> ssl.SSLContext:
-        """Returns the context for a new connection, of the files as they are now.
+        """Returns the context for a new connection, made from the files as they are now.
 
         Files that cannot be used change nothing and are logged once, for example while only one of them is renewed.
         """
         stamps = self._current_stamps()
         if stamps != self._stamps:
-            self._stamps = stamps  # as they were before the files were read
+            self._stamps = stamps  # taken before the files are read, so that a change during the read is not missed
             try:
                 self._context = _load(self._paths, is_server=self._is_server)
             except ConfigError as error:
@@ -66,10 +66,10 @@ def _load(paths: TlsPaths, *, is_server: bool) -> ssl.SSLContext:
     context.verify_mode = ssl.CERT_REQUIRED  # of both sides
     context.hostname_checks_common_name = False
     if is_server:
-        # A resumed session would skip the certificates, so a gateway could come back with one that has expired.
+        # A resumed session would skip the certificates, so a gateway could reconnect after its certificate has expired.
         context.num_tickets = 0
     try:
-        # Without a password, OpenSSL would ask for one on the terminal.
+        # Without a password here, OpenSSL would ask for a password on the terminal.
         context.load_cert_chain(paths.cert, paths.key, password="")
     except (ssl.SSLError, OSError, ValueError) as error:
         raise ConfigError(_chain_problem(paths, error)) from error
@@ -104,7 +104,7 @@ def _chain_problem(paths: TlsPaths, error: Exception) -> str:
 
 
 def _report_times(paths: TlsPaths) -> None:
-    """Logs a certificate that is not valid now. It is not refused: its renewal must not need a restart."""
+    """Logs a certificate that is not valid now. It is not refused, because its renewal must not need a restart."""
     try:
         times = certificate_times(paths.cert.read_text(encoding="ascii", errors="replace"))
     except (OSError, ValueError):  # replaced just now, or of a form that only OpenSSL reads

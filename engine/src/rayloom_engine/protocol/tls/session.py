@@ -9,7 +9,7 @@ _READ_BYTES = 64 * 1024
 
 
 class TlsSession:
-    """One side of a connection. One thread may seal while another opens: OpenSSL itself does not allow that."""
+    """One side of a connection. One thread may seal while another opens, because a lock guards OpenSSL's object."""
 
     def __init__(self, context: ssl.SSLContext, server_name: str | None = None) -> None:
         """`server_name`: the name that the peer's certificate must have; None: this side accepts the connection."""
@@ -19,12 +19,13 @@ class TlsSession:
             self._incoming, self._outgoing, server_side=server_name is None, server_hostname=server_name
         )
         self._lock = threading.Lock()  # held while bytes are encrypted or decrypted, never for a system call
-        self.has_ended = False  # the peer has said that it sends no more
+        self.has_ended = False  # True once the peer has announced that it sends no more
 
     def shake_hands(self, data: bytes = b"") -> bool:
-        """Takes bytes of the peer and returns whether this side of the handshake is complete.
+        """Processes bytes of the peer and returns whether this side of the handshake is complete.
 
-        The caller then sends `take_outgoing`, also after an error, because it has the alert. Raises ssl.SSLError.
+        The caller then sends the bytes of `take_outgoing`, also after an error, because they contain the alert. Raises
+        ssl.SSLError.
         """
         with self._lock:
             self._incoming.write(data)
@@ -40,9 +41,9 @@ class TlsSession:
             return self._outgoing.read()
 
     def seal(self, data: bytes) -> bytes:
-        """Returns `data` encrypted, after the bytes that the peer must get before it. The order of calls counts.
+        """Returns the bytes that the peer must get first, followed by `data` encrypted.
 
-        Raises ssl.SSLError, for example after `open` has raised it.
+        Send the results in the order of the calls. Raises ssl.SSLError, for example after `open` has raised it.
         """
         with self._lock:
             rest = memoryview(data)
@@ -51,9 +52,9 @@ class TlsSession:
             return self._outgoing.read()
 
     def open(self, data: bytes) -> bytes:
-        """Takes bytes of the peer and returns those of them that are complete, decrypted. Raises ssl.SSLError.
+        """Processes bytes of the peer and returns the decrypted data of all complete records. Raises ssl.SSLError.
 
-        Bytes behind the end that the peer has announced are dropped. From then on `has_ended` is true.
+        When the peer announces the end, `has_ended` becomes true, and all bytes after the end are dropped.
         """
         opened = bytearray()
         with self._lock:

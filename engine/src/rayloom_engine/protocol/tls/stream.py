@@ -27,12 +27,15 @@ class TlsStream:
         self._opened = bytearray()
 
     def write(self, data: bytes) -> None:
-        """Sends `data` encrypted, without waiting. Sends nothing on a broken connection: its reader sees that."""
+        """Sends `data` encrypted, without waiting. Sends nothing on a broken connection, which its reader notices."""
         with contextlib.suppress(ssl.SSLError):
             self._send(self.session.seal(data))
 
     def send_with(self, send: Callable[[bytes], None]) -> None:
-        """Leaves sending to the caller, who seals messages itself. `send` must seal what it gets, also nothing."""
+        """Leaves sending to the caller, who seals messages itself.
+
+        `send` must seal the bytes that it gets, even b"": the sealed bytes also contain what TLS itself has to send.
+        """
         self._send = send
 
     async def readexactly(self, num: int) -> bytes:
@@ -59,13 +62,12 @@ class TlsStream:
 async def begin_tls(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, context: ssl.SSLContext, server_name: str | None = None
 ) -> TlsStream:
-    """Returns the stream after a handshake, in which both sides have verified the other's certificate.
+    """Returns the stream after a handshake, in which each side has verified the other side's certificate.
 
-    `server_name`: the name that the peer's certificate must have; None: the peer began the connection. All bytes that
-    `reader` has count as TLS, so clear text that somebody put behind the peer's last message ends the connection.
-
-    A client's side is complete before the server has verified its certificate: the refusal comes with the first read.
-    Raises TlsRefused, OSError or asyncio.IncompleteReadError. The caller bounds the time.
+    `server_name`: the name that the peer's certificate must have; None: the peer began the connection. All bytes in
+    `reader` count as TLS, so clear text that an attacker has added after the peer's last message ends the connection.
+    The client's side is complete before the server has verified the client's certificate, so the client notices a
+    refusal at its first read. Raises TlsRefused, OSError or asyncio.IncompleteReadError. The caller limits the time.
     """
     session = TlsSession(context, server_name)
     data = b""
