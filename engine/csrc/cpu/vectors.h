@@ -178,7 +178,7 @@ RL_INLINE float sum(F16 x) {
     quarter = _mm_add_ps(quarter, _mm_movehl_ps(quarter, quarter));
     return _mm_cvtss_f32(_mm_add_ss(quarter, _mm_movehdup_ps(quarter)));
 }
-// The largest lane. With a NaN among the lanes, some lane or a NaN.
+// Returns the largest lane. If a lane is a NaN, it returns any of the lanes, or a NaN.
 RL_INLINE float maximum(F16 x) {
     __m256 half = _mm256_max_ps(low_half(x), high_half(x));
     __m128 quarter = _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
@@ -188,8 +188,8 @@ RL_INLINE float maximum(F16 x) {
 
 constexpr float kLog2E = 1.44269504088896341f;
 
-// exp(x) with a relative error below 2e-7 (Cody-Waite reduction, degree 6). Exactly 0 up to x = -87; at x > 88 the value
-// of exp(88), so that 1 / (1 + exp(x)) stays finite. A NaN stays a NaN: it must reach the logits, where it is detected.
+// exp(x) with a relative error below 2e-7 (Cody-Waite reduction, degree 6). The result is exactly 0 for x <= -87. For
+// x > 88 it is exp(88), so that exp(x) stays finite. A NaN stays a NaN: it must reach the logits, where it is detected.
 RL_INLINE F16 exp(F16 x) {
     constexpr float smallest = -87.0f;
     F16 clamped = min(splat(88.0f), max(splat(smallest), x));
