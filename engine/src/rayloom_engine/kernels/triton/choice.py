@@ -1,4 +1,4 @@
-"""The choice between Triton kernels and others, by what was asked for and what this machine can run."""
+"""The choice between Triton kernels and others, by the setting RAYLOOM_KERNELS and by what this machine can run."""
 
 from __future__ import annotations
 
