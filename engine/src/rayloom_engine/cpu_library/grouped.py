@@ -48,7 +48,7 @@ class GroupedForm:
 
 
 def common_form(forms: Collection[GroupedForm]) -> GroupedForm:
-    """Returns the form in which matrices of these forms are stacked: their form if all are equal, else an 8-bit form."""
+    """Returns the form in which matrices of these forms are stacked: their common form, else a form of 8 bits."""
     first, *others = forms
     if all(form == first for form in others):
         return first
