@@ -20,7 +20,7 @@ class NcclGroups:
     """Implements PeerWaits by ncclCommAbort. Not measured: it needs two GPUs."""
 
     def __init__(self, groups: list[ProcessGroup]) -> None:
-        """`groups`: all groups of this process. One made by `new_group` has a communicator of its own."""
+        """`groups`: all groups of this process. A group that `new_group` makes has a communicator of its own."""
         self._groups = groups
 
     def abort(self) -> None:
