@@ -32,7 +32,7 @@ typedef struct {
 // scales, else by rl_pack_weight.
 typedef struct {
     const void* weight;
-    const float* scales;  // [num_outputs] of int8 weights, or the factors of grouped ones; else NULL
+    const float* scales;  // [num_outputs] of int8 weights, or the factors of grouped weights; else NULL
     const float* bias;  // [num_outputs], or NULL
     int32_t num_outputs;
     int32_t num_inputs;
@@ -205,7 +205,7 @@ typedef struct {
     uint64_t seed;
     const int64_t* token_ids;  // [num_tokens] the prompt, then the generated tokens; read if there is a penalty
     int64_t num_prompt_tokens;
-    int64_t num_tokens;         // the chosen token gets this position
+    int64_t num_tokens;         // also the position of the chosen token
     const int32_t* allowed;     // [ceil(V / 32)] bit i of word w: token 32 w + i can be chosen; NULL: all tokens can
     const int64_t* banned_ids;  // [num_banned] tokens that cannot be chosen
     const int64_t* bias_ids;    // [num_biases]
@@ -237,8 +237,8 @@ typedef struct {
 // infinite. Returns 0, or 1 if there is no memory.
 int rl_sample(const float* logits, const rl_sampling* sampling, int32_t rows, int32_t vocab_size, int64_t* token_ids);
 
-// Writes the log-probabilities of logits [rows][V]; nothing for a row to which rl_sample gives -1. Returns 0, or 1 if
-// there is no memory.
+// Writes the log-probabilities of logits [rows][V]. Writes nothing for a row for which rl_sample returns -1. Returns 0,
+// or 1 if there is no memory.
 int rl_describe(const float* logits, int32_t rows, int32_t vocab_size, const rl_logprobs* out);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-// The passes of sampling over a row of x = logits / temperature [P]; sampler.h says what each returns.
+// The passes of sampling over a row of x = logits / temperature [P]; sampler.h says what each pass returns.
 
 #pragma once
 

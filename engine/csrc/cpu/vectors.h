@@ -69,7 +69,7 @@ RL_INLINE F16 load_bf16(const uint16_t* p) {
 #if defined(__AVX512BF16__)
 RL_INLINE void store_bf16(uint16_t* p, F16 a) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(a.v)); }
 #endif
-// Integral values in [-128, 127]; a NaN gives some value.
+// Stores integral values in [-128, 127]. A NaN becomes an arbitrary value.
 RL_INLINE void store_int8(int8_t* p, F16 a) {
     _mm_storeu_si128((__m128i*)p, _mm512_maskz_cvtepi32_epi8(0xffff, _mm512_cvtps_epi32(a.v)));
 }
@@ -161,7 +161,7 @@ RL_INLINE void store_bf16(uint16_t* p, F16 x) {
     __m256i both = _mm256_packus_epi32(round_to_bf16(x.a), round_to_bf16(x.b));
     _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(both, 0xd8));
 }
-// Integral values in [-128, 127]; a NaN gives some value.
+// Stores integral values in [-128, 127]. A NaN becomes an arbitrary value.
 RL_INLINE void store_int8(int8_t* p, F16 x) {
     const __m256i pairs = _mm256_packs_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b));
     const __m256i ordered = _mm256_permute4x64_epi64(pairs, 0xd8);
