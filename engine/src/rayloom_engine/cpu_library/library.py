@@ -204,8 +204,8 @@ class CpuLibrary:
     ) -> None:
         """Runs half layers: half 2 i is the attention of layer i, half 2 i + 1 its MLP.
 
-        `progress` grows by one with every half, while the call runs. `partial_TD`: gets the output of the last half,
-        which is then not added to the residual stream. Raises MemoryError.
+        `progress` grows by one with every half, while the call runs. `partial_TD`: receives the output of the last
+        half, which is then not added to the residual stream. Raises MemoryError.
         """
         partial = None if partial_TD is None else address(partial_TD)
         with self._chosen:

@@ -19,8 +19,8 @@ class KvPages:
     """The keys and values of every layer: `pages[layer]` is [N, P, 2, H, D]. A token's keys precede its values.
 
     Keys and values lie next to each other, because the number of calls decides the speed of a small step: one call
-    writes both, and one gathers both. The pages may have a narrower type than the compute type; keys and values are
-    then rounded when they are written.
+    writes both, and one call gathers both. The pages may have a narrower type than the compute type; keys and values
+    are then rounded when they are written.
     """
 
     pages: list[torch.Tensor]

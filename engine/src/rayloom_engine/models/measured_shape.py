@@ -12,7 +12,7 @@ from rayloom_engine.models.shape import ExpertSizes, ModelShape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredShare:
-    """Sizes on one of `count` ranks that share each layer, each the largest over these ranks."""
+    """Sizes on one of `count` ranks that share each layer: for each size, the largest of these ranks."""
 
     count: int
     layer_parameters: tuple[int, ...]  # weights of each layer

@@ -277,7 +277,7 @@ def _scheme(config: ConfigJson, shape: ModelShape) -> CheckpointScheme | None:
         **shape.named_feed_forward_sizes,
     }
     scheme = read_scheme(config, inputs, {**inputs, "the key/value heads' size": shape.kv_size})
-    # Quantisers keep routers dense, and few of them say so.
+    # Quantisers keep routers dense, but few of them write that into config.json.
     return scheme if shape.experts is None else dataclasses.replace(scheme, skipped=(*scheme.skipped, *ROUTERS))
 
 

@@ -63,7 +63,7 @@ def find_connections(earlier: dict[int, str], store: Store, rank: int, world_siz
     """Returns the connections between the ranks that were opened since `earlier` was taken by `socket_inodes`.
 
     Every rank must call it at the same time. Other threads may have opened connections as well (Ray's do). So the ranks
-    exchange the ends of all new connections through the store, and only those whose other end a peer has are returned.
+    exchange the ends of all new connections through the store. A connection is returned if a peer has its other end.
     """
     new = {}
     for fd, inode in socket_inodes().items():

@@ -18,7 +18,7 @@ class Stage:
 
     @property
     def is_first(self) -> bool:
-        """True for the stage that has the embedding and takes token ids."""
+        """True for the stage that has the embedding and reads token ids."""
         return self.index == 0
 
     @property

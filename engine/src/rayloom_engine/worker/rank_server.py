@@ -204,7 +204,7 @@ class RankServer:
             except ConfigError as error:
                 reply = Failed(_ticket(order), "config", str(error))
             except CorruptRank as error:
-                # Weights or memory stay damaged as long as this process lives. So exit: the next start loads anew.
+                # Weights or memory stay damaged as long as this process lives. Exit: the next start loads them again.
                 logger.error("rank %d: %s; the rank ends", self._place.rank, error)
                 steps.send(Failed(_ticket(order), "rank", str(error)))
                 os._exit(1)

@@ -23,8 +23,8 @@ MOST_RANK = 256  # kMostRank in csrc/cpu/adapters.h
 _MOST_ALPHA = 1e6
 _MOST_PATTERNS = 4096
 _MOST_PATTERN_CHARACTERS = 256
-# Keys of a pattern are names of matrices, which need only these characters. A regular expression with others could take
-# endless time to match.
+# Keys of a pattern are names of matrices, which need only these characters. A regular expression with other characters
+# could take endless time to match.
 _PATTERN = re.compile(r"[\w.^$\\-]+")
 
 # Field -> what it does. A value that is not empty makes the adapter unusable.

@@ -42,7 +42,7 @@ class AttentionCall:
 
 @dataclass(frozen=True, slots=True)
 class MetaModel:
-    """A model whose weights have sizes and types, but no memory. `calls`: of attention, in the order of a step."""
+    """A model whose weights have sizes and types, but no memory. `calls`: calls of attention in a step, in order."""
 
     model: Any
     calls: tuple[AttentionCall, ...]

@@ -38,7 +38,7 @@ def weight_sizes(meta: MetaModel, elements_of: Callable[[str, torch.Tensor], int
     """Returns the weights of a model, where `elements_of` counts those of a parameter."""
     model = meta.model
     tied = getattr(model, "all_tied_weights_keys", {})
-    # named_parameters gives both of two tied weights: they share memory only after they are loaded.
+    # named_parameters returns both of two tied weights, because they share memory only after they are loaded.
     sizes = {
         name: elements_of(name, parameter)
         for name, parameter in model.named_parameters(remove_duplicate=False)

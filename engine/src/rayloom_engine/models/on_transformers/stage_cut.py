@@ -31,7 +31,7 @@ class _OtherLayer(torch.nn.Module):
 
 
 class _Absent(torch.nn.Module):
-    """A matrix of another stage. Code that initialises missing weights finds an empty one."""
+    """A matrix of another stage. Code that initialises missing weights finds an empty weight."""
 
     def __init__(self) -> None:
         super().__init__()

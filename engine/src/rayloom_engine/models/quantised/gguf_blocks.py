@@ -66,7 +66,7 @@ def _half(blocks: Array, at: int) -> npt.NDArray[np.float16]:
 
 
 def _halves(packed: Array) -> npt.NDArray[np.uint8]:
-    """Returns all low halves of the bytes of the last axis, then all high ones."""
+    """Returns all low halves of the bytes of the last axis, then all high halves."""
     return np.concatenate([packed & 15, packed >> 4], axis=-1)
 
 
