@@ -4,7 +4,7 @@
 
 namespace {
 
-// One past the last of the rows from `first` on that have the adapter of the first.
+// Returns the end of the run of rows, from `first` on, that have the same adapter as row `first`.
 int64_t end_of_run(const rl_batch& batch, int64_t first) {
     int64_t end = first + 1;
     while (end < batch.num_tokens && batch.adapter_of_token[end] == batch.adapter_of_token[first]) {
@@ -66,7 +66,7 @@ void AdapterRows::reduce(const UpdatedMatrix& matrix, int layer, const void* x, 
         return;
     }
     const rl_matrix_update& update = chunk.layers[layer].*matrix.update;
-    const int64_t first_reduced = piece % matrix.num_parts * kPieceBlocks * 16;  // a row of A, as are those below
+    const int64_t first_reduced = piece % matrix.num_parts * kPieceBlocks * 16;  // in rows of A, like num_reduced below
     int64_t num_reduced = -first_reduced;
     for (int64_t part = 0; part < matrix.num_parts; part++) {
         num_reduced += update.parts[part].rank;

@@ -1,12 +1,13 @@
 // Low-rank updates (LoRA) of the products of a step: y += scale * B (A x), for the tokens that have an adapter.
 //
-// At most 16 neighbouring rows with the same adapter, or without one, are a chunk. A thread reduces the rows of a chunk
-// with A while others compute the product itself. In the next phase threads add B times the reduced rows to the
-// product, each to some columns of a chunk. Both use the kernels of products, so a row's result does not depend on the
-// other rows.
+// A chunk is at most 16 neighbouring rows with the same adapter, or without an adapter. A thread reduces the rows of a
+// chunk with A while others compute the product itself. In the next phase threads add B times the reduced rows to the
+// product, each to some columns of a chunk. Both phases use the kernels of products, so a row's result does not depend
+// on the other rows.
 //
-// A step with many adapters reads A and B of each from memory. While one adapter is multiplied, the next one's weights
-// are fetched. The product itself is limited by arithmetic if it has many rows, and fetches weights of adapters, too.
+// A step with many adapters reads A and B of each adapter from memory. While the step multiplies with one adapter, it
+// prefetches the weights of the next adapter. The product itself also prefetches weights of adapters if it has many
+// rows, because arithmetic then limits it.
 
 #pragma once
 
@@ -14,9 +15,9 @@
 #include "kernels.h"
 #include "rayloom_cpu.h"
 
-constexpr int64_t kMostRank = 256;  // of an adapter
+constexpr int64_t kMostRank = 256;  // the highest rank of an adapter
 
-// A matrix whose parts an adapter updates with a B of their own.
+// A matrix of a layer that stacks parts, such as q, k and v. An adapter has a B of its own for each part.
 struct UpdatedMatrix {
     const rl_matrix_update rl_adapter_layer::* update;
     int64_t num_parts;
@@ -34,13 +35,13 @@ UpdatedMatrix updated_down(const rl_model& model);
 // The adapters of a step's rows.
 class AdapterRows {
 public:
-    // Buffers are taken from the arena, and are valid until it is cleared.
+    // Allocates buffers in the arena. They are valid until the arena is cleared.
     AdapterRows(const rl_batch& batch, const Kernels& kernels, int64_t element_bytes, Arena& arena);
 
-    // At most kChunkRows neighbouring rows with the same adapter, or without one.
+    // At most kChunkRows neighbouring rows with the same adapter, or without an adapter.
     struct Chunk {
         const rl_adapter_layer* layers;       // null: the rows have no adapter
-        const rl_adapter_layer* next_layers;  // of the next chunk with another adapter, or null
+        const rl_adapter_layer* next_layers;  // `layers` of the next chunk with another adapter, or null
         int64_t first_row;
         int64_t num_rows;
     };
@@ -48,8 +49,9 @@ public:
     int64_t num_chunks() const { return num_chunks_; }
     const Chunk& chunk(int64_t index) const { return chunks_[index]; }
 
-    // The pieces of `reduce` for one matrix. A piece is a chunk and at most kMostRank rows of its A. The ranks of all
-    // parts are num_parts * kMostRank at most, so a chunk has num_parts pieces; the last ones may be empty:
+    // The number of pieces of `reduce` for one matrix. A piece is a chunk and at most kMostRank rows of its adapter's
+    // A. The sum of the ranks of all parts is at most num_parts * kMostRank, so a chunk has num_parts pieces. The last
+    // pieces may be empty:
     //
     //     rows of A   [ part 0: rank 112 | part 1: rank 112 | part 2: rank 112 ]
     //     pieces      [ 0 ................................ 256 | 256 ..... 336 ]
@@ -58,9 +60,9 @@ public:
     // Computes scale * A x for the rows of a piece's chunk and the piece's rows of A. x [T][num_inputs], operand type.
     void reduce(const UpdatedMatrix& matrix, int layer, const void* x, int64_t num_inputs, int64_t piece) const;
 
-    // Returns the memory to fetch while a share of the matrix is multiplied, or null. The first of `num_shares` shares
-    // fetch the first adapter, the next ones the second, each `share_bytes` of A and of the B behind it, which
-    // rl_matrix_update wants one after another. Null: earlier shares have reached the end of B.
+    // Returns the memory to prefetch while a share of the matrix is multiplied. The adapters divide the `num_shares`
+    // shares among themselves, in order. Each share prefetches the next `share_bytes` of its adapter's A and of the B
+    // behind A (rl_matrix_update). Null: earlier shares have reached the end of B, or no row has an adapter.
     const char* to_fetch(const UpdatedMatrix& matrix, int layer, int64_t num_inputs, int64_t share, int64_t num_shares,
                         int64_t share_bytes) const;
 
@@ -79,7 +81,7 @@ private:
     const int64_t element_bytes_;  // of A and B
     Chunk* chunks_;
     int64_t num_chunks_ = 0;
-    const rl_adapter_layer** adapters_;  // of the rows, in their order
+    const rl_adapter_layer** adapters_;  // adapters of the runs of rows, in the order of the rows
     int64_t num_adapters_ = 0;
     char* reduced_;
 };

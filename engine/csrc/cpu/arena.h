@@ -10,7 +10,7 @@
 
 class Arena {
 public:
-    // Forgets all buffers.
+    // Ends the validity of all buffers. Enlarges the arena if they did not fit into it.
     void clear() {
         if (needed_ > size_) {
             release();
@@ -34,8 +34,8 @@ public:
             used_ += bytes;
             return start;
         }
-        // No room is left, as in the first step of this size: this buffer gets memory of its own, and the next clear
-        // enlarges the arena for all buffers.
+        // The arena is full, as in the first step of this size. This buffer is allocated outside of it, and the next
+        // clear enlarges the arena for all buffers.
         void* start = num_extra_ < kMaxExtra ? aligned_alloc(64, (size_t)bytes) : nullptr;
         if (start == nullptr) {
             throw std::bad_alloc();

@@ -4,9 +4,10 @@
 //
 // A token at position p sees the positions (p - window, p], or [0, p] without a window.
 //
-// The context is cut into segments of kSegment positions, counted from the start of the sequence. For each segment a row
-// (a query token and a query head) gets its highest score m, the sum l of exp(scale (score - m)), and the sum o of
-// exp(scale (score - m)) V; a score is a plain product q . K, or its soft cap. Segments are combined in their order:
+// The context is cut into segments of kSegment positions, counted from the start of the sequence. A row is a query
+// token and a query head. For each row and segment, the highest score m, the sum l of exp(scale (score - m)), and the
+// sum o of exp(scale (score - m)) V are computed. A score is the product q . K, or its soft cap. Segments are combined
+// in order:
 //
 //   m' = max(m, m_s),   f = exp(scale (m - m')),   f_s = exp(scale (m_s - m'))
 //   l' = l f + l_s f_s,   o' = o f + o_s f_s
@@ -27,7 +28,7 @@ namespace RL_ISA {
 
 constexpr int64_t kSegmentBlocks = kSegment / kBlockSize;
 
-// The work of one thread on one tile. Rows are ordered by token, then by query head.
+// The buffers of one thread for one tile. Rows are ordered by token, then by query head.
 template <class Operand>
 struct AttentionScratch {
     alignas(64) float scores[kTileRows * kSegment];
@@ -156,7 +157,7 @@ template <class Operand, int C, int MaxRows>
 static void value_columns(const AttentionTask& task, AttentionScratch<Operand>& scratch, int64_t first_block,
                           int64_t begin, int64_t end, int64_t column) {
     float* values = scratch.segment_values;
-    // With few rows, the time to read keys and values from memory decides.
+    // With few rows, the speed of memory limits the computation, so the next keys are prefetched.
     if (num_rows(task) <= kWideRows && first_block + kSegmentBlocks < task.end_block) {
         value_rows<Operand, C, kWideRows, true>(task, scratch.weights, num_rows(task), first_block, begin, end, column,
                                                 values);
@@ -185,7 +186,7 @@ struct Softmax {
     }
 };
 
-// Sets the scores of row in blocks [begin, end) of the segment to -infinity where the row's token sees nothing.
+// Sets the scores of a row to -infinity at those positions of blocks [begin, end) that the row's token does not see.
 template <class Operand>
 RL_INLINE void hide_positions(const AttentionTask& task, float* scores, int64_t row, int64_t segment, int64_t begin,
                               int64_t end) {
@@ -212,8 +213,8 @@ RL_INLINE void cap_scores(const AttentionTask& task, float* scores, int64_t begi
     }
 }
 
-// weights[row] = exp(scale (scores[row] - m)) in blocks [begin, end) of the segment, 0 where the row's token sees
-// nothing. Sets the row's m and l. l is summed lane by lane over the blocks, then over the lanes.
+// weights[row] = exp(scale (scores[row] - m)) in blocks [begin, end) of the segment, 0 at positions that the row's
+// token does not see. Sets the row's m and l. l is summed lane by lane over the blocks, then over the lanes.
 template <class Operand>
 static void soften_row(const AttentionTask& task, AttentionScratch<Operand>& scratch, int64_t row, int64_t segment,
                        int64_t begin, int64_t end) {
@@ -239,7 +240,7 @@ static void soften_row(const AttentionTask& task, AttentionScratch<Operand>& scr
     scratch.segment_total[row] = sum(total);
 }
 
-// Computes m, l and o of all rows of the tile for one segment. Returns false if no row sees any of it.
+// Computes m, l and o of all rows of the tile for one segment. Returns false if no row sees a position of the segment.
 template <class Operand>
 static bool attend_to_segment(const AttentionTask& task, AttentionScratch<Operand>& scratch, int64_t segment) {
     const int64_t last_position = task.first_position + task.num_tokens - 1;
@@ -286,10 +287,10 @@ RL_INLINE void combine_lanes(const AttentionTask& task, int count, RowSums segme
     store(old_factors, exp((old_highest - m) * scale));
     store(new_factors, exp((new_highest - m) * scale));
     for (int row = 0; row < count; row++) {
-        // The sum decides, and not the highest score m: m may be -infinity although the row sees positions, because a
-        // lane's maximum drops a NaN when a hidden position follows. The weights, and so the sum, are NaN then.
+        // This tests the sum and not the highest score m. m may be -infinity although the row sees positions: the
+        // maximum of a lane drops a NaN if a hidden position follows. The weights, and so the sum, are NaN then.
         if (segment.total[row] == 0.0f) {
-            continue;  // the row sees nothing of this segment
+            continue;  // the row sees no position of this segment
         }
         const F16 old_factor = splat(old_factors[row]);
         const F16 new_factor = splat(new_factors[row]);

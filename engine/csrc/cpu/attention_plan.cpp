@@ -6,16 +6,16 @@
 
 namespace {
 
-// Rows of a tile: enough that the keys and values are read seldom, few enough that its scores stay in the L1 cache.
+// Rows of a tile: enough that the keys and values are read seldom, few enough that the scores stay in the L1 cache.
 constexpr int64_t kPreferredRows = 24;
 // With fewer tiles than this for each thread, tiles are cut into runs of segments.
 constexpr int64_t kTilesPerThread = 8;
-// The next run takes this part of a thread's share of the segments that are left, so runs get shorter. The first runs
-// are long, because a segment of a run is prefetched while the one before it is computed. The last runs are single
-// segments, so that all threads end at nearly the same time.
+// The segments that are left are divided into this many runs for each thread, and the next run is one of these. So runs
+// get shorter. The first runs are long, because within a run, a segment is prefetched while the segment before it is
+// computed. The last runs are single segments, so that all threads end at nearly the same time.
 constexpr int64_t kRunsOfShare = 2;
 // Tiles are not cut if the results of their segments would take more memory than this. Without the limit, a chunk with
-// a context of 131,072 positions would take 3 GB on 64 threads, for which the process has planned no memory.
+// a context of 131,072 positions would take 3 GB on 64 threads. The process does not reserve that memory.
 constexpr int64_t kMostResultBytes = int64_t(256) << 20;
 
 int64_t tile_tokens(const rl_model& model) {
@@ -29,7 +29,7 @@ template <class Piece>
 void for_pieces(const AttentionTile* tiles, int64_t num_tiles, int64_t num_segments, int64_t num_threads, bool is_cut,
                 Piece piece) {
     int64_t left = num_segments;
-    // The last tiles of a prompt have the longest context. They come first, so that no thread ends with a long one.
+    // The last tiles of a prompt have the longest context. They come first, so that no thread ends with a long tile.
     for (int64_t tile = num_tiles - 1; tile >= 0; tile--) {
         const int64_t end = tiles[tile].num_segments;
         if (!is_cut || end == 1) {

@@ -1,4 +1,4 @@
-// AttentionPlan: how a step's attention is cut into pieces for threads. It is the same for all layers of a step.
+// AttentionPlan: how a step's attention is cut into pieces for threads. All layers of a step use the same plan.
 //
 // A tile is some query tokens of one sequence with one key/value head. A tile with a long context is cut further, into
 // runs of segments of the context, if there are too few tiles for the threads. The results do not depend on the cut.
@@ -16,7 +16,7 @@ struct AttentionTile {
     int64_t kv_head;
     const int64_t* block_table;
     int64_t num_segments;
-    int64_t first_result;  // row in `values` of its first segment, if it is cut
+    int64_t first_result;  // row in `values` of the first segment's results, if the tile is cut
 };
 
 // Segments [first_segment, end_segment) of a tile that is cut, or a whole tile, whose end_segment is -1.

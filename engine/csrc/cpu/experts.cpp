@@ -66,7 +66,7 @@ public:
             for (int64_t expert = 0; expert < count; expert++) {
                 starts[expert + 1] += starts[expert];
             }
-            // `starts` becomes the end of each expert's pairs, which is the start of the next.
+            // After these loops, `starts` has the end of each expert's pairs, which is the start of the next expert's.
             for (int64_t i = 0; i < num_routed_pairs_; i++) {
                 const int32_t expert = buffers_.selected[i];
                 place(starts[expert]++, i / experts_.num_per_token, expert, buffers_.weights[i]);
@@ -86,7 +86,7 @@ public:
         });
     }
 
-    // Copies the rows of the tokens to their pairs, or quantises them.
+    // Copies the row of each pair's token into the row of the pair, or quantises it into that row.
     void gather(Phase phase) const {
         const int64_t width = step_.model->width;
         for_pieces(phase, num_pairs_, 16, [&](int64_t pair) {
@@ -142,7 +142,7 @@ public:
         });
     }
 
-    // out [T][D] = or += the sum of each token's experts, in the order of the experts.
+    // Computes the sum of each token's experts, in the order of the experts. Stores the sum in out [T][D], or adds it.
     void multiply_down(Phase phase, float* out, bool is_stored) const {
         const int64_t width = step_.model->width;
         const int64_t num_blocks = width / 16;
@@ -193,7 +193,7 @@ private:
         return buffers_.rows + buffers_.starts[expert] * std::max(row_bytes(width, false), row_bytes(width, true));
     }
 
-    // The first of an expert's rows in a buffer [P] of rows of the experts' widths.
+    // Returns the first row of an expert in a buffer of P rows, each as wide as the MLP of its expert.
     char* at_width(char* buffer, int64_t expert, bool is_small) const {
         const int64_t routed = std::min<int64_t>(buffers_.starts[expert], num_routed_pairs_);
         return buffer + routed * row_bytes(width_of(experts_, 0), is_small);
@@ -253,7 +253,7 @@ void run_experts(const Step& step, int half, PhaseClock& clock) {
     }
     const rl_layer& layer = step.model->layers[half / 2];
     const Experts experts(step, *layer.experts);
-    // The product runs in phase 1: the router is dense, and models with experts have no adapters.
+    // This product runs in phase 1 alone: the router is dense, and models with experts have no adapters.
     multiply(step, half, 0, Output::kStore, layer.experts->router, UpdatedMatrix{}, step.normed, step.experts->logits);
     experts.select(Phase(step, half, 2));
     experts.sort(Phase(step, half, 3));

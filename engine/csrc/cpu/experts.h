@@ -1,9 +1,9 @@
-// The MLP of a layer with experts: a token's output is the weighted sum of the gated MLPs that the router selects for
-// it, and of the shared expert's.
+// The MLP of a layer with experts: a token's output is the weighted sum of the outputs of the gated MLPs that the
+// router selects for the token, and of the shared expert's output.
 //
 // The pairs of a token and one of its experts are sorted by expert, then by token, so that each expert multiplies all of
-// its rows at once. The number of pieces of a phase does not depend on the router's selection: a late thread also
-// computes this number, when the tables may be those of another layer already.
+// its rows at once. The number of pieces of a phase does not depend on the router's selection, because a late thread
+// computes this number too, and the tables of the selection may then already be those of another layer.
 
 #pragma once
 
@@ -16,10 +16,10 @@ class PhaseClock;
 struct Kernels;
 struct Step;
 
-// Buffers of a step for its layers with experts. E experts that the router selects from, K of them a token's; P = T * K,
-// and T more if there is a shared expert.
+// Buffers of a step for its layers with experts. E: the number of experts that the router selects from. K: the experts
+// that it selects for a token. P: the pairs, T * K, and T more if there is a shared expert.
 struct ExpertBuffers {
-    float* logits;      // [T][E + shared] the router's output; that of the shared expert becomes its weight
+    float* logits;      // [T][E + shared] the router's output; the output for the shared expert becomes its weight
     int32_t* selected;  // [T][K]
     float* weights;     // [T][K]
     // The pairs, sorted.
@@ -31,9 +31,9 @@ struct ExpertBuffers {
     int32_t* num_active;
     char* rows;            // [P] inputs of gate and up
     char* gated;           // [P] operands
-    char* quantised_rows;  // [P] the same quantised, if a matrix is
+    char* quantised_rows;  // [P] `gated` in quantised form, if a matrix is quantised
 
-    // Returns no buffers if no layer has experts.
+    // Returns null if no layer has experts.
     static const ExpertBuffers* make(const rl_model& model, int64_t num_tokens, const Kernels& kernels, Arena& arena);
 };
 

@@ -23,7 +23,7 @@ struct GroupedLayout {
     int64_t group_bytes() const { return group_size * bits * 2; }  // weights of a group
     int64_t chunk_bytes() const { return chunk_groups() * group_bytes() + 64; }
     int64_t block_bytes() const { return (num_groups() + chunk_groups() - 1) / chunk_groups() * chunk_bytes(); }
-    // The places of a group's weights, scales and offsets in its block.
+    // Byte offsets of a group's weights, scales and offsets in a block of 16 outputs.
     int64_t weights_at(int64_t group) const {
         return group / chunk_groups() * chunk_bytes() + group % chunk_groups() * group_bytes();
     }

@@ -1,4 +1,5 @@
-// The kernels of one instruction set. Compiled once for each, with RL_ISA and RL_TABLE defined and its compiler flags.
+// The kernels of one instruction set. This file is compiled once for each instruction set, with its compiler flags and
+// its values of RL_ISA and RL_TABLE.
 
 #include "attention.h"
 #include "grouped.h"

@@ -2,7 +2,7 @@
 //
 // Activations are quantised when they are used: for each group of 32 elements of a row, x = s * q with q in [-127, 127]
 // and s = max |x| / 127. The products w * q are summed exactly in int32 over a group; because w is stored with 128 added,
-// the sum starts at -128 * (sum of q). The groups are added in float32, in their order:
+// the sum starts at -128 * (sum of q). The sums of the groups are added in float32, in the order of the groups:
 //
 //   y[n] = scale[n] * sum over groups of s[g] * (sum over the group of (w - 128) * q) + bias[n]
 //
@@ -22,7 +22,8 @@ constexpr int64_t kGroup = 32;
 constexpr int kInt8Depth = 4;
 constexpr int kGroupSteps = (int)(kGroup / kInt8Depth);
 
-// A quantised row is its K elements, then for each group the scale (float32) and the start of its sums (int32).
+// A quantised row has K int8 elements, then a GroupScale for each group: its scale, and the value at which sums over
+// the group start.
 struct GroupScale {
     float scale;
     int32_t start;
@@ -208,8 +209,8 @@ static void compute_int8_tile(const Int8Tile& tile, int64_t num_rows, int64_t nu
                 [&](const Int8Tile& stream) { compute_int8_rows<1, kInt8WideRows>(stream, num_rows); });
 }
 
-// The columns of the next tile of a product, if `left` blocks are left. `is_wide`: the product has at most
-// kInt8WideRows rows.
+// Returns the number of columns of the next tile, if `left` blocks of the product are left. `is_wide`: the product has
+// at most kInt8WideRows rows.
 template <class Output>
 RL_INLINE int64_t int8_columns(int64_t left, bool is_wide) {
     constexpr int64_t per_block = Output::columns_per_block;
@@ -219,8 +220,8 @@ RL_INLINE int64_t int8_columns(int64_t left, bool is_wide) {
     return per_block == 2 ? 2 : tile_columns(left, kInt8NarrowColumns);
 }
 
-// Calls compute() with `tile.out` at the outputs of the task, if Output stores sums without a bias, else at a buffer that
-// Output writes.
+// Calls compute(). If Output stores sums without a bias, `tile.out` then points into the output of the task. Otherwise
+// it points to a buffer, which Output reads when it writes the output of the task.
 template <class Operand, class Output, class Tile, class Compute>
 RL_INLINE void compute_into_output(const LinearTask& task, int64_t row, int64_t num_rows, int64_t block,
                                    int64_t num_columns, Tile& tile, Compute compute) {
@@ -326,7 +327,7 @@ static void pack_int8_block(const void* weight, void* packed, float* scales, int
             for (int64_t step = 0; step < 16 / lane_bytes; step++) {
                 uint32_t four;
                 memcpy(&four, quantised + step * lane_bytes, sizeof(four));
-                four ^= 0x80808080u;  // adds 128 to each
+                four ^= 0x80808080u;  // adds 128 to each of the four
                 memcpy(to + (k / lane_bytes + step) * step_bytes + lane * lane_bytes, &four, sizeof(four));
             }
         }

@@ -1,6 +1,6 @@
-// Kernels: the table of one instruction set's functions for one type of weights, and the arguments that these take.
+// Kernels: the table of one instruction set's functions for one type of weights, and the arguments of these functions.
 //
-// Each function computes a piece of an operation that one thread does alone. step.cpp cuts operations into pieces.
+// Each function computes one piece of an operation, on one thread. step.cpp cuts operations into pieces.
 
 #pragma once
 
@@ -20,7 +20,8 @@ struct LinearTask {
     const void* x;  // [num_rows][num_inputs], the operand type
     int64_t num_rows;
     const void* weight;
-    // Of dense weights: memory that is read soon, and fetched at the same distance from the weights; or null.
+    // Memory that will be read soon, or null. The kernels of dense weights prefetch it while they read the weights, at
+    // the same offsets.
     const void* next_weight;
     const float* scales;  // [num_outputs] of int8 or grouped weights, or null
     const float* bias;    // [num_outputs], or null
@@ -28,11 +29,11 @@ struct LinearTask {
     int64_t num_outputs;
     float* out;  // [num_rows][out_stride]
     int64_t out_stride;
-    // Only for gate_linear: [num_rows][num_outputs / 2], the operand type, and RL_SILU or RL_GELU_TANH.
+    // Only for gate_linear: its output [num_rows][num_outputs / 2], of the operand type, and RL_SILU or RL_GELU_TANH.
     void* gated;
     int32_t activation;
     rl_groups groups;
-    // Only for scatter_linear: of each row of x, the row of `out`, and the factor.
+    // Only for scatter_linear: for each row of x, the row of `out` to which y is added, and the factor of y.
     const int32_t* out_rows;
     const float* factors;
 };
@@ -56,7 +57,7 @@ struct RotaryTask {
     const float* q_norm;
     const float* k_norm;
     float eps;
-    bool has_wide_norms;  // q_norm and k_norm are of all heads together
+    bool has_wide_norms;  // q_norm normalises all query heads together, and k_norm all key heads
     int64_t num_heads;
     int64_t num_kv_heads;
     int64_t head_dim;
@@ -73,7 +74,7 @@ struct AttentionTask {
     int64_t first_position;  // position of the first token
     int64_t window;          // 0: all
     const int64_t* block_table;
-    int64_t end_block;  // end in the block table: the task reads no block from here on
+    int64_t end_block;  // index in the block table: the task reads only blocks before it
     const void* pages;
     int64_t kv_head;
     int64_t num_heads;
@@ -82,7 +83,7 @@ struct AttentionTask {
     float scale;
     float cap;  // 0: none
     void* out;  // [tokens][H][d], the operand type
-    // Only for segments that are computed apart: [rows][d], [rows], [rows]; a row is token * H / K + head.
+    // Only for tiles that are cut into segments: [rows][d], [rows], [rows]; the row of a query is token * H / K + head.
     float* values;
     float* highest;
     float* total;
@@ -93,7 +94,7 @@ struct Kernels {
     void (*pack_weight)(const void* weight, void* packed, int64_t num_outputs, int64_t num_inputs);
     void (*embed)(const void* packed, int64_t width, int64_t id, float* out);
     LinearKernels dense;
-    // For quantised weights. Their `x` holds rows that quantise_row has made.
+    // For quantised weights. The task's `x` holds rows that quantise_row has written.
     LinearKernels int8;
     LinearKernels grouped4;  // grouped weights of 4 bits
     LinearKernels grouped8;
@@ -108,7 +109,7 @@ struct Kernels {
     // gated = activation(gate) * up for blocks [first, end) of a row [2 * width] of gate_up; gated has the operand type.
     void (*gate)(const float* gate_up, int64_t width, int64_t first, int64_t end, int32_t activation,
                  void* gated);
-    // x [width] = weight * row / sqrt(mean(row^2) + eps), or row without a weight
+    // x [width] = weight * row / sqrt(mean(row^2) + eps), or x = row if there is no weight
     void (*rms_norm)(const float* row, const float* weight, float eps, int64_t width, void* x);
     // residual [width] += scale * update, or scale * weight * update / sqrt(mean(update^2) + eps) with a weight
     void (*add_row)(const float* update, const float* weight, float eps, float scale, int64_t width, float* residual);

@@ -21,7 +21,8 @@ struct InstructionSet {
     const SamplerPasses* sampler;
 };
 
-// Conversions of float16. Compilers differ in whether __builtin_cpu_supports knows the name.
+// Returns whether the CPU converts float16. It reads CPUID, because not every compiler's __builtin_cpu_supports knows
+// the name "f16c".
 bool has_f16c() {
     unsigned a, b, c, d;
     return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
@@ -61,7 +62,7 @@ void run_pieces(int64_t num_pieces, Piece piece) {
         &context);
 }
 
-// Runs work(row) for all rows, on all threads if there are many.
+// Runs work(row) for all rows, on all threads if there are many rows.
 template <class Work>
 void for_rows(int64_t num_rows, Work work) {
     constexpr int64_t rows_per_piece = 32;
@@ -89,7 +90,7 @@ const void* quantise_rows(const Kernels& kernels, const rl_linear& linear, const
     return quantised;
 }
 
-// Runs work(row, buffers) for all rows of a vocabulary on all threads. Returns 0, or 1 if there is no memory.
+// Runs work(row, buffers) for all rows of logits, on all threads. Returns 0, or 1 if there is no memory.
 template <class Work>
 int run_rows(int64_t num_rows, int64_t vocab_size, Work work) {
     const int64_t num_workers = num_rows < thread_pool().size() ? num_rows : thread_pool().size();

@@ -18,13 +18,13 @@ Arena& step_arena();
 // Seconds of each phase of all steps, or null: see rl_profile.
 extern double* phase_seconds;
 
-// Whether products with this matrix take rows that quantise_row has made.
+// Returns whether products with this matrix read rows that quantise_row has written.
 bool is_quantised(const rl_linear& linear);
-// The products for the form of this matrix.
+// Returns the kernels for the form of this matrix: dense, int8 or grouped.
 const LinearKernels& linear_kernels(const Kernels& kernels, const rl_linear& linear);
 
-// The product of `num_rows` rows of x, an operand, with stored outputs.
+// Returns the task of multiplying `num_rows` rows of x, in the operand type, and storing the outputs.
 LinearTask linear_task(const rl_linear& linear, const void* x, int64_t num_rows, float* out);
 
-// Blocks of 16 outputs that a thread takes at once. `num_blocks`: of the whole product.
+// Returns the number of blocks of 16 outputs in a piece, which one thread computes. `num_blocks`: of the whole product.
 int64_t blocks_per_piece(int64_t num_blocks, int num_threads);

@@ -1,9 +1,9 @@
 // Product of activations and a packed weight matrix: y = x W^T + bias.
 //
-// W [N][K] is packed as [N / 16][K / depth][16][depth] (operands.h); N is padded with rows of zeros to a multiple of 16.
-// A call computes some blocks of 16 columns of y for all rows of x. With few rows, the time to read W from memory
-// decides, so many blocks are read at once. With many rows, arithmetic decides: tiles of up to 12 rows x 2 blocks keep
-// their sums in registers, and 2 blocks of W stay in the cache while the tiles of rows pass.
+// W [N][K] is packed as [N / 16][K / depth][16][depth] (operands.h); N is padded with rows of zeros to a multiple of
+// 16. A call computes some blocks of 16 columns of y for all rows of x. With few rows, the speed of memory limits a
+// product, so many blocks are read at once. With many rows, arithmetic limits it: tiles of up to 12 rows x 2 blocks
+// keep their sums in registers, and 2 blocks of W stay in the cache until all tiles of rows are multiplied with them.
 
 #pragma once
 
@@ -48,7 +48,7 @@ struct StoreOutput {
         return block + c;
     }
 
-    // The addend of a tile's sums, if the tile writes its output itself; else null.
+    // Returns the addend of a tile's sums if the tile writes to the task's output itself. Null: `write` does.
     static RL_INLINE_MEMBER Addend addend(const LinearTask& task, int64_t, int64_t block, int64_t num_columns) {
         if ((block + num_columns) * 16 > task.num_outputs) {
             return {nullptr, 0};
@@ -187,9 +187,9 @@ static void linear_tile(const LinearTask& task, int64_t row, int64_t num_rows, i
     Output::template write<Operand>(task, result);
 }
 
-// Blocks [first, end) of the output, in tiles of at most `most_columns` columns and `most_rows` rows. The tile of the
-// first rows prefetches the weights that lie `ahead` elements behind its own. With `ahead` = 0, it prefetches those of
-// the next columns.
+// Computes blocks [first, end) of the output, in tiles of at most `most_columns` columns and `most_rows` rows. The tile
+// of the first rows prefetches the weights that lie `ahead` elements behind its own weights. With `ahead` = 0, it
+// prefetches the weights of the next columns.
 template <class Operand, class Output>
 static void linear_columns(const LinearTask& task, int64_t first, int64_t end, int64_t most_columns, int64_t most_rows,
                            int64_t ahead) {

@@ -1,7 +1,7 @@
 // Gumbel noise that depends on seed, position and token id alone, as worker/noise.py defines it.
 //
-// SplitMix64: mix(z) hashes 64 bits; token id i of a sequence has the bits mix(key + (i + 1) * kGolden), with
-// u = (bits / 2^12 + 1/2) / 2^52 in (0, 1) and noise -log(-log(u)).
+// SplitMix64: mix(z) hashes 64 bits. The bits of token id i are mix(key + (i + 1) * kGolden). With
+// u = (floor(bits / 2^12) + 1/2) / 2^52, which is in (0, 1), the noise is -log(-log(u)).
 
 #pragma once
 

@@ -21,7 +21,7 @@ constexpr int kNarrowRows = 12;
 constexpr int kNarrowColumns = 2;
 constexpr int kPairRows = 12;  // x 2 blocks
 constexpr int kSingleRows = 16;  // x 1 block
-constexpr int kTallRows = 16;  // this many rows of a product take one pass over the weights, a block at a time
+constexpr int kTallRows = 16;  // a product of at most this many rows reads the weights once, a block at a time
 constexpr int kValueRows = 6;
 constexpr int kValueColumns = 4;
 constexpr int kInt8WideRows = 1;
@@ -59,8 +59,8 @@ struct Float32 {
     static RL_INLINE_MEMBER F16 multiply_add(WStep w, XStep x, F16 sum) { return fma(w, x, sum); }
     static RL_INLINE_MEMBER void store_x(X* x, F16 values) { store(x, values); }
     static RL_INLINE_MEMBER void store_w(W* w, F16 values) { store(w, values); }
-    // Stores each of 16 elements at index `part` (0 <= part < depth) of one of 16 neighbouring groups of `depth`
-    // elements. The other elements of the groups are kept.
+    // Stores 16 elements in 16 neighbouring groups of `depth` elements: one in each group, at index `part` (0 <= part <
+    // depth). The other elements of the groups are kept.
     static RL_INLINE_MEMBER void store_part(W* to, const W* from, int) { store(to, load(from)); }
     static RL_INLINE_MEMBER float from_w(W value) { return value; }
     static RL_INLINE_MEMBER F16 load_values(const X* x) { return load(x); }
@@ -136,8 +136,9 @@ struct BFloat16 {
 
 #endif
 
-// sums[r][c] += x[r] . w[c] over `num_steps` steps, in the order of the columns. `x_stride`: elements between rows of x.
-// With Prefetch, each load of weights also fetches those at its address + `ahead` elements into the second-level cache.
+// sums[r][c] += x[r] . w[c] over `num_steps` steps, in the order of the columns. `x_stride`: elements between rows of
+// x. With Prefetch, each load of weights also prefetches the weights `ahead` elements behind it into the second-level
+// cache.
 //
 // Every sum is one chain of additions in the order of K, whatever R and C are. Therefore a row's result does not depend
 // on the number of rows that are computed together.

@@ -1,7 +1,7 @@
 // Tiles of products: out[r][c] = factor * x[r] . w[c] + addend[r][c], for R rows of x and C blocks of 16 rows of W.
 //
 // A tile keeps its sums in registers, so each size R x C is a function of its own. Products of weights and scores of
-// attention share these functions, because each takes its share of the library's time to compile. C is 1, or even.
+// attention share these functions, because each function adds to the library's compile time. C is 1, or even.
 
 #pragma once
 
@@ -84,7 +84,7 @@ static void compute_tile(const ProductTile<Operand>& tile, int64_t num_rows, int
     }
 }
 
-// The columns of the next tile, if `left` columns are left and a tile may have `most`.
+// Returns the number of columns of the next tile, if `left` columns are left and a tile has at most `most` columns.
 RL_INLINE int64_t tile_columns(int64_t left, int64_t most) {
     if (left >= most) {
         return most;

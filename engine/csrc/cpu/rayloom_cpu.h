@@ -1,4 +1,4 @@
-// The C interface of Rayloom's CPU library: a decoder's forward pass, and the choice of tokens, one call each per step.
+// The C interface of Rayloom's CPU library: a decoder's forward pass, and the choice of the next tokens.
 //
 // All pointers are borrowed: the caller keeps the memory alive. No function raises; the functions that can fail return
 // 0 for success. One process uses one library with one thread pool, and calls it from one thread at a time.
@@ -20,7 +20,6 @@ enum { RL_FLOAT32 = 0, RL_BFLOAT16 = 1 };
 // Activation of the gate: gate / (1 + exp(-gate)), or 0.5 gate (1 + tanh(sqrt(2 / pi) (gate + 0.044715 gate^3))).
 enum { RL_SILU = 0, RL_GELU_TANH = 1 };
 
-// y = x W^T + bias, with W packed by rl_pack_weight, or by rl_pack_int8_weight if there are scales.
 // Weights of which every `size` inputs share a scale; grouped.h has the formula.
 typedef struct {
     int32_t bits;         // 4 or 8; 0: the matrix is not grouped
@@ -33,7 +32,7 @@ typedef struct {
 // scales, else by rl_pack_weight.
 typedef struct {
     const void* weight;
-    const float* scales;  // [num_outputs] of int8 weights, or the factors of grouped ones; else NULL
+    const float* scales;  // [num_outputs] of int8 weights, or the factors of grouped weights; else NULL
     const float* bias;  // [num_outputs], or NULL
     int32_t num_outputs;
     int32_t num_inputs;
@@ -41,7 +40,7 @@ typedef struct {
 } rl_linear;
 
 // A mixture of experts: the gated MLPs that a router selects for each token, by the highest outputs of a softmax. All
-// matrices of `gate_up`, and of `down`, have equal sizes, but those of the shared expert, which is the last.
+// matrices of `gate_up` have the same size, and so do those of `down`. Only the shared expert, the last, may differ.
 typedef struct {
     rl_linear router;          // rows: one for each expert, then one of the shared expert's gate; not quantised
     const rl_linear* gate_up;  // [num_experts + num_shared]
@@ -54,7 +53,7 @@ typedef struct {
 
 typedef struct {
     const float* attention_norm;         // [D], or NULL: the attention reads the residual stream as it is
-    const float* attention_output_norm;  // [D], or NULL: of the attention's output, before it is added
+    const float* attention_output_norm;  // [D], or NULL; norm of the attention's output, before it is added
     const float* mlp_norm;               // [D], or NULL
     const float* mlp_output_norm;        // [D], or NULL
     const float* q_norm;                 // [d], or [H * d] with has_wide_norms, or NULL: none
@@ -75,9 +74,9 @@ typedef struct {
     int32_t rank;
 } rl_update;
 
-// The updates of a matrix that stacks up to 3 matrices of the checkpoint. Their A read the same x, so they are one
-// matrix [sum of the ranks][num_inputs], packed by rl_pack_weight. Pack B of the parts right behind A: steps fetch both
-// early, as one stream. a NULL: no update.
+// The updates of a matrix that stacks up to 3 matrices of the checkpoint. The A of all parts read the same x, so they
+// are one matrix [sum of the ranks][num_inputs], packed by rl_pack_weight. Pack the B of the parts right behind A,
+// because steps prefetch A and B as one stream. `a` NULL: no update.
 typedef struct {
     const void* a;
     rl_update parts[3];
@@ -101,15 +100,15 @@ typedef struct {
     int32_t rotary_dim;  // R: the first elements of a head that are rotated; even
     int32_t intermediate;
     int32_t activation;      // RL_SILU or RL_GELU_TANH
-    int32_t has_wide_norms;  // 1: q_norm and k_norm are of all heads together; 0: of each head
+    int32_t has_wide_norms;  // 1: q_norm and k_norm normalise all heads together; 0: each head alone
     float rms_norm_eps;
-    float residual_scale;  // factor of all that is added to the residual stream
+    float residual_scale;  // factor of each half's output, before it is added to the residual stream
     float score_scale;     // factor of the products of queries and keys, > 0
     float score_cap;       // a score s becomes score_cap tanh(s / score_cap); 0: it stays s
     const rl_layer* layers;
 } rl_model;
 
-// The tokens of a step. Those of one sequence are neighbours in T, in the order of the sequences.
+// The tokens of a step, sequence by sequence, in the order of the sequences.
 typedef struct {
     int32_t num_tokens;
     int32_t num_sequences;
@@ -131,7 +130,7 @@ typedef struct {
 } rl_batch;
 
 // Starts the thread pool with `num_threads` threads, the caller's included, or changes their number. With `pin`, the i-th
-// thread runs on the i-th CPU that this process may use, except the caller's, which stays as it is.
+// thread is bound to the i-th CPU that this process may use. The caller's thread is never bound.
 int rl_start_threads(int32_t num_threads, int32_t pin);
 
 // Names of instruction sets that this CPU can run, best first, separated by spaces.
@@ -169,7 +168,7 @@ void rl_embed(int32_t dtype, const rl_linear* matrix, const int64_t* ids, int32_
 // out [rows][num_outputs] = x [rows][num_inputs] W^T + bias.
 int rl_multiply(int32_t dtype, const rl_linear* linear, const void* x, int32_t rows, float* out);
 
-// x [rows][width] as the operand of a product = RMSNorm(residual).
+// x [rows][width] = RMSNorm(residual), in the operand type of products.
 void rl_normalise(int32_t dtype, const float* residual, const float* weight, float eps, int32_t rows, int32_t width,
                   void* x);
 
@@ -180,7 +179,7 @@ void rl_normalise(int32_t dtype, const float* residual, const float* weight, flo
 int rl_forward(const rl_model* model, const rl_batch* batch, int32_t first_half, int32_t end_half, float* partial,
                volatile int64_t* progress);
 
-// Phases of a step whose time is measured, in the order of a layer; those of a product include the quantisation of x.
+// Phases of a step whose time is measured, in the order of a layer. The phase of a product includes quantising x.
 enum {
     RL_PHASE_NORM,  // both norms
     RL_PHASE_QKV,
@@ -206,7 +205,7 @@ typedef struct {
     uint64_t seed;
     const int64_t* token_ids;  // [num_tokens] the prompt, then the generated tokens; read if there is a penalty
     int64_t num_prompt_tokens;
-    int64_t num_tokens;         // the chosen token gets this position
+    int64_t num_tokens;         // also the position of the chosen token
     const int32_t* allowed;     // [ceil(V / 32)] bit i of word w: token 32 w + i can be chosen; NULL: all tokens can
     const int64_t* banned_ids;  // [num_banned] tokens that cannot be chosen
     const int64_t* bias_ids;    // [num_biases]
@@ -222,7 +221,8 @@ typedef struct {
     float frequency_penalty;   // 0: off
 } rl_sampling;
 
-// Log-probabilities of N rows: of the token `token_ids`, its rank from 1 on, and of the most likely tokens.
+// For N rows: the log-probability and the rank (from 1) of the token in `token_ids`, and the log-probabilities of the
+// most likely tokens.
 typedef struct {
     const int64_t* token_ids;  // [N]
     const int64_t* num_top;    // [N] each at most top_stride and V
@@ -237,8 +237,8 @@ typedef struct {
 // infinite. Returns 0, or 1 if there is no memory.
 int rl_sample(const float* logits, const rl_sampling* sampling, int32_t rows, int32_t vocab_size, int64_t* token_ids);
 
-// Writes the log-probabilities of logits [rows][V]; nothing for a row to which rl_sample gives -1. Returns 0, or 1 if
-// there is no memory.
+// Writes the log-probabilities of logits [rows][V]. Writes nothing for a row for which rl_sample returns -1. Returns 0,
+// or 1 if there is no memory.
 int rl_describe(const float* logits, int32_t rows, int32_t vocab_size, const rl_logprobs* out);
 
 #ifdef __cplusplus

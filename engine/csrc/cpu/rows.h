@@ -55,7 +55,7 @@ RL_INLINE F16 normalised_16(const float* head, const float* norm, F16 factor, in
     return norm == nullptr ? values : values * factor * load(norm + first);
 }
 
-// Normalises (if `norm` is not null) and rotates one head into `out` [d]. `wide_factor`: of a norm of all heads.
+// Normalises (if `norm` is not null) and rotates one head into `out` [d]. `wide_factor`: see the function wide_factor.
 RL_INLINE void rotate_head(const RotaryTask& task, const float* head, const float* norm, float wide_factor, float* out) {
     const int64_t half = task.rotary_dim / 2;
     const bool is_own = norm != nullptr && !task.has_wide_norms;
@@ -65,7 +65,7 @@ RL_INLINE void rotate_head(const RotaryTask& task, const float* head, const floa
         store_first(out + i, normalised(head, norm, factor, i, count), count);
     }
     if (half % 16 == 0) {
-        // Whole registers: a masked store makes the load that follows wait.
+        // This loop stores whole registers, because a load of what a masked store has written must wait for the store.
         for (int64_t i = 0; i < half; i += 16) {
             const F16 first = normalised_16(head, norm, factor, i);
             const F16 second = normalised_16(head, norm, factor, i + half);
@@ -87,7 +87,7 @@ RL_INLINE void rotate_head(const RotaryTask& task, const float* head, const floa
     }
 }
 
-// The factor of a norm of `num_heads` heads together; 1 if heads are normalised on their own, or not at all.
+// Returns the factor of a norm of `num_heads` heads together; 1 if each head is normalised alone, or not at all.
 RL_INLINE float wide_factor(const RotaryTask& task, const float* heads, int64_t num_heads) {
     const bool is_wide = task.has_wide_norms && task.q_norm != nullptr;
     return is_wide ? inverse_rms(heads, num_heads * task.head_dim, task.eps) : 1.0f;
@@ -99,7 +99,7 @@ static void rotate_and_write(const RotaryTask& task) {
     float rotated[kMaxHeadDim];
     const float* head = task.qkv;
     typename Operand::X* query = (typename Operand::X*)task.query;
-    // The weights of a wide norm go on from head to head.
+    // A wide norm has d weights for each head; other norms have the same d weights for all heads.
     const int64_t norm_step = task.has_wide_norms && task.q_norm != nullptr ? d : 0;
     const float query_factor = wide_factor(task, head, task.num_heads);
     const float* norm = task.q_norm;

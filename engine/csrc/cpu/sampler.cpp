@@ -16,7 +16,7 @@ bool is_adjusted(const rl_sampling& row) {
            row.presence_penalty != 0.0f || row.frequency_penalty != 0.0f;
 }
 
-// https://arxiv.org/abs/1909.05858 section 4.1, for each different token once.
+// Applies the penalty of https://arxiv.org/abs/1909.05858, section 4.1, once to each different token.
 void penalise_repetition(const rl_sampling& row, float* logits, int32_t* counts) {
     const float penalty = row.repetition_penalty;
     for (int64_t i = 0; i < row.num_tokens; i++) {
@@ -48,7 +48,7 @@ void penalise_generated(const rl_sampling& row, float* logits, int32_t* counts) 
     }
 }
 
-// min_tokens, logit_bias, penalties
+// Applies bans, logit_bias and penalties.
 void adjust(const rl_sampling& row, int64_t vocab_size, float* logits, int32_t* counts) {
     for (int64_t i = 0; i < row.num_banned; i++) {
         if (row.banned_ids[i] < vocab_size) {
@@ -66,8 +66,8 @@ void adjust(const rl_sampling& row, int64_t vocab_size, float* logits, int32_t* 
     }
 }
 
-// Returns the tokens that top_k and min_p keep. min_p keeps the tokens with p >= min_p * p_max. With x, the logit by the
-// temperature, this is x >= x_max + log(min_p).
+// Returns the tokens that top_k and min_p keep. min_p keeps the tokens with p >= min_p * p_max. For x = logit /
+// temperature, this means x >= x_max + log(min_p).
 Prefix kept_tokens(const SamplerPasses& passes, int64_t vocab_size, const rl_sampling& row, Candidate top,
                    const RowBuffers& buffers) {
     Prefix kept = {-INFINITY, vocab_size};
@@ -98,7 +98,7 @@ int64_t draw_within(const SamplerPasses& passes, const float* x, int64_t vocab_s
         return best.id;
     }
     const double limit = row.top_p * passes.mass(x, padded_size, kept, top.x);
-    if (limit <= 1.0) {  // the mass before the second token
+    if (limit <= 1.0) {  // 1.0: the mass of the most likely token
         return top.id;
     }
     while (best.id != top.id) {
@@ -137,8 +137,8 @@ Prefix first_tokens(const SamplerPasses& passes, int64_t vocab_size, int64_t k, 
     const int64_t num_blocks = num_blocks_of(vocab_size);
     Prefix search = {-INFINITY, vocab_size};
     if (k <= num_blocks) {
-        // The k blocks with the highest maxima have k tokens with at least the k-th highest maximum. So none of the
-        // first k tokens has a lower x.
+        // Each of the k blocks with the highest maxima has a token whose x is at least the k-th highest maximum. So
+        // none of the first k tokens has a lower x.
         std::copy(buffers.highest, buffers.highest + num_blocks, buffers.values);
         std::nth_element(buffers.values, buffers.values + (k - 1), buffers.values + num_blocks, std::greater<float>());
         search.value = buffers.values[k - 1];

@@ -11,12 +11,13 @@
 
 #include "rayloom_cpu.h"
 
-// Tokens of a block; the highest logit of every block is kept apart.
+// Tokens of a block. `highest` holds the highest value of every block.
 constexpr int64_t kBlock = 64;
 
 constexpr int64_t num_blocks_of(int64_t vocab_size) { return (vocab_size + kBlock - 1) / kBlock; }
 
-// The first tokens in descending order of x, equal ones in ascending order of ids: x > value, or x == value, id < end.
+// The first tokens in descending order of x, or in ascending order of ids if x is equal. They are the tokens with
+// x > value, and those with x == value and id < end.
 struct Prefix {
     float value;
     int64_t end;
@@ -32,12 +33,12 @@ struct Candidate {
 struct SamplerPasses {
     // Writes the highest of each block of `values` [V] to `highest` [P / kBlock]. Returns false if a value is a NaN.
     bool (*find_highest)(const float* values, int64_t vocab_size, float* highest);
-    // Sets x [P] = values / divisor, and the padding. Otherwise as find_highest, for x.
+    // Sets x [P] = values / divisor, and pads x. Writes and returns what find_highest does, for x.
     bool (*divide)(const float* values, int64_t vocab_size, float divisor, float* x, float* highest);
     // Copies `values` [V] to `x`, with -infinity for tokens whose bit in `allowed` is 0.
     void (*mask)(const float* values, int64_t vocab_size, const int32_t* allowed, float* x);
-    // Returns the token of the prefix with the best score. `first`: any token of it; of equal scores the first token of
-    // the prefix's order wins, or with `by_id` the lowest id.
+    // Returns the token of the prefix with the best score. `first`: any token of the prefix. If scores are equal, the
+    // first token in the prefix's order wins, or with `by_id` the token with the lowest id.
     Candidate (*draw)(const float* x, int64_t padded_size, Prefix prefix, uint64_t key, Candidate first, bool by_id);
     // Sum of exp(x - highest) over the prefix.
     double (*mass)(const float* x, int64_t padded_size, Prefix prefix, float highest);
@@ -56,7 +57,7 @@ struct RowBuffers {
     float* highest;   // [P / kBlock]
     float* values;    // [P]
     int32_t* ids;     // [P]
-    int32_t* counts;  // [V], of any content
+    int32_t* counts;  // [V], with undefined content
 
     static int64_t bytes(int64_t vocab_size);
     static RowBuffers at(char* memory, int64_t vocab_size);
@@ -66,13 +67,12 @@ struct RowBuffers {
 int64_t sample_row(const SamplerPasses& passes, const float* logits, int64_t vocab_size, const rl_sampling& row,
                    const RowBuffers& buffers);
 
-// Writes the log-probabilities of a row to entry `index` of `out`, or nothing for a row from which sample_row cannot
-// choose.
+// Writes the log-probabilities of a row to entry `index` of `out`. Writes nothing if sample_row returns -1 for the row.
 void describe_row(const SamplerPasses& passes, const float* logits, int64_t vocab_size, const rl_logprobs& out,
                   int64_t index, const RowBuffers& buffers);
 
-// The first token with the highest x. `highest`: of each block of `x`, which need not be padded.
+// Returns the first token with the highest x. `highest`: the highest x of each block. `x` need not be padded.
 Candidate most_likely(const float* x, int64_t vocab_size, const float* highest);
 
-// The k first tokens, 0 < k <= V. Overwrites values and ids of the buffers.
+// Returns the prefix of the first k tokens, 0 < k <= V. Overwrites `values` and `ids` of the buffers.
 Prefix first_tokens(const SamplerPasses& passes, int64_t vocab_size, int64_t k, const RowBuffers& buffers);

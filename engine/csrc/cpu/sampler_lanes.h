@@ -165,8 +165,8 @@ RL_INLINE double sum(D8 x) {
     return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
 }
 
-// exp(x) for x <= 0 with a relative error below 1e-15 (Cody-Waite reduction, Taylor series of degree 12). exp(-700),
-// about 1e-304, for smaller x.
+// exp(x) for x <= 0 with a relative error below 1e-15 (Cody-Waite reduction, Taylor series of degree 12). For x < -700
+// the result is exp(-700), about 1e-304.
 RL_INLINE D8 exp(D8 x) {
     const D8 clamped = max(x, splat64(-700.0));
     const D8 n = round(clamped * splat64(1.4426950408889634));

@@ -1,4 +1,4 @@
-// The passes of sampling over a row of x = logits / temperature [P]; sampler.h says what each returns.
+// The passes of sampling over a row of x = logits / temperature [P]; sampler.h says what each pass returns.
 
 #pragma once
 
@@ -79,10 +79,11 @@ static void mask(const float* values, int64_t vocab_size, const int32_t* allowed
     }
 }
 
-// A token beats the score S only if -log(u) < exp(x - S), and 1 - u < -log(u). So 24 bits of the hash and exp in
-// float32 rule out nearly all tokens; the others get their exact noise. `limit` is S less the errors of rounding of x +
-// noise, of the noise, which is below 40, and of `limit` itself: together less than 2^-22 (|S| + 40). The factor 1 +
-// 1e-5 covers exp's own error and the rounding of x - limit, which is above -87 where exp is not 0.
+// A token beats the score S only if -log(u) < exp(x - S). Because 1 - u < -log(u), it must then pass the test 1 - u <
+// exp(x - S). With 24 bits of the hash and exp in float32, this test rules out nearly all tokens. The exact noise is
+// computed only for the others. `limit` is S minus 2^-22 (|S| + 40), which is more than the rounding errors of x +
+// noise, of the noise (below 40) and of `limit` together. The factor 1 + 1e-5 covers the error of exp and the rounding
+// of x - limit, which is above -87 where exp is not 0.
 static Candidate draw(const float* x, int64_t padded_size, Prefix prefix, uint64_t key, Candidate first, bool by_id) {
     const F16 to_hash = splat(0x1p24f * (1.0f + 1e-5f));
     Candidate best = first;

@@ -32,13 +32,13 @@ void normalise(const Step& step, Phase phase, const float* weight) {
     });
 }
 
-// True if what a half adds is not the plain sum of its product.
+// Returns whether a half's output is scaled or normalised before it is added to the residual stream.
 bool has_updates(const rl_model& model) {
     return model.residual_scale != 1.0f || model.layers[0].attention_output_norm != nullptr;
 }
 
 void rotate(const Step& step, Phase phase, const rl_layer& layer, void* pages) {
-    // Neighbouring tokens of a prompt share the cache lines of a KV block, so one thread writes a block of them.
+    // Neighbouring tokens of a prompt write to the same cache lines of a KV block, so one thread computes many of them.
     const int64_t tokens_per_piece = step.batch->num_tokens >= 8 * kBlockSize ? 2 * kBlockSize : 4;
     const rl_model& model = *step.model;
     const rl_batch& batch = *step.batch;

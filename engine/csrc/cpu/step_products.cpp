@@ -6,7 +6,7 @@
 
 namespace {
 
-// With fewer rows, the speed of memory limits a product, and it fetches no adapters.
+// With fewer rows, the speed of memory limits a product, so it prefetches no weights of adapters.
 constexpr int64_t kLeastFetchingRows = 8;
 // Blocks of 16 outputs that stay in the cache while the second half of the rows is multiplied.
 constexpr int64_t kFetchedBlocks = 2;
@@ -35,16 +35,16 @@ void quantise(const Step& step, Phase phase, const rl_linear& linear, const void
     });
 }
 
-// Adds the updates of adapters to a product. The product of the gate is then gated, too, for all rows.
+// Adds the updates of adapters to a product. With `is_gate`, it then computes activation(gate) * up, for all rows.
 void add_updates(const Step& step, int half, Phase phase, bool is_gate, const UpdatedMatrix& updated, float* out) {
     const AdapterRows& adapters = *step.adapters;
     if (adapters.num_chunks() == 0) {
-        return;  // a chunk of a prompt, of which the last layer computes no row
+        return;  // no row of the last layer is wanted
     }
     const int layer = half / 2;
     const int64_t stride = updated.num_outputs();
     const int64_t num_blocks = (is_gate ? stride / 2 : stride) / 16;
-    // A chunk is cut into as few ranges of columns as give all threads a share: a long range is read faster.
+    // The columns of a chunk are cut into just enough ranges for all threads, because a long range is read faster.
     const int64_t wanted = ceil_div(num_blocks, blocks_per_piece(num_blocks, step.pool->size()));
     const int64_t num_ranges = ceil_div(wanted, adapters.num_chunks());
     const int64_t size = ceil_div(num_blocks, num_ranges);
@@ -69,9 +69,9 @@ void add_updates(const Step& step, int half, Phase phase, bool is_gate, const Up
     });
 }
 
-// Multiplies blocks [first, end) of 16 outputs, kFetchedBlocks at a time, and meanwhile fetches adapters. The product
-// of the first half of the rows fetches the next blocks. That of the second half reads its weights from the cache, and
-// fetches adapters.
+// Multiplies blocks [first, end) of 16 outputs, kFetchedBlocks at a time, and prefetches the weights of adapters. The
+// product of the first half of the rows prefetches the next blocks. The product of the second half reads its weights
+// from the cache, and prefetches the weights of adapters.
 void multiply_and_fetch(const Step& step, int layer, LinearKernel kernel, const UpdatedMatrix& updated,
                         const LinearTask& task, int64_t first, int64_t end) {
     const int64_t block_bytes = 16 * task.num_inputs * element_bytes(*step.model);
@@ -91,7 +91,7 @@ void multiply_and_fetch(const Step& step, int layer, LinearKernel kernel, const 
             continue;
         }
         kernel(upper, block, next);
-        // A kernel fetches as far behind `next_weight` as its block is behind the beginning of the weights.
+        // A kernel prefetches as far behind `next_weight` as its block is behind the beginning of the weights.
         lower.next_weight = fetched - block * block_bytes;
         kernel(lower, block, next);
     }

@@ -1,4 +1,4 @@
-// Step: what the threads share that compute one step together, and Phase: a part of a half layer that they share out.
+// Step: the data that the threads of one step share. Phase: a part of a half layer, whose pieces the threads compute.
 
 #pragma once
 
@@ -15,7 +15,7 @@
 // product (3), sum with the residual stream.
 constexpr int kMaxPhases = 12;
 
-// Everything that the threads of a step share.
+// The data that the threads of a step share.
 struct Step {
     const Kernels* kernels;
     ThreadPool* pool;
@@ -35,12 +35,12 @@ struct Step {
     float* update;                   // [T][D] output of a half, or null: products are added to the residual stream
     void* quantised;                 // [T] rows of the widest product, if a matrix is quantised
     const ExpertBuffers* experts;    // null: no layer has experts
-    const AdapterRows* adapters;     // null: no row has one
+    const AdapterRows* adapters;     // null: no row has an adapter
     float* gate_up;                  // [T][2 I], if there are adapters
     const Step* last;                // the last layer's wanted rows, each as a sequence of one token; null: all rows
 };
 
-// One phase of a half layer. The threads share out its pieces among themselves.
+// One phase of a half layer. The threads divide its pieces among themselves.
 class Phase {
 public:
     Phase(const Step& step, int half, int phase)

@@ -1,9 +1,9 @@
 // ThreadPool: threads that run one function together.
 //
-// The function's work is cut into phases, and each phase into pieces. A thread that has no piece to take waits until the
-// other threads have finished theirs. It does not wait for threads that have not begun: on a busy machine a thread may
-// get no CPU for milliseconds, and the others then do its pieces. A waiting thread spins for about 20 microseconds, then
-// sleeps on a futex. Longer spinning would take the CPU from the very thread that it waits for.
+// The function's work is cut into phases, and each phase into pieces. A thread that finds no piece left waits until the
+// other threads have finished their pieces. It does not wait for threads that have not begun: on a busy machine a
+// thread may get no CPU for milliseconds, and the others then compute its pieces. A waiting thread spins for about 20
+// microseconds, then sleeps on a futex. Longer spinning would take the CPU from the very thread that it waits for.
 
 #pragma once
 
@@ -11,7 +11,7 @@
 #include <pthread.h>
 #include <stdint.h>
 
-// The pieces of a phase. It begins as zeros, and serves one run of the phase.
+// Numbers of taken and finished pieces of a phase. They begin at 0, and count for one run of the phase.
 struct alignas(64) PhaseCounters {
     std::atomic<uint32_t> taken{0};
     std::atomic<uint32_t> finished{0};
@@ -24,12 +24,12 @@ public:
     // Starts or stops threads so that `num_threads` run, the caller's included. Returns 0, or an errno.
     int resize(int num_threads, bool pin);
 
-    // Calls work(context, thread) on all threads that have time, on the caller as thread 0, and returns when all that
-    // began are done.
+    // Calls work(context, thread) on the caller as thread 0, and on each other thread that wakes up before the caller's
+    // call returns. Returns when all these calls have returned.
     void run(Work work, void* context);
 
-    // Calls piece(index) for those of `num_pieces` that no other thread takes, and returns when all are finished. Every
-    // thread of `run` must call it for the same phases in the same order.
+    // Calls piece(index) for those of the `num_pieces` pieces that no other thread takes, and returns when all pieces
+    // are finished. Every thread of `run` must call `share` for the same phases in the same order.
     template <class Piece>
     void share(PhaseCounters& counters, int64_t num_pieces, Piece piece) {
         const uint32_t end = (uint32_t)num_pieces;
@@ -58,7 +58,7 @@ private:
     static void* main(void* argument);
     void stop();
 
-    // Wakes the threads that sleep because of `value`, which was changed by a sequentially consistent operation.
+    // Wakes the threads that sleep until `value` changes. A sequentially consistent operation must have changed it.
     void wake(std::atomic<uint32_t>& value);
     // Returns when `value` is no longer `seen`.
     void wait_for_change(std::atomic<uint32_t>& value, uint32_t seen);

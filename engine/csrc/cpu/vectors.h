@@ -69,7 +69,7 @@ RL_INLINE F16 load_bf16(const uint16_t* p) {
 #if defined(__AVX512BF16__)
 RL_INLINE void store_bf16(uint16_t* p, F16 a) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(a.v)); }
 #endif
-// Integral values in [-128, 127]; a NaN gives some value.
+// Stores integral values in [-128, 127]. A NaN becomes an arbitrary value.
 RL_INLINE void store_int8(int8_t* p, F16 a) {
     _mm_storeu_si128((__m128i*)p, _mm512_maskz_cvtepi32_epi8(0xffff, _mm512_cvtps_epi32(a.v)));
 }
@@ -161,7 +161,7 @@ RL_INLINE void store_bf16(uint16_t* p, F16 x) {
     __m256i both = _mm256_packus_epi32(round_to_bf16(x.a), round_to_bf16(x.b));
     _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(both, 0xd8));
 }
-// Integral values in [-128, 127]; a NaN gives some value.
+// Stores integral values in [-128, 127]. A NaN becomes an arbitrary value.
 RL_INLINE void store_int8(int8_t* p, F16 x) {
     const __m256i pairs = _mm256_packs_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b));
     const __m256i ordered = _mm256_permute4x64_epi64(pairs, 0xd8);
@@ -178,7 +178,7 @@ RL_INLINE float sum(F16 x) {
     quarter = _mm_add_ps(quarter, _mm_movehl_ps(quarter, quarter));
     return _mm_cvtss_f32(_mm_add_ss(quarter, _mm_movehdup_ps(quarter)));
 }
-// The largest lane. With a NaN among the lanes, some lane or a NaN.
+// Returns the largest lane. If a lane is a NaN, it returns any of the lanes, or a NaN.
 RL_INLINE float maximum(F16 x) {
     __m256 half = _mm256_max_ps(low_half(x), high_half(x));
     __m128 quarter = _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
@@ -188,8 +188,8 @@ RL_INLINE float maximum(F16 x) {
 
 constexpr float kLog2E = 1.44269504088896341f;
 
-// exp(x) with a relative error below 2e-7 (Cody-Waite reduction, degree 6). Exactly 0 up to x = -87; at x > 88 the value
-// of exp(88), so that 1 / (1 + exp(x)) stays finite. A NaN stays a NaN: it must reach the logits, where it is detected.
+// exp(x) with a relative error below 2e-7 (Cody-Waite reduction, degree 6). The result is exactly 0 for x <= -87. For
+// x > 88 it is exp(88), so that exp(x) stays finite. A NaN stays a NaN: it must reach the logits, where it is detected.
 RL_INLINE F16 exp(F16 x) {
     constexpr float smallest = -87.0f;
     F16 clamped = min(splat(88.0f), max(splat(smallest), x));

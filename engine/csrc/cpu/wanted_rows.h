@@ -5,7 +5,7 @@
 #include "arena.h"
 #include "rayloom_cpu.h"
 
-// Returns a batch of the wanted rows alone. Each of them is a sequence of one token. The batch has a residual stream of
+// Returns a batch of the wanted rows alone. Each row is a sequence of one token. The batch has a residual stream of
 // its own, which is not filled yet. It has neither rotary tables nor slots: its keys and values are in the cache
 // already.
 rl_batch batch_of_wanted_rows(const rl_model& model, const rl_batch& batch, Arena& arena);

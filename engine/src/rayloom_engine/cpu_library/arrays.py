@@ -1,6 +1,6 @@
 """Weights and activations as numpy arrays, without torch: rounding, widening and tests of their elements.
 
-numpy has no bfloat16. An array of uint16 stands for it: its elements are the upper halves of float32 numbers' bits.
+numpy has no bfloat16. An array of uint16 stands for an array of bfloat16: an element is the upper 16 bits of a float32.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def rounded(number: float, dtype: ElementType) -> np.float32:
 def copy_elements(out: Array, values: Array) -> None:
     """Copies float32, float16 or bfloat16 numbers into an array of the same shape in float32 or bfloat16.
 
-    Rounds to the nearest number, and to an even one between two. A NaN stays a NaN.
+    Rounds to the nearest number, ties to even. A NaN stays a NaN.
     """
     assert out.shape == values.shape, (out.shape, values.shape)
     if out.dtype == values.dtype:
@@ -80,7 +80,7 @@ def _convert(out: Array, values: Array) -> None:
     bits = wide.view(np.uint32)
     rounded = bits >> 16
     rounded &= 1
-    rounded += 0x7FFF  # one less than half of the last bit that is kept; with the odd bit: half of it
+    rounded += 0x7FFF  # half of the last kept bit, minus 1; the sum with that bit rounds ties to even
     rounded += bits
     rounded >>= 16
     is_nan = np.isnan(wide)

@@ -44,7 +44,7 @@ class CompileError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileCommands:
-    """The commands that compile the library. Those of `objects` may run at the same time; `link` follows them."""
+    """The commands that compile the library. The commands `objects` may run at the same time, and `link` after them."""
 
     objects: tuple[tuple[str, ...], ...]
     link: tuple[str, ...]
@@ -55,7 +55,7 @@ def compile_commands(
 ) -> CompileCommands:
     """Returns the commands that compile the C++ files of `sources` into `target`, with objects in `work`.
 
-    `compiler`: a command as find_compiler returns it. `more_flags`: for the compiler and the linker, after those of
+    `compiler`: a command as find_compiler returns it. `more_flags`: for the compiler and the linker, after the flags of
     every build.
     """
     compile_source = (*shlex.split(compiler), *_FLAGS, *more_flags)
@@ -106,7 +106,7 @@ def unsupported_machine() -> str:
 
 
 def find_compiler(environ: Mapping[str, str]) -> str | None:
-    """Returns the command of a C++ compiler: $CXX if that is set, else the first of the usual names; None if none.
+    """Returns the command of a C++ compiler: $CXX if that is set, else of the first compiler found; None if none.
 
     $CXX may be a path, or a command with arguments, such as `ccache g++`. The command is quoted as for a shell.
     """
@@ -147,9 +147,9 @@ def build_library(compiler: str, sources: Path, target: Path, more_flags: Sequen
 
 
 def build_into(folder: Path, sources: Path) -> Path | None:
-    """Builds the library into a folder, in which older libraries are then removed.
+    """Builds the library into a folder, and then removes older libraries from the folder.
 
-    Returns its path, or None if there is no compiler or it fails; the reason is printed then.
+    Returns the path of the library. If the library cannot be built, prints the reason and returns None.
     """
     compiler = find_compiler(os.environ)
     problem = unsupported_machine() or ("there is no C++ compiler" if compiler is None else "")

@@ -28,7 +28,7 @@ VARIABLE = "RAYLOOM_CPU_LIBRARY"  # path of a library that is used instead of th
 class FoundLibrary:
     """The result of the search for the compiled library.
 
-    `path`: its file; None if there is none. `problem`: the reason if there is none, else empty.
+    `path`: the library's file; None if there is none. `problem`: the reason why there is none, else empty.
     """
 
     path: Path | None
@@ -38,8 +38,8 @@ class FoundLibrary:
 def find_library(cache: Path, environ: Mapping[str, str], package: Path | None = None) -> FoundLibrary:
     """Returns the library of these sources, and compiles it into a folder of `cache` if the package has none.
 
-    `package`: used instead of the folder in which the package's build puts the library. A file that RAYLOOM_CPU_LIBRARY
-    names comes before both.
+    `package`: searched instead of the folder into which the package's build puts the library. If RAYLOOM_CPU_LIBRARY
+    names a file, that file is the library.
     """
     if problem := unsupported_machine():
         return FoundLibrary(None, problem)

@@ -1,5 +1,6 @@
-"""Grouped weights: small integers of which some neighbouring inputs of an output share a scale. csrc/cpu/grouped.h
-multiplies by them.
+"""Grouped weights: small integers. A group of neighbouring inputs of an output shares a scale.
+
+csrc/cpu/grouped.h multiplies by grouped weights.
 
 Legend: N outputs, K inputs, G groups of inputs.
 """
@@ -15,10 +16,10 @@ import numpy.typing as npt
 
 from rayloom_engine.cpu_library.structures import GroupsStruct
 
-GROUP_SIZES = (128, 64, 32)  # that the library has kernels for
+GROUP_SIZES = (128, 64, 32)  # the sizes for which the library has kernels
 _HALF_BYTES = 2
 _FACTOR_BYTES = 4
-_LARGEST = 255  # integer of 8 bits
+_LARGEST = 255  # the largest integer of 8 bits
 _MIDDLE = 128
 
 RowPart = slice | npt.NDArray[np.intp]  # rows, or their numbers
@@ -47,7 +48,7 @@ class GroupedForm:
 
 
 def common_form(forms: Collection[GroupedForm]) -> GroupedForm:
-    """Returns the form in which matrices of these forms, at least one, are stacked: theirs, or one of 8 bits."""
+    """Returns the form in which matrices of these forms are stacked: their common form, else a form of 8 bits."""
     first, *others = forms
     if all(form == first for form in others):
         return first
@@ -149,5 +150,5 @@ def stacked(parts: list[GroupedWeights]) -> GroupedWeights:
 
 
 def groups_of(form: GroupedForm) -> GroupsStruct:
-    """Returns the form for the library."""
+    """Returns the form as a structure of the library."""
     return GroupsStruct(bits=form.bits, size=form.group_size, zero=form.zero, has_offsets=form.has_offsets)

@@ -12,7 +12,7 @@ _PAGE_BYTES_WITH_SMALL_HUGE_PAGES = 4096
 def huge_mapping(num_bytes: int) -> mmap.mmap:
     """Returns a private mapping of zeros. A page takes memory when it is first written.
 
-    It has huge pages of 2 MiB where the kernel grants them on request, and ordinary pages elsewhere.
+    The mapping has huge pages of 2 MiB where the kernel grants them on request, and ordinary pages elsewhere.
     """
     mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE") and mmap.PAGESIZE == _PAGE_BYTES_WITH_SMALL_HUGE_PAGES:

@@ -111,8 +111,8 @@ class CpuLibrary:
     def pack(self, weight: Array, memory: PackedMemory | None = None) -> Array:
         """Returns a copy of the matrix in the layout of the products.
 
-        Shape and type (float32 or bfloat16) are the same; the content is opaque. `memory`: where the copy lies; None:
-        among the weights of the model.
+        Shape and type (float32 or bfloat16) are the same; the content is opaque. `memory`: the memory in which the copy
+        is allocated; None: that of the model's weights.
         """
         num_outputs, num_inputs = weight.shape
         num_elements = self._functions.rl_packed_elements(num_outputs, num_inputs)
@@ -204,8 +204,8 @@ class CpuLibrary:
     ) -> None:
         """Runs half layers: half 2 i is the attention of layer i, half 2 i + 1 its MLP.
 
-        `progress` grows by one with every half, while the call runs. `partial_TD`: gets the output of the last half,
-        which is then not added to the residual stream. Raises MemoryError.
+        `progress` grows by one with every half, while the call runs. `partial_TD`: receives the output of the last
+        half, which is then not added to the residual stream. Raises MemoryError.
         """
         partial = None if partial_TD is None else address(partial_TD)
         with self._chosen:
@@ -232,7 +232,10 @@ class CpuLibrary:
         decoder: DecoderStruct,
         norm_address: int | None,
     ) -> None:
-        """Adds an update to the residual stream, as `forward` does. `norm_address`: of the norm of a half's output."""
+        """Adds an update to the residual stream, as `forward` does.
+
+        `norm_address`: address of the norm of a half's output; None if the model has none.
+        """
         num_rows, width = residual_TD.shape
         eps, scale = decoder.rms_norm_eps, decoder.residual_scale
         with self._chosen:
@@ -265,10 +268,9 @@ class CpuLibrary:
 def linear_of(
     packed: Array, bias: npt.NDArray[np.float32] | None, scales: npt.NDArray[np.float32] | None = None
 ) -> LinearStruct:
-    """Returns the structure of a matrix from `CpuLibrary.pack` or `pack_int8` and a float32 bias. `scales`: of an int8
-    matrix.
+    """Returns the structure of a matrix from `CpuLibrary.pack` or `pack_int8` and a float32 bias.
 
-    The caller keeps the arrays alive.
+    `scales`: the scales of an int8 matrix. The caller keeps the arrays alive.
     """
     num_outputs, num_inputs = packed.shape
     return LinearStruct(

@@ -17,11 +17,11 @@ _ALIGNMENT = 64  # bytes of a cache line
 
 
 class PackedMemory:
-    """Hands out memory that is never taken back. A mapping is freed with the last array in it."""
+    """Allocates arrays in large mappings, and reuses no memory. A mapping is freed with the last array in it."""
 
     def __init__(self) -> None:
         self._mapping: npt.NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
-        self._used = 0  # bytes of the present mapping
+        self._used = 0  # allocated bytes of the present mapping
 
     def empty(self, num_elements: int, dtype: np.dtype[Any]) -> Array:
         """Returns an array [num_elements] of zeros that begins at a cache line."""

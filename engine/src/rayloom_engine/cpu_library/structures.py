@@ -1,6 +1,6 @@
 """The structures of the C header (engine/csrc/cpu/rayloom_cpu.h) for ctypes, field by field, and its functions' types.
 
-A structure holds addresses. Whoever fills one keeps the arrays alive.
+A structure holds addresses of arrays. The code that fills a structure keeps these arrays alive.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ ACTIVATION_CODES = {"silu": 0, "gelu_tanh": 1}
 
 
 class GroupsStruct(Structure):
-    """Grouped weights: `bits` 4 or 8, `size` inputs share a scale, `zero` stands for the weight 0. All 0: none."""
+    """Grouped weights: `bits` 4 or 8, `size` inputs share a scale, `zero` stands for the weight 0. All 0: no groups."""
 
     _fields_ = (("bits", c_int32), ("size", c_int32), ("zero", c_int32), ("has_offsets", c_int32))
 
 
 class LinearStruct(Structure):
-    """A packed matrix [num_outputs, num_inputs]. `scales`: float32, of its rows, if it is int8. `bias`: float32."""
+    """A packed matrix [num_outputs, num_inputs]. `scales` of an int8 or grouped matrix, and `bias`, are float32."""
 
     _fields_ = (
         ("weight", c_void_p),
@@ -67,7 +67,7 @@ class UpdateStruct(Structure):
 
 
 class MatrixUpdateStruct(Structure):
-    """rl_matrix_update: the updates of a matrix of a rank, which stacks up to 3 of the checkpoint's."""
+    """rl_matrix_update: the updates of a matrix of a rank, which stacks up to 3 matrices of the checkpoint."""
 
     _fields_ = (("a", c_void_p), ("parts", UpdateStruct * 3))
 

@@ -1,6 +1,6 @@
 """Kernels: each operation of the model has a folder, with one file for each backend that implements it.
 
 `<operation>/__init__.py` holds the signature, the formula and the choice of a backend. `reference.py` defines the
-result, in plain torch and float32. The other files are faster backends. A rank calls `kernel_set.choose_kernels` once;
-it chooses a backend for every operation, and the model calls these.
+result, in plain torch and float32. The other files are faster backends. A rank calls `kernel_set.choose_kernels` once.
+This function chooses a backend for every operation, and the model calls the chosen backends.
 """

@@ -15,7 +15,7 @@ class Target:
 
     `backend` restricts the choice. "auto" allows every backend that works here. "plain" allows only torch's public
     operations. "reference" uses the implementations that define the results: use it to find out whether a kernel is
-    wrong; it is slower by orders of magnitude. "triton" demands the kernels in Triton, which "auto" takes on a GPU.
+    wrong; it is slower by orders of magnitude. "triton" demands the kernels in Triton, which "auto" chooses on a GPU.
     """
 
     device: torch.device

@@ -1,4 +1,4 @@
-"""The paged KV cache of one rank on torch. On the C library it is kv/library_pages.py.
+"""The paged KV cache of one rank on torch. kv/library_pages.py has the cache of a rank on the C library.
 
 Legend: N blocks in the cache, P positions in a block, H key/value heads, D head size.
 """
@@ -19,8 +19,8 @@ class KvPages:
     """The keys and values of every layer: `pages[layer]` is [N, P, 2, H, D]. A token's keys precede its values.
 
     Keys and values lie next to each other, because the number of calls decides the speed of a small step: one call
-    writes both, and one gathers both. The pages may have a narrower type than the compute type; keys and values are
-    then rounded when they are written.
+    writes both, and one call gathers both. The pages may have a narrower type than the compute type; keys and values
+    are then rounded when they are written.
     """
 
     pages: list[torch.Tensor]
@@ -29,7 +29,7 @@ class KvPages:
     def allocate(
         cls, layout: KvLayout, *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> KvPages:
-        """Returns a cache of zeros. On CPU its memory is taken only when blocks are first written."""
+        """Returns a cache of zeros. On CPU, the system allocates the memory of a block when it is first written."""
         shapes = [(num_blocks, block_size, 2, num_kv_heads, head_dim) for num_kv_heads, head_dim in layout.sizes]
         return cls(pages=[_zeros(shape, dtype, device) for shape in shapes])
 
@@ -66,11 +66,11 @@ class KvPages:
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Returns a tensor of zeros. Uninitialised memory could hold a NaN, which would reach the result of attention,
-    because a mask does not hide a NaN.
+    """Returns a tensor of zeros.
 
-    torch.zeros would write every page and so take the memory at once. An anonymous mapping reads as zeros without a
-    write.
+    Uninitialised memory could hold a NaN, which would reach the result of attention, because a mask does not hide a
+    NaN. On CPU, torch.zeros would write every page and so allocate all memory at once. An anonymous mapping reads as
+    zeros without a write.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)

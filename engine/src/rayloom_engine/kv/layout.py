@@ -12,7 +12,7 @@ class KvLayout:
     num_layers: int
     num_kv_heads: int
     head_dim: int
-    # (key/value heads, head size) of each layer, where layers differ; the two fields above are then the largest.
+    # (key/value heads, head size) of each layer, if layers differ. The two fields above are then the largest values.
     layer_sizes: tuple[tuple[int, int], ...] | None = None
 
     @property

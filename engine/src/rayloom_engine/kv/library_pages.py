@@ -20,7 +20,7 @@ class LibraryPages:
 
     @classmethod
     def allocate(cls, layout: KvLayout, *, num_blocks: int, block_size: int, dtype: ElementType) -> LibraryPages:
-        """Returns a cache of zeros. Its memory is taken only when blocks are first written.
+        """Returns a cache of zeros. The system allocates the memory of a block when it is first written.
 
         Uninitialised memory could hold a NaN, which would reach the result of attention. An anonymous mapping reads as
         zeros without a write.

@@ -11,7 +11,8 @@ GIB = 1 << 30
 _CPU_SHARE = 0.5  # share of free memory; the rest is for activations, the page cache and everything else on the machine
 # Limit for all ranks of a host together: a CPU is too slow to use more context. kv_cache_memory_bytes overrides it.
 _CPU_CAP = 4 * GIB
-# Limit of cached prefixes of all ranks of a host, in bytes, before a prompt has missed one: 11,000 tokens of SmolLM2.
+# Limit of the prefix caches of all ranks of a host, in bytes, until a prompt has missed an evicted prefix. With SmolLM2
+# this is 11,000 tokens.
 _CPU_KEPT = GIB // 4
 _GPU_SHARE = 0.9  # share of free memory; the rest, or more if a step needs it, is for activations and fragmentation
 
@@ -53,7 +54,7 @@ class KvDemand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """The memory from which a rank can take its cache."""
+    """The memory in which a rank can allocate its cache."""
 
     free_bytes: int  # free memory for this rank, after its weights were loaded
     is_cpu: bool
@@ -69,13 +70,13 @@ class KvPlan:
     max_model_len: int
     block_bytes: int  # bytes of one block: keys and values, in all layers and heads of the rank
     explanation: str  # one line for the log and /status
-    num_kept_blocks: int | None = None  # limit of the prefix cache until prompts miss more; None: no limit
+    num_kept_blocks: int | None = None  # limit of the prefix cache until prompts miss evicted blocks; None: no limit
 
 
 def plan_kv_memory(demand: KvDemand, memory: RankMemory) -> KvPlan:
     """Decides the number of blocks and the longest sequence.
 
-    Raises ConfigError if the user's max_model_len does not fit into memory, or exceeds the model's.
+    Raises ConfigError if the user's max_model_len does not fit into memory, or exceeds the model's longest sequence.
     """
     if demand.max_model_len is not None and demand.max_model_len > demand.model_max_len:
         raise ConfigError(
@@ -108,9 +109,10 @@ def plan_kv_memory(demand: KvDemand, memory: RankMemory) -> KvPlan:
 
 
 def _num_kept(demand: KvDemand, memory: RankMemory, max_model_len: int) -> int | None:
-    """Returns how many cached blocks may take memory before a prompt has missed an evicted one.
+    """Returns how many cached blocks may take memory until a prompt has missed an evicted block.
 
-    At least the longest sequence, so that a single conversation is never cut. None where all memory is taken at once.
+    The number is at least that of the longest sequence, so that no block of a single conversation is evicted. None
+    where all memory is allocated at once.
     """
     if not memory.is_cpu:
         return None

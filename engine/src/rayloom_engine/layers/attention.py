@@ -1,5 +1,4 @@
-"""Self-attention of one layer: fused q, k, v projection; optional norms of q and k; rotation; cache write; attention;
-output.
+"""Self-attention of a layer: fused projection of q, k, v; norms; rotation; cache write; attention; output projection.
 
 Legend: T tokens of the step, D model width, H query heads, K key/value heads, d head size.
 """
@@ -37,14 +36,14 @@ class Attention:
     head_dim: int
     window: int | None  # number of positions that a token sees, including itself; None: all
     eps: float
-    score_scale: float  # of the products of queries and keys
+    score_scale: float  # factor of the products of queries and keys
     score_cap: float | None  # a score s becomes cap * tanh(s / cap)
     qkv: Linear  # rows: H * d of q, then K * d of k, then K * d of v
     out: Linear
     kernels: KernelSet
     q_norm_d: torch.Tensor | None = None  # q_norm_d and k_norm_d are both set, or both None
     k_norm_d: torch.Tensor | None = None
-    has_wide_norms: bool = False  # q_norm and k_norm are of all heads together
+    has_wide_norms: bool = False  # q_norm and k_norm each normalise all heads together
 
     def __call__(self, hidden_TD: torch.Tensor, step: AttentionStep) -> torch.Tensor:
         """Returns [T, D], this rank's part of the sum over ranks. Writes the T keys and values into the cache."""

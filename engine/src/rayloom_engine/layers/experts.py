@@ -1,7 +1,7 @@
 """The mixture-of-experts MLP: a router selects a few gated MLPs for each token, and their outputs are added up.
 
-The rows of a step are grouped by expert, so that each expert multiplies all of its rows at once. The sum of a token
-has the order of its experts' weights, whatever other tokens the step has.
+The rows of a step are grouped by expert, so that each expert multiplies all of its rows at once. The outputs of a
+token's experts are added in the order of their weights, so the sum does not depend on the other tokens of the step.
 
 Legend: T tokens of the step, D model width, E experts that the router selects from, K experts of a token, P pairs of a
 token and one of its experts (T * K), R rows of one expert.
@@ -29,7 +29,7 @@ class Groups(NamedTuple):
     """The pairs of a token and one of its experts, T * K in all, in the order of the experts, then of the tokens."""
 
     tokens_P: torch.Tensor  # int64: the token of each pair
-    places_TK: torch.Tensor  # int64: the place of each token's pairs in this order
+    places_TK: torch.Tensor  # int64: the indices of each token's pairs in this order
     counts: list[int]  # pairs of each expert
 
 
@@ -59,7 +59,7 @@ def group_by_expert(experts_TK: torch.Tensor, num_experts: int) -> Groups:
 
 @dataclass(slots=True, kw_only=True)
 class MixtureOfExperts:
-    router: Linear  # rows: one for each of `experts`, then one of the gate of `shared`
+    router: Linear  # rows: one for each of `experts`, then one for the gate of `shared`
     experts: list[GatedMlp]
     num_experts_per_token: int
     normalises_weights: bool

@@ -26,7 +26,7 @@ class Linear:
         return self._apply(x)
 
     def replace_product(self, make: Callable[[Product], ProductT]) -> ProductT:
-        """Multiplies with make(product) from now on, and returns it. `product`: how the layer multiplies now."""
+        """Replaces the product of the layer by make(product), and returns it. `product`: the present product."""
         product = make(self._apply)
         self._apply = product
         return product

@@ -11,7 +11,7 @@ from typing import NamedTuple
 class AxisPart:
     """The indices that a rank holds of one axis of a checkpoint's matrix. The whole axis has `size` indices.
 
-    `more`: further indices, behind the others, of a matrix that the checkpoint has fused from several.
+    `more`: further ranges of indices, behind `indices`, if the checkpoint has fused several matrices into one.
     """
 
     indices: range
@@ -33,11 +33,11 @@ class AxisPart:
         return tuple(slice(indices.start, indices.stop) for indices in (self.indices, *self.more))
 
 
-TensorPart = tuple[slice | tuple[slice, ...], ...]  # of a tensor's axes: a slice, or several that are put together
+TensorPart = tuple[slice | tuple[slice, ...], ...]  # for each axis of a tensor: a slice, or several that are joined
 
 
 def slices_of(part: TensorPart) -> list[tuple[slice, ...]]:
-    """Returns the parts of a tensor that, put together along the first axis, are `part`. Only that axis has several."""
+    """Returns `part` as a list of plain slices to join along the first axis. Only that axis may have several slices."""
     first, *others = part
     rest = tuple(each for each in others if isinstance(each, slice))
     assert len(rest) == len(others), "only the first axis has several slices"
@@ -47,8 +47,8 @@ def slices_of(part: TensorPart) -> list[tuple[slice, ...]]:
 class StackedRows(NamedTuple):
     """One matrix of the checkpoint in a stacked matrix.
 
-    `rows`: its rows of the stacked matrix. `weight_part`, `bias_part`: the slices of the checkpoint's tensors that are
-    copied there; () means all of a tensor.
+    `rows`: the rows of the stacked matrix that this matrix fills. `weight_part`, `bias_part`: the slices of the
+    checkpoint's tensors that are copied to these rows; () means all of a tensor.
     """
 
     name: str

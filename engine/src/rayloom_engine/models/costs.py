@@ -32,7 +32,7 @@ from rayloom_engine.models.shape import DTYPE_BYTES, ModelShape
 from rayloom_engine.parallel.shard import Shard
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
-_MOST_KINDS = 6  # of layers: the document must fit in a pod's termination message
+_MOST_KINDS = 6  # kinds of layers; few, because the document must fit in a pod's termination message
 
 
 class _Document(BaseModel):
@@ -121,8 +121,8 @@ def model_costs(shape: ModelShape, tensor: Sequence[int]) -> Costs:
 
     dense = dataclasses.replace(shape, scheme=None)
 
-    # Layers with equal windows and equally stored matrices are of one kind. If these are many kinds, as in a file that
-    # mixes formats, layers with equal windows are of one kind, and each counts as the largest of them.
+    # Layers with equal windows and equally stored matrices are of one kind. If that makes too many kinds, as in a file
+    # that mixes formats, layers with equal windows are of one kind, and each layer counts as the largest of its kind.
     stored: list[Hashable] = list(zip(shape.layer_windows, layer_forms(shape), strict=True))
     of_layers = stored if len(set(stored)) <= _MOST_KINDS else list[Hashable](shape.layer_windows)
     kinds = list(dict.fromkeys(of_layers))
@@ -153,7 +153,7 @@ def model_costs(shape: ModelShape, tensor: Sequence[int]) -> Costs:
 
 
 def _largest(amounts: Sequence[Amounts]) -> Amounts:
-    """Returns the largest of each number of some parts."""
+    """Returns the largest value of each number over several parts."""
 
     def most(lists: Sequence[tuple[int, ...] | None]) -> tuple[int, ...] | None:
         known = [numbers for numbers in lists if numbers is not None]
@@ -180,7 +180,7 @@ def _measured_costs(shape: MeasuredShape, tensor: Sequence[int]) -> Costs:
         (window, *((share.layer_parameters[index], share.layer_kv_sizes[index]) for share in shares))
         for index, window in enumerate(shape.layer_windows)
     ]
-    # If the kinds are too many for the document, every layer counts as the largest.
+    # If there are too many kinds for the document, every layer counts as the largest layer.
     of_layers = stored if len(set(stored)) <= len(_LETTERS) else list[Hashable]([None]) * shape.num_layers
     kinds = list(dict.fromkeys(of_layers))
 
@@ -225,8 +225,10 @@ def step_token_elements(shape: ModelShape, num_shards: int) -> int:
 
 
 def _step_token_elements_of_experts(experts: Experts, hidden_size: int, num_shards: int) -> int:
-    """Returns the elements of one token in a mixture-of-experts MLP: the input, gate, up, their product and the output
-    of each of its experts, and the sum of the outputs in float32.
+    """Returns the number of elements of one token in a mixture-of-experts MLP.
+
+    These are the input, gate, up, their product and the output of each of the token's experts, and the sum of the
+    outputs in float32.
     """
     num_active = experts.num_experts_per_token + experts.num_shared
     inner = experts.active_size(num_shards)
@@ -234,16 +236,17 @@ def _step_token_elements_of_experts(experts: Experts, hidden_size: int, num_shar
 
 
 def step_sequence_bytes(shape: ModelShape) -> int:
-    """Returns the bytes that one sequence of a step takes on the last stage: float32 logits, a copy of them, and
-    probabilities.
+    """Returns the bytes that one sequence of a step takes on the last stage.
+
+    These are float32 logits, a copy of the logits, and probabilities.
     """
     return 3 * shape.vocab_size * 4
 
 
 def run_lengths(kinds: Sequence[int]) -> str:
-    """Run-length codes `kinds`: one letter per run (kind 0 is a), after the run's length if above 1.
+    """Returns `kinds` run-length coded: for each run its length, if above 1, and the letter of its kind (0 is a).
 
-    Never longer than `kinds`.
+    The text is never longer than `kinds`.
     """
     runs = ((len(list(run)), _LETTERS[kind]) for kind, run in groupby(kinds))
     return "".join(letter if length == 1 else f"{length}{letter}" for length, letter in runs)

@@ -1,8 +1,8 @@
 """The decoder-only transformer of all native families; ModelShape and its traits have the differences.
 
 A rank holds one stage: its layers, in the first stage also the embedding, in the last stage also the final norm and the
-head. With tensor parallelism a rank holds a shard of its stage. The ranks of a stage sum what their shards add to the
-residual stream, and each of them has a complete copy of it. The decoder consists of plain tensors and calls: without a
+head. With tensor parallelism a rank holds a shard of its stage. The ranks of a stage sum the outputs of their shards,
+and each rank has a complete copy of the residual stream. The decoder consists of plain tensors and calls: without a
 module tree, a step costs little more than its kernels.
 
 Legend: T tokens of the step, D model width, N rows whose logits are wanted, V vocabulary.

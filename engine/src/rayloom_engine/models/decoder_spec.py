@@ -1,9 +1,8 @@
 """DecoderSpec: the matrices and vectors of a rank's part of a decoder, and the tensors that they come from. Pure.
 
-Fused matrices are one matrix, of which the checkpoint's q, k, v, gate and up each fill some rows: loading copies from
-the file straight to the final place. With tensor parallelism q, k, v, gate, up, embedding and head are cut by rows, o
-and down by columns. The rows that a rank has of q, k, v, gate and up produce exactly the columns that it needs for o
-and down.
+The checkpoint's q, k and v fill rows of one fused matrix, and so do gate and up: loading copies from the file straight
+to these rows. With tensor parallelism q, k, v, gate, up, embedding and head are cut by rows, o and down by columns. A
+rank's rows of q, k, v, gate and up produce exactly the inputs of its columns of o and down.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _EXPERT_MATRICES: Mapping[ExpertNames, tuple[str, str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class VectorSpec:
-    """A vector, which every rank of a stage holds as a whole. `name`: in the checkpoint."""
+    """A vector, which every rank of a stage holds as a whole. `name`: its tensor in the checkpoint."""
 
     name: str
     size: int
@@ -62,7 +61,7 @@ class MlpSpec:
 class ExpertsSpec:
     """A mixture-of-experts MLP. Each rank has all of the router, and its rows and columns of every expert."""
 
-    router: LinearSpec  # a row for each expert that it selects from, then one of the shared expert's gate
+    router: LinearSpec  # a row for each expert that it selects from, then one for the shared expert's gate
     experts: tuple[MlpSpec, ...]  # the shared expert last
     routing: Experts
 
@@ -116,7 +115,7 @@ class LayerSpec:
 class DecoderSpec:
     """The weights of one stage, or of a shard of it. A part that the stage does not have is None.
 
-    `is_tied`: the head multiplies by `embedding`. If that is in another stage, `head` is a copy of it.
+    `is_tied`: the head multiplies by `embedding`. If the embedding is in another stage, `head` is a copy of it instead.
     """
 
     embedding: LinearSpec | None

@@ -1,7 +1,7 @@
 """Experts: the mixture-of-experts MLP of a model, as its config.json gives it. Pure.
 
-Each token of such a layer takes the gated MLPs of a few experts, which a router selects by the token's hidden state. A
-shared expert is a further MLP that every token takes.
+The gated MLPs of a few experts compute each token of such a layer. A router selects these experts by the token's hidden
+state. A shared expert is a further MLP, which computes every token.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ ROUTERS = ("*.mlp.gate", "*.block_sparse_moe.gate", "*.shared_expert_gate")
 class Experts:
     """The experts of the layers that have them. All such layers are alike."""
 
-    num_experts: int  # that the router selects from
+    num_experts: int  # experts from which the router selects
     num_experts_per_token: int
-    moe_intermediate_size: int  # of each of these experts
-    size_field: str = "moe_intermediate_size"  # of config.json, which gives it
-    shared_intermediate_size: int = 0  # of the shared expert, which has a gate of its own; 0: there is none
+    moe_intermediate_size: int  # intermediate size of each of these experts
+    size_field: str = "moe_intermediate_size"  # the field of config.json that gives this size
+    shared_intermediate_size: int = 0  # intermediate size of the shared expert; 0: there is none
     normalises_weights: bool  # the weights of a token's experts are divided by their sum
     dense_layers: frozenset[int] = frozenset()  # layers with one MLP for all tokens
     names: ExpertNames = "mlp"
@@ -40,7 +40,7 @@ class Experts:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Intermediate sizes of all experts of a layer, the shared one last."""
+        """Intermediate sizes of all experts of a layer, that of the shared expert last."""
         return (self.moe_intermediate_size,) * self.num_experts + (self.shared_intermediate_size,) * self.num_shared
 
     @property
@@ -59,7 +59,7 @@ class Experts:
         return hidden_size * (self.num_experts + self.num_shared + 3 * sum(self.sizes))
 
     def inactive_parameters(self, hidden_size: int) -> int:
-        """Returns the number of weights of those experts of a layer that a token does not take."""
+        """Returns the number of weights of those experts of a layer that are not selected for a token."""
         return 3 * hidden_size * self.moe_intermediate_size * (self.num_experts - self.num_experts_per_token)
 
 
@@ -71,7 +71,7 @@ class ExpertFields:
     num_experts_per_token: int
     size_field: str = "moe_intermediate_size"
     size: int | None = None  # None: the field is required
-    shared_size: int | None = None  # of shared_expert_intermediate_size; None: there is no shared expert
+    shared_size: int | None = None  # default of shared_expert_intermediate_size; None: there is no shared expert
     always_normalises: bool = False  # else norm_topk_prob decides
     has_dense_layers: bool = True  # mlp_only_layers and decoder_sparse_step may name some
     names: ExpertNames = "mlp"
@@ -101,8 +101,9 @@ def read_experts(config: ConfigJson, fields: ExpertFields, num_layers: int) -> E
 
 
 def _dense_layers(config: ConfigJson, num_layers: int) -> frozenset[int]:
-    """Returns the layers with one MLP for all tokens: those of mlp_only_layers, and all but every
-    decoder_sparse_step-th.
+    """Returns the layers with one MLP for all tokens.
+
+    These are the layers in mlp_only_layers, and all layers except every decoder_sparse_step-th.
     """
     given = config.get("mlp_only_layers") or []
     if not isinstance(given, list) or not all(type(layer) is int for layer in given):

@@ -17,8 +17,8 @@ from rayloom_engine.models.experts import ExpertFields
 from rayloom_engine.models.rope.parameters import RopeParameters, read_one_rope, read_rope
 from rayloom_engine.models.traits import LLAMA, Traits
 
-# The layers that have a window. types: those that layer_types names. some: the same, if use_sliding_window is set.
-# all-if-set: all layers, if it is set.
+# The layers that have a window. types: the layers that layer_types names. some: the same, if use_sliding_window is set.
+# all-if-set: all layers, if use_sliding_window is set.
 WindowRule = Literal["none", "all", "all-if-set", "some", "types"]
 
 _MAX_SCALE = 1e6
@@ -42,11 +42,11 @@ class DecoderFamily:
     activation: str = "silu"  # the only one that works
     windows: WindowRule = "none"
     window: int | None = 4096  # default of sliding_window
-    window_period: int = 1  # without layer_types, one layer of so many has no window
+    window_period: int = 1  # without layer_types, every window_period-th layer has no window
     has_multipliers: bool = False  # embedding_multiplier, residual_multiplier, attention_multiplier, logits_scaling
     has_caps: bool = False  # attn_logit_softcapping, final_logit_softcapping, query_pre_attn_scalar
     cap_defaults: tuple[float | None, float | None] = (None, None)
-    local_theta: float | None = None  # the layers with windows have a rotary embedding of their own
+    local_theta: float | None = None  # default theta of layers with windows; None: all layers have the same embedding
     experts: ExpertFields | None = None  # None: one MLP for all tokens
 
 
@@ -219,7 +219,7 @@ def read_rope_of(config: ConfigJson, family: DecoderFamily, head_dim: int, max_p
 
 
 def layer_windows(config: ConfigJson, family: DecoderFamily, num_layers: int) -> tuple[int | None, ...]:
-    """Returns for each layer the number of positions that a token sees; None: all. Raises ModelError."""
+    """Returns the number of positions that a token sees in each layer; None: all. Raises ModelError."""
     full = (None,) * num_layers
     if family.windows == "none":
         return full

@@ -1,5 +1,6 @@
-"""Loads weights from safetensors files into a model for torch: memory-mapped, each tensor read once, straight to its
-final place. The loader for the C library is models/on_library/loader.py.
+"""Loads weights from safetensors files into a model for torch: memory-mapped, each tensor read once.
+
+Each tensor is copied straight to its final place. The loader for the C library is models/on_library/loader.py.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def load_model(
 
 @dataclass(frozen=True, slots=True)
 class _Destinations:
-    """`by_name`: of dense tensors. Matrices that are quantised in the checkpoint become dense."""
+    """Destinations of dense tensors by name. Matrices that are quantised in the checkpoint become dense."""
 
     by_name: dict[str, Destination]
     quantised: QuantisedTensors

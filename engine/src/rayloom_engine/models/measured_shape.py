@@ -12,7 +12,7 @@ from rayloom_engine.models.shape import ExpertSizes, ModelShape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredShare:
-    """Sizes on a rank that shares each layer with `count - 1` others, the largest of all ranks."""
+    """Sizes on one of `count` ranks that share each layer: for each size, the largest of these ranks."""
 
     count: int
     layer_parameters: tuple[int, ...]  # weights of each layer
@@ -39,7 +39,7 @@ class MeasuredShape(ModelShape):
     can_be_staged: bool  # its layers can be shared by several stages
     shares: tuple[MeasuredShare, ...] = ()  # for each number of ranks, above 1, that can share a layer
     unshared: str = ""  # why ranks cannot share a layer, if no number of them can
-    # why `model_backend: auto` did not take the native backend, which has the architecture; empty if it has not
+    # why `model_backend: auto` did not choose the native backend although it has the architecture; empty if it has not
     not_native: str = ""
 
     @property
@@ -70,7 +70,7 @@ class MeasuredShape(ModelShape):
         return self.total_parameters - sum(self.layer_parameters)
 
     def share(self, count: int) -> MeasuredShare:
-        """Returns the sizes on a rank that shares each layer with `count - 1` others."""
+        """Returns the sizes on one of `count` ranks that share each layer."""
         if count > 1:
             return next(share for share in self.shares if share.count == count)
         return MeasuredShare(

@@ -44,7 +44,7 @@ class RankModel(Protocol):
         """Bytes that the weights take in this process."""
 
     def warm_up(self, cache: KvPages) -> None:
-        """Compiles what the model's steps may launch later, so that nothing is compiled while requests wait."""
+        """Compiles kernels that the model's steps may launch later, so that none is compiled while requests wait."""
 
     def forward(
         self,
@@ -61,8 +61,8 @@ class RankModel(Protocol):
 
         `inputs`: in the first stage token ids [T], int64; in later stages the hidden states of the previous stage,
         which are overwritten. positions_T is int64 and counts from 0 in each sequence. Writes the keys and values of
-        the T tokens into the cache, which holds the stage's layers. All earlier tokens that they attend to must be in
-        the cache or in this batch. `group`: the stage's ranks; all of them return the same result.
+        the T tokens into the cache, which holds the stage's layers. All earlier tokens to which the T tokens attend
+        must be in the cache or in this batch. `group`: the stage's ranks; all of them return the same result.
 
         `wanted_rows`: ascending rows of the last stage's result that the caller reads, None for all. Other rows are
         undefined then.

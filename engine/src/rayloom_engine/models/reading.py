@@ -25,7 +25,7 @@ def read_model_shape(
     """Returns the shape of the model in a Hugging Face folder: a MeasuredShape if transformers' modules compute it.
 
     With `auto`, transformers' modules also compute models of our own architectures that have a value our decoder lacks;
-    `MeasuredShape.not_native` names it. `in_child`: measure in another process, so that this one does not import torch.
+    `MeasuredShape.not_native` names it. `in_child`: measure in another process, so that this process imports no torch.
     `num_shards`: as for `measured_shape`.
 
     Reads no weight. Raises ModelError if the backend cannot serve the model; the message names the reason.
@@ -36,7 +36,7 @@ def read_model_shape(
         is_native = has_native_decoder(config)
         missing = missing_in_decoder(config) if backend == "auto" else ""
     if backend == "native" or (backend == "auto" and is_native and not missing) or not _names_a_class(config):
-        return read_shape(folder)  # of a model that names no class, it raises the error
+        return read_shape(folder)  # raises the error of a model that names no class
     if not missing:
         return _measured(folder, path, num_shards, in_child=in_child)
     try:
@@ -65,7 +65,7 @@ def _measured(folder: Path, path: Path, num_shards: int | None, *, in_child: boo
 
 
 def _names_a_class(config: ConfigJson) -> bool:
-    """Returns whether a configuration names its model as transformers does. Malformed names are not passed to it."""
+    """Returns whether a configuration names its model in the form that transformers reads. Other names are refused."""
     model_type = config.get("model_type")
     architectures = config.get("architectures") or ["Model"]
     names = architectures if isinstance(architectures, list) else [architectures]

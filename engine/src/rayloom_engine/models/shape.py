@@ -1,7 +1,7 @@
 """ModelShape: everything that config.json decides about a model. It is read before any weight and without torch.
 
-`inspect`, the loader and the decoder all start from it, so unsupported models are refused here and nowhere else.
-`models.costs` computes from it how much memory a model takes.
+`inspect`, the loader and the decoder all use the shape, so unsupported models are refused here and nowhere else.
+`models.costs` computes from the shape how much memory a model takes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class ExpertSizes(NamedTuple):
-    """The experts of a mixture-of-experts model, among which each token selects some in each layer."""
+    """The experts of a mixture-of-experts model. In each layer, a router selects some of them for each token."""
 
     num_experts: int  # of a layer
     num_experts_per_token: int
@@ -166,7 +166,7 @@ class ModelShape:
 
     @property
     def num_active_parameters(self) -> int:
-        """All weights but those of the experts that a token does not take."""
+        """All weights except those of the experts that are not selected for a token."""
         if self.experts is None:
             return self.num_parameters
         num_layers = self.num_layers - self.num_dense_layers
@@ -184,7 +184,7 @@ class ModelShape:
     def head_layers(self) -> float:
         """The work of the head, in layers, estimated by weights.
 
-        Counts only half: in a prompt, only the last token needs the head.
+        Only half of the head's weights count, because only the last token of a prompt needs the head.
         """
         num_inactive = self.num_parameters - self.num_active_parameters
         layer_parameters = self.num_layer_parameters - num_inactive / self.num_layers
@@ -277,7 +277,7 @@ def _scheme(config: ConfigJson, shape: ModelShape) -> CheckpointScheme | None:
         **shape.named_feed_forward_sizes,
     }
     scheme = read_scheme(config, inputs, {**inputs, "the key/value heads' size": shape.kv_size})
-    # Quantisers keep routers dense, and few of them say so.
+    # Quantisers keep routers dense, but few of them write that into config.json.
     return scheme if shape.experts is None else dataclasses.replace(scheme, skipped=(*scheme.skipped, *ROUTERS))
 
 

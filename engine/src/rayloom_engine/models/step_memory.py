@@ -35,8 +35,10 @@ def library_step_bytes(
 
 
 def _expert_token_bytes(experts: Experts, hidden_size: int, num_shards: int, operand_bytes: int) -> int:
-    """Returns the bytes of a token in the buffers of experts (csrc/cpu/experts.cpp): the token's row and its gated
-    product for each of its experts, both also quantised, the router's output, and the experts' ids and weights.
+    """Returns the bytes of a token in the buffers of experts (csrc/cpu/experts.cpp).
+
+    These are, for each of its experts, the token's row and its gated product, both also quantised; the router's output;
+    and the experts' ids and weights.
     """
     num_active = experts.num_experts_per_token + experts.num_shared
     inner = experts.active_size(num_shards)

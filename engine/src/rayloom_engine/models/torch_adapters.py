@@ -1,7 +1,7 @@
 """TorchAdapters: the LoRA adapters of a rank on torch, and the products that they update.
 
-A matrix of the rank that stacks several of the checkpoint's (q, k, v; gate, up) has an update for each of them. A is
-cut by the columns and B by the rows that the rank holds. So the ranks of a stage sum updates as they sum products.
+A matrix of the rank that stacks several matrices of the checkpoint (q, k, v; gate, up) has an update for each of them.
+A is cut by the columns and B by the rows that the rank holds. So the ranks of a stage sum updates as they sum products.
 
 Legend: T tokens of the step, r rank of the adapter, K inputs, N outputs of the rank's part.
 """
@@ -70,7 +70,7 @@ class UpdatedProduct:
 
 
 class TorchAdapters:
-    """The adapters of a rank by adapter slot. The first one that is loaded replaces the products of the layers."""
+    """The adapters of a rank by adapter slot. Loading the first adapter replaces the products of the layers."""
 
     def __init__(self, shape: ModelShape, layers: Iterable[tuple[LinearSpec, Linear]], dtype: torch.dtype) -> None:
         """`layers`: the matrices that adapters may update. `dtype`: of activations."""
@@ -82,10 +82,10 @@ class TorchAdapters:
         self._digests: dict[int, bytes] = {}
 
     def load(self, slot: int, adapter: Adapter) -> None:
-        """Puts an adapter into a slot. One that another slot has is not read again.
+        """Puts an adapter into a slot. An adapter that another slot has is not read again.
 
-        Raises ModelError if its files cannot be used, or are not those of the digest. Its tokens become NaN then, on
-        all ranks of the stage and in all later stages.
+        Raises ModelError if the adapter's files cannot be used, or have another digest. The hidden states of tokens
+        with this adapter become NaN then, on all ranks of the stage and in all later stages.
         """
         if not self._products:
             self._products = [linear.replace_product(self._updated) for _, linear in self._matrices]

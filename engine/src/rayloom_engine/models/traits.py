@@ -18,15 +18,15 @@ class Traits:
     activation: Activation = "silu"  # of the gate
     norm_placement: NormPlacement = "before"  # of attention and MLP: norms of their input, their output, or both
     norm_offset: float = 0.0  # added to all norm weights of the checkpoint
-    has_wide_qk_norm: bool = False  # the norms of queries and keys are of all heads together
+    has_wide_qk_norm: bool = False  # the norms of queries and keys each normalise all heads together
     is_fused: bool = False  # the checkpoint has one matrix for q, k and v, and one for gate and up
     embedding_scale: float = 1.0
-    residual_scale: float = 1.0  # of all that attention and MLP add to the residual stream
-    score_scale: float | None = None  # of the products of queries and keys; None: 1 / sqrt(head size)
+    residual_scale: float = 1.0  # factor of all that attention and MLP add to the residual stream
+    score_scale: float | None = None  # factor of the products of queries and keys; None: 1 / sqrt(head size)
     score_cap: float | None = None  # a score s becomes cap * tanh(s / cap)
     logit_scale: float = 1.0
     logit_cap: float | None = None
-    window_rope: RopeParameters | None = None  # of layers with a window; None: that of all layers
+    window_rope: RopeParameters | None = None  # of layers with a window; None: the same as of all other layers
 
     @property
     def num_norms(self) -> int:
@@ -35,7 +35,7 @@ class Traits:
 
     @property
     def has_updates(self) -> bool:
-        """True if attention and MLP add more to the residual stream than their plain products."""
+        """True if outputs of attention or MLP are normalised or scaled before the sum with the residual stream."""
         return self.norm_placement != "before" or self.residual_scale != 1.0
 
 

@@ -118,8 +118,9 @@ def _mistakes(name: str, size: list[int], file_dtype: str, wanted: StoredTensor)
 
 
 def _is_derived(name: str, shape: ModelShape) -> bool:
-    """Returns whether a tensor that the model does not load may still be in a checkpoint: the copy of a tied head,
-    rotary tables, scales of activations.
+    """Returns whether a tensor that the model does not load may still be in a checkpoint.
+
+    Such tensors are the copy of a tied head, rotary tables, and scales of activations.
     """
     if shape.scheme is not None and name.endswith(shape.scheme.left_out):
         return True

@@ -1,7 +1,7 @@
 """WeightPacker: packs each weight scheme in a thread once all of its tensors are read.
 
-The loader copies the next tensors in parallel: both calls release the interpreter's lock. A plain matrix is freed when
-it is packed, so a load never holds all matrices twice.
+The loader copies the next tensors meanwhile, because copying and packing release the interpreter's lock. A plain matrix
+is freed when it is packed, so a load never holds all matrices twice.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class WeightPacker:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pack")
         self._schemes: dict[str, PackedScheme] = {}  # by tensor name
         self._missing: dict[PackedScheme, set[str]] = {}  # names of a scheme's tensors that are not read yet
-        self._finishing: deque[Future[None]] = deque()  # in their order, without those that are known to be packed
+        self._finishing: deque[Future[None]] = deque()  # in order, without results that were checked
         for scheme in schemes:
             names = scheme.destinations().keys()
             self._schemes.update(dict.fromkeys(names, scheme))
@@ -45,7 +45,7 @@ class WeightPacker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Waits until every complete scheme is finished. After an error, waits only for the running one."""
+        """Waits until every complete scheme is finished. After an error, waits only for the scheme that is running."""
         self._thread.shutdown(wait=True, cancel_futures=error is not None)
         if error is None:
             assert not self._missing, "tensors of these schemes were not read"
@@ -55,7 +55,7 @@ class WeightPacker:
     def read(self, name: str) -> None:
         """Records that the tensor `name` is in place, once. The caller then drops its references to the tensor.
 
-        Raises the error of a scheme that could not be finished meanwhile: the rest of a load takes minutes.
+        Raises the error of an earlier scheme that could not be finished, because the rest of a load may take minutes.
         """
         while self._finishing and self._finishing[0].done():
             self._finishing.popleft().result()

@@ -1,8 +1,8 @@
-"""GlooConnections: the TCP connections of a process's gloo groups, which can be shut down while gloo waits in them.
+"""GlooConnections: the TCP connections of a process's gloo groups, which can be shut down while gloo waits for a peer.
 
-torch's gloo has no abort: `abort`, `shutdown` and `destroy_process_group` leave a thread that waits in a collective or
-in a receive until its time-out (measured with torch 2.13: the wait of 20 s that the test had set). Once a connection is
-shut down, gloo reports it as closed by the peer, and the wait raises RuntimeError within a millisecond.
+torch's gloo has no abort. After `abort`, `shutdown` or `destroy_process_group`, a thread in a collective or a receive
+still waits until its time-out (measured with torch 2.13 and a time-out of 20 s). If a connection is shut down instead,
+gloo reports it as closed by the peer, and the wait raises RuntimeError within a millisecond.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Ends = tuple[str, int, str, int]  # host and port here, host and port of the pee
 
 
 class Store(Protocol):
-    """The part of torch's store by which ranks exchange the ends of their connections."""
+    """The methods of torch's store with which ranks exchange the ends of their connections."""
 
     def set(self, key: str, value: str) -> None: ...
 
@@ -62,8 +62,8 @@ def socket_inodes() -> dict[int, str]:
 def find_connections(earlier: dict[int, str], store: Store, rank: int, world_size: int) -> GlooConnections:
     """Returns the connections between the ranks that were opened since `earlier` was taken by `socket_inodes`.
 
-    Every rank must call it at the same time. Other threads may have opened connections as well (Ray's do), so the ranks
-    exchange the ends of all new connections by the store, and a connection counts if a peer has its other end.
+    Every rank must call it at the same time. Other threads may have opened connections as well (Ray's do). So the ranks
+    exchange the ends of all new connections through the store. A connection is returned if a peer has its other end.
     """
     new = {}
     for fd, inode in socket_inodes().items():
@@ -87,7 +87,7 @@ def find_connections(earlier: dict[int, str], store: Store, rank: int, world_siz
 
 
 def shared_ends(own: Iterable[Ends], others: Iterable[Ends]) -> set[Ends]:
-    """Returns those of the own connections that a peer sees from its other end. Pure."""
+    """Returns the connections in `own` whose other end is in `others`, the peers' connections. Pure."""
     mirrored = {(host, port, own_host, own_port) for own_host, own_port, host, port in others}
     return mirrored.intersection(own)
 

@@ -1,7 +1,8 @@
-"""GroupAbort: ends a rank's waits for its peers from another thread. Without torch, so a rank of one stage may load it.
+"""GroupAbort: ends a rank's waits for its peers, from another thread.
 
 A thread that waits in a collective cannot abort it, and a peer that is stopped closes no connection. So the core sends
-AbortOrders to a thread of its own in every rank (worker/rank_server.py), which calls this class.
+AbortOrders to every rank, where a separate thread receives the order (worker/rank_server.py) and calls this class.
+This module imports no torch, so that a rank without peers can import it.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from typing import Protocol
 
 
 class PeerWaits(Protocol):
-    """The waits of one communication group, which another thread can end. `abort` may come after the last wait."""
+    """The waits of one communication group, which another thread can end. `abort` may be called after the last wait."""
 
     def abort(self) -> None:
-        """Makes the present wait and all later ones raise RuntimeError. Waits for no peer itself. For any thread."""
+        """Makes the present wait and all later waits raise RuntimeError. Any thread may call it; it does not wait."""
 
     def release(self) -> None:
         """Frees what `abort` needs. `abort` is not called afterwards."""
@@ -23,20 +24,20 @@ class PeerWaits(Protocol):
 class GroupAbort:
     """The waits of the process group that this rank has joined, and the last order that the core has aborted.
 
-    The ticket of its Join order names a group, and tickets only increase. So an order that arrives late, after the rank
-    has joined the next group, does nothing.
+    The ticket of its Join order identifies a group, and tickets only increase. So an Abort that arrives late, after the
+    rank has joined the next group, does nothing.
     """
 
     def __init__(self) -> None:
         # Held during `abort`: a file descriptor that an abort uses must not be closed meanwhile, because its number
         # could belong to another file then.
         self._lock = threading.Lock()
-        self._ticket = 0  # of the Join order of the present group
+        self._ticket = 0  # ticket of the Join order of the present group
         self._aborted = -1  # ticket of the last order that was aborted, with all orders before it
         self._waits: list[PeerWaits] = []
 
     def begin(self, ticket: int) -> None:
-        """Forgets the group before. The waits that are added from now on are those of the group of this Join order."""
+        """Forgets the previous group. Waits that are added from now on belong to the group of this Join order."""
         self.forget()
         with self._lock:
             self._ticket = ticket
@@ -49,9 +50,9 @@ class GroupAbort:
                 waits.abort()
 
     def abort(self, ticket: int) -> bool:
-        """Aborts all orders up to the one with this ticket. Returns True if the present group was one of them.
+        """Aborts all orders up to this ticket. Returns True if it has ended the waits of the present group.
 
-        For any thread.
+        Any thread may call it.
         """
         with self._lock:
             self._aborted = max(self._aborted, ticket)

@@ -1,4 +1,4 @@
-"""NcclGroups: the NCCL communicators of a process, which can be aborted while a kernel of theirs waits for a peer."""
+"""NcclGroups: the NCCL communicators of a process, which can be aborted while one of their kernels waits for a peer."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 
 from torch.distributed import ProcessGroup
 
-# NCCL's watchdog thread shall end the communicator after an error ("CleanUpOnly"). By default it ends the process, and
-# the rank's weights with it.
+# With this value ("CleanUpOnly"), NCCL's watchdog thread ends the communicator after an error. By default it ends the
+# process, and the rank loses its weights.
 _ERROR_HANDLING = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
 
 
@@ -20,7 +20,7 @@ class NcclGroups:
     """Implements PeerWaits by ncclCommAbort. Not measured: it needs two GPUs."""
 
     def __init__(self, groups: list[ProcessGroup]) -> None:
-        """`groups`: all groups of this process. One made by `new_group` has a communicator of its own."""
+        """`groups`: all groups of this process. A group that `new_group` makes has a communicator of its own."""
         self._groups = groups
 
     def abort(self) -> None:

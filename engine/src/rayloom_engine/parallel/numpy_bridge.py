@@ -1,4 +1,4 @@
-"""A TensorGroup and a StageLink for numpy arrays, over those of torch. The memory is shared, so nothing is copied.
+"""A TensorGroup and a StageLink for numpy arrays, which call those for torch's tensors. The memory is not copied.
 
 Legend: T tokens of the step, D model width, N rows of logits, V vocabulary.
 """

@@ -20,8 +20,8 @@ from rayloom_engine.parallel.nccl_groups import NcclGroups, keep_process_after_e
 logger = logging.getLogger(__name__)
 
 _INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
-# longest wait for a peer in a step. A stage waits as long as the previous stage computes. This limit need not be short:
-# a lost peer ends the wait at once, and the core has the wait for a hung peer aborted.
+# Longest wait for a peer in a step. A stage waits as long as the previous stage computes. This limit need not be short:
+# the loss of a peer ends the wait at once, and the core aborts the wait for a hung peer.
 STEP_LIMIT = timedelta(seconds=1800)
 
 __all__ = ["Rendezvous", "StageGroup", "interface_towards", "join_group", "leave_group", "open_store"]
@@ -40,7 +40,7 @@ class Rendezvous:
 
 
 def open_store(host: str) -> tuple[TCPStore, int]:
-    """Opens a store for one process group. Returns it and its port. Keep the store as long as the group exists.
+    """Opens a store for one process group. Returns the store and its port. Keep the store as long as the group exists.
 
     The store listens only at `host`, an address of this machine, because every process that can reach it can change it.
     """
@@ -53,12 +53,12 @@ def open_store(host: str) -> tuple[TCPStore, int]:
 def join_group(rendezvous: Rendezvous, timeout_s: float, group_abort: GroupAbort) -> StageGroup | None:
     """Makes this process a rank of a new process group, and waits until all ranks have joined.
 
-    `group_abort` gets the waits in the new groups.
+    Adds the waits in the new groups to `group_abort`.
 
     Returns the group of this rank's stage, or None if stages have one rank. The group of all ranks becomes torch's
-    default group. Both use NCCL for "cuda" and gloo for "cpu". Raises RuntimeError if other ranks do not join within
-    `timeout_s`. After such an error, or after the loss of a rank, call `leave_group` and join with a new store, because
-    a store remembers the ranks of its group.
+    default group. Both groups use NCCL for "cuda" and gloo for "cpu". Raises RuntimeError if other ranks do not join
+    within `timeout_s`. After such an error, or after the loss of a rank, call `leave_group` and join with a new store,
+    because a store remembers the ranks of its group.
     """
     timeout = timedelta(seconds=timeout_s)
     store = TCPStore(rendezvous.host, rendezvous.port, is_master=False, wait_for_workers=False, timeout=timeout)
@@ -101,7 +101,7 @@ def join_group(rendezvous: Rendezvous, timeout_s: float, group_abort: GroupAbort
 def _add_connections(rendezvous: Rendezvous, earlier: dict[int, str], store: Store, group_abort: GroupAbort) -> None:
     connections = find_connections(earlier, store, rendezvous.rank, rendezvous.world_size)
     group_abort.add(connections)
-    num_expected = rendezvous.world_size + rendezvous.ranks_per_stage - 2  # one to each peer in each of the groups
+    num_expected = rendezvous.world_size + rendezvous.ranks_per_stage - 2  # to each peer in both groups
     if len(connections) < num_expected:
         logger.warning(
             "rank %d can end its waits in %d of its %d connections to other ranks; if a rank hangs, this one may be "
@@ -113,7 +113,7 @@ def _add_connections(rendezvous: Rendezvous, earlier: dict[int, str], store: Sto
 
 
 def _stage_group(rendezvous: Rendezvous, timeout: timedelta) -> StageGroup:
-    """Makes the groups of all stages and returns this rank's. torch requires all ranks to do this in the same order."""
+    """Makes the groups of all stages, and returns this rank's group. All ranks must make them in the same order."""
     size = rendezvous.ranks_per_stage
     firsts = range(0, rendezvous.world_size, size)
     groups = [dist.new_group(list(range(first, first + size)), timeout=timeout) for first in firsts]

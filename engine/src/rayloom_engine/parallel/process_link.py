@@ -24,7 +24,7 @@ class HiddenStates:
 
     @classmethod
     def of(cls, hidden_size: int, dtype: str, device_type: str) -> HiddenStates:
-        """`dtype`: the name of a type, such as "bfloat16"."""
+        """Returns the form. `dtype`: the name of a type, such as "bfloat16"."""
         return cls(hidden_size=hidden_size, dtype=getattr(torch, dtype), device=torch.device(device_type))
 
 
@@ -34,8 +34,8 @@ class ProcessGroupLink:
     def __init__(self, form: HiddenStates, *, previous_rank: int, next_rank: int, depth: int) -> None:
         """`previous_rank`, `next_rank`: the ranks of the same shard in the neighbour stages; unused if there is none.
 
-        `depth`: limit of plans in flight, and so of unfinished sends. The core makes a further plan only once the last
-        stage has finished the oldest, so a send waits for an earlier send only if a stage is late.
+        `depth`: limit of plans in flight, and so of unfinished sends. At this limit, the core makes a further plan only
+        after the last stage has finished the oldest plan. So a send waits for an earlier send only if a stage is late.
         """
         self._form = form
         self._previous_rank = previous_rank
@@ -60,7 +60,7 @@ class ProcessGroupLink:
     def _wait(self, work: dist.Work | None) -> None:
         assert work is not None, "this process is not in the group"
         if self._form.device.type == "cpu":
-            # Without a limit, gloo takes that of the rendezvous, and `_set_pg_timeout` does not change it.
+            # Without an argument, gloo uses the limit of the rendezvous, which `_set_pg_timeout` does not change.
             work.wait(STEP_LIMIT)
         else:
             work.wait()  # with a limit, NCCL would block this thread until the tensor is there

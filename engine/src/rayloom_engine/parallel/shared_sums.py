@@ -40,8 +40,8 @@ def make_tensor_group(
 ) -> TensorGroup[torch.Tensor]:
     """Returns the fastest TensorGroup for the ranks of a stage: over shared memory on one CPU host, else over torch.
 
-    Every rank of the stage must call it at the same time. `widths`: as for ProcessTensorGroup. `group_abort` gets the
-    waits that are not those of the process group.
+    Every rank of the stage must call it at the same time. `widths`: as for ProcessTensorGroup. Adds the waits of sums
+    in shared memory to `group_abort`.
     """
     if device_type == "cpu":
         try:
@@ -60,7 +60,7 @@ class SharedTensorGroup(ProcessTensorGroup):
     """
 
     def __init__(self, group: StageGroup, widths: tuple[int, ...]) -> None:
-        """Every rank of the group must make one at the same time. Raises OSError either on all ranks or on none."""
+        """Every rank of the group must call this at the same time. Raises OSError either on all ranks or on none."""
         super().__init__(group, widths)
         self._turn = 0
         # Held while the pipes are closed or another thread opens one of them again by its number.
@@ -115,7 +115,7 @@ class SharedTensorGroup(ProcessTensorGroup):
         return torch.cat([each.view(num_rows, -1) for each in parts], dim=1) if self._is_first else None
 
     def abort(self) -> None:
-        """Writes a byte into the pipes that this rank reads: a thread that reads a pipe is not woken by its close."""
+        """Writes a byte into the pipes that this rank reads, because closing a pipe does not wake its reader."""
         with self._closing:
             for inbox in self._inboxes:
                 if not inbox.closed:
@@ -145,7 +145,7 @@ class SharedTensorGroup(ProcessTensorGroup):
                 if (received := inbox.read(1)) != _ARRIVED:
                     raise ConnectionError("the step was aborted" if received == _ABORTED else "connection closed")
         except (OSError, ValueError) as error:  # ValueError: the pipes were closed here by an earlier failure
-            # A third rank may wait for this rank's byte, which will never come. Closing the pipes ends its wait.
+            # A third rank may wait for this rank's byte, which will never come. Closing the pipes ends that wait.
             with self._closing:
                 for pipe in (*self._outboxes, *self._inboxes):
                     pipe.close()

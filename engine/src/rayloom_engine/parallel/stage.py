@@ -18,7 +18,7 @@ class Stage:
 
     @property
     def is_first(self) -> bool:
-        """True for the stage that has the embedding and takes token ids."""
+        """True for the stage that has the embedding and reads token ids."""
         return self.index == 0
 
     @property
@@ -41,9 +41,9 @@ def make_stages(num_layers: int, num_stages: int, head_layers: float = 0.0) -> t
 def split_layers(num_layers: int, num_stages: int, head_layers: float = 0.0) -> tuple[range, ...]:
     """Returns the layers of each stage, as even as possible. Raises ConfigError for more stages than layers.
 
-    The last stage also has the head, whose work equals that of `head_layers` layers. This stage gets fewer layers if
-    that makes the slowest stage faster, and never more than another stage. If the other stages cannot have equally many
-    layers, some of them have one layer fewer. The first stage is the first of these.
+    The last stage also has the head, which costs as much as `head_layers` layers. The last stage has fewer layers than
+    the others if that makes the slowest stage faster, and it never has more than another stage. If the other stages
+    cannot have equally many layers, some of them, and always the first stage, have one layer fewer.
     """
     if not 1 <= num_stages <= num_layers:
         raise ConfigError(

@@ -1,7 +1,7 @@
 """Activity: counts a rank's progress inside a step. The heartbeats (beats) report it, because a live rank may hang.
 
 The model calls its TensorGroup twice in every layer, even without peers, or counts the halves of layers itself. These
-numbers distinguish a long step from a hung one.
+numbers distinguish a long step from a hung step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ArrayT = TypeVar("ArrayT")
 
 
 class Activity:
-    """The progress and the waits of the thread that computes, which writes them; other threads read them.
+    """The progress and the waits of the thread that computes. This thread writes them, and other threads read them.
 
     Use `with activity:` around a wait for a peer.
     """

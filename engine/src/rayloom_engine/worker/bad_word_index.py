@@ -1,4 +1,4 @@
-"""BadWordIndex: the bad words of a sequence, found by the token before their last one."""
+"""BadWordIndex: finds the bad words of a sequence by their last token but one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 
 class BadWordIndex:
-    """Finds completed words. Looks only at words whose last token but one is the newest token."""
+    """Finds words that the next token would complete. Compares only words whose last token but one is the newest."""
 
     def __init__(self, bad_words: tuple[tuple[int, ...], ...]) -> None:
         self._singles = tuple(word[-1] for word in bad_words if len(word) == 1)
@@ -17,7 +17,7 @@ class BadWordIndex:
                 self._by_newest.setdefault(word[-2], []).append(word)
 
     def completed(self, generated: npt.NDArray[np.int64]) -> tuple[int, ...]:
-        """Returns the tokens that would complete a word: the last token of each word whose others end `generated`."""
+        """Returns the last token of each word whose other tokens are at the end of `generated`."""
         if not len(generated):
             return self._singles
         words = self._by_newest.get(int(generated[-1]))

@@ -1,7 +1,7 @@
 """Bans: the tokens of a slot that cannot be chosen next, by min_tokens, bad_words and allowed_token_ids.
 
-Bans never leave a slot without a token. If they would, only allowed_token_ids counts; without allowed_token_ids,
-nothing is banned then.
+Bans never leave a slot without a token. If all tokens would be banned, only allowed_token_ids applies; without
+allowed_token_ids, no token is banned then.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Ids = npt.NDArray[np.int64]
 def all_banned_ids(slot: Slot, vocab_size: int) -> Ids | None:
     """Returns the ids of banned tokens, of which some may occur twice. None if every token may be chosen.
 
-    Samplers do not need them for a slot with a mask: `mask_slot` has taken the banned tokens out of the mask.
+    Samplers do not need them for a slot with a mask: `mask_slot` has removed the banned tokens from the mask.
     """
     allowed = slot.params.allowed_token_ids
     banned = {token_id for token_id in slot.banned_ids if token_id < vocab_size}
@@ -34,10 +34,10 @@ def all_banned_ids(slot: Slot, vocab_size: int) -> Ids | None:
 
 
 def mask_slot(slot: Slot, vocab_size: int) -> None:
-    """Sets the slot's mask: the tokens that its form allows next, without banned tokens, or the token that its thinking
-    forces.
+    """Sets the slot's mask: the token that its thinking forces, else the tokens that its form allows and nothing bans.
 
-    A forced token may be a banned one. Raises GrammarFault with no mask set.
+    A forced token may be a banned token. Without forced token and form, the slot has no mask. Raises GrammarFault; the
+    slot has no mask then.
     """
     slot.allowed = None
     forced = None if slot.thinking is None else slot.thinking.forced()
@@ -51,7 +51,7 @@ def mask_slot(slot: Slot, vocab_size: int) -> None:
 
 
 def _other_ids(slot: Slot, vocab_size: int) -> Ids:
-    """Returns all ids but those of allowed_token_ids. Computed at the slot's first call."""
+    """Returns all ids except those of allowed_token_ids. The first call for a slot computes them."""
     if slot.other_ids is None:
         is_other_V = np.ones(vocab_size, dtype=np.bool_)
         is_other_V[list(slot.params.allowed_token_ids or ())] = False

@@ -1,4 +1,4 @@
-"""InputBatch: the arrays that a step takes, made from its slots with numpy."""
+"""InputBatch: the input arrays of a step, made from its slots with numpy."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def build_batch(
 ) -> InputBatch:
     """Builds the batch of one step. Decodes come first, because attention computes them together.
 
-    `tables`: the block tables of the slots. `has_adapters`: a slot may have an adapter; then decodes with the same
-    adapter are neighbours, and so are chunks, because they share products. The sequences with one token take a fixed
-    number of numpy calls together, each longer chunk takes two more.
+    `tables`: the block tables of the slots. `has_adapters`: a slot may have an adapter. Decodes with the same adapter
+    are then neighbours, and so are chunks with the same adapter, because neighbours share products. All sequences with
+    one token together take a fixed number of numpy calls, and each longer chunk takes two more.
     """
     if has_adapters:
         steps = sorted(steps, key=_adapter_slot)

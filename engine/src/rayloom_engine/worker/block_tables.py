@@ -1,4 +1,4 @@
-"""BlockTables: the KV blocks of every slot, in one matrix that only changes where a plan changes it.
+"""BlockTables: the KV blocks of every slot, in one matrix. A step writes only the entries that its plan changes.
 
 Legend: N slots, B blocks in the longest table so far. Row n is the block table of slot n, padded with 0.
 """
@@ -23,7 +23,7 @@ class BlockTables:
         return self._ids_NB[slot, : self._counts_N[slot]]
 
     def begin(self, slot: int, block_ids: tuple[int, ...], shared_with: int = 0, num_shared: int = 0) -> None:
-        """Replaces a slot's table: the first `num_shared` blocks of the slot `shared_with`, then `block_ids`."""
+        """Sets a slot's table to the first `num_shared` blocks of the slot `shared_with`, then `block_ids`."""
         end = num_shared + len(block_ids)
         self._reserve(slot, end)
         row_B = self._ids_NB[slot]

@@ -1,8 +1,9 @@
 """Builds: grammars that one thread of a rank builds, while steps compute the other sequences.
 
-A wait for a build counts as progress of the rank, so it is never taken for a hang. A build is given up once the thread
-has computed CPU_S for it, and the others continue on a new thread. CPU time depends on the grammar alone, while other
-work of the machine makes every build long by the clock. WALL_S limits the waits for a build that gets no CPU time.
+A wait for a build counts as progress of the rank, so it is never taken for a hang. A build is given up once it has used
+CPU_S seconds of the thread's CPU time, and the other builds continue on a new thread. The limit is CPU time, because it
+depends on the grammar alone, while other work on the machine delays every build. WALL_S limits the waits for a build
+that gets no CPU time.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ _SLICE_S = 0.1  # progress is reported after each slice, which is much shorter t
 
 
 class Build(Generic[_T]):
-    """An object that the thread makes."""
+    """An object that the thread of Builds makes."""
 
     def __init__(self, make: Callable[[], _T], *, has_cpu_limit: bool = True) -> None:
         self.make = make
         self.has_cpu_limit = has_cpu_limit
         self.future: Future[_T] = Future()
-        self.is_begun = False  # given to the thread
-        # Why it was given up; empty if it was not. `wait_for` returns the result if the build has ended nevertheless.
+        self.is_begun = False  # submitted to the thread
+        # Why the build was given up; empty if it was not. If it has ended nevertheless, `wait_for` returns its result.
         self.given_up = ""
 
 
 class _Turn:
-    """A build that the thread makes now, with its times. Create it on that thread, whose CPU clock it reads."""
+    """The build that the thread makes now, and its times. Create a turn on that thread, whose CPU clock it reads."""
 
     def __init__(self, build: Build[Any]) -> None:
         self.build = build
@@ -60,7 +61,7 @@ class Builds:
     ) -> None:
         """Limits of each build: `cpu_s` in CPU seconds of the thread, `wall_s` in seconds that steps waited for it."""
         self.report_progress: Callable[[], None] = lambda: None  # called while a step waits
-        self._lock = threading.Lock()  # of the pool and of the present turn
+        self._lock = threading.Lock()  # guards `_pool` and `_present`
         self._pool: ThreadPoolExecutor = deep_stack_pool("forms")
         self._cpu_s = cpu_s
         self._wall_s = wall_s
@@ -69,13 +70,13 @@ class Builds:
         self._present: _Turn | None = None  # the build that the thread makes now
 
     def start(self, make: Callable[[], _T]) -> Build[_T]:
-        """Returns a build whose result is that of `make`. The thread takes builds in the order of their starts."""
+        """Returns a build whose result is that of `make`. The thread runs builds in the order of these calls."""
         build = Build(make)
         self.begin(build)
         return build
 
     def begin(self, build: Build[Any]) -> None:
-        """Gives a build to the thread, unless it has it already. May be called by any thread."""
+        """Submits a build to the thread, unless it was submitted before. Any thread may call it."""
         with self._lock:
             if not build.is_begun:
                 self._submit(build)
@@ -105,7 +106,7 @@ class Builds:
         self._count(turn, _SLICE_S)
 
     def note_wait(self) -> None:
-        """Counts the time since the last call as a wait. For each step that does without a build."""
+        """Counts the time since the last call as a wait. Call it in each step in which a slot waits for a build."""
         now = self._clock()
         self._count(self._present, min(_SLICE_S, now - self._noted_at))
         self._noted_at = now
@@ -136,7 +137,7 @@ class Builds:
             return build.make()
         finally:
             with self._lock:
-                if self._present is turn:  # otherwise it was given up, and a new thread is at another build
+                if self._present is turn:  # otherwise it was given up, and a new thread runs another build
                     self._present = None
 
     def _give_up(self, turn: _Turn, why: str) -> None:

@@ -1,4 +1,4 @@
-"""LoadedPart and RankComputation: the code that computes as a rank's runner sees it, on arrays that it never opens.
+"""LoadedPart and RankComputation: a rank's runner computes through these interfaces, and never reads their arrays.
 
 There are two implementations, and neither imports the other: torch_computation.py with tensors, and
 library_computation.py with numpy arrays, for the C library. A process imports one of them, so a rank on the C library
@@ -26,7 +26,7 @@ ArrayT = TypeVar("ArrayT")
 
 
 class RankComputation(Protocol[ArrayT]):
-    """A rank's part of a model with its KV cache and its sampler. It keeps nothing of a step but the cache."""
+    """A rank's part of a model with its KV cache and its sampler. Only the cache keeps data from step to step."""
 
     @property
     def num_blocks(self) -> int:
@@ -39,10 +39,13 @@ class RankComputation(Protocol[ArrayT]):
         """Fills KV blocks with zeros in all layers."""
 
     def load_adapter(self, load: AdapterLoad) -> None:
-        """Keeps a LoRA adapter in an adapter slot. Raises ModelError if it cannot be used; its tokens are NaN then."""
+        """Loads a LoRA adapter into an adapter slot.
+
+        Raises ModelError if it cannot be used. The hidden states of tokens with this adapter are NaN then.
+        """
 
     def copy_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:
-        """Copies whole KV blocks in all layers; each pair is (from, to). No block may be in both places."""
+        """Copies whole KV blocks in all layers; each pair is (from, to). No block may be source and destination."""
 
     def forward(
         self,
@@ -69,7 +72,7 @@ class RankComputation(Protocol[ArrayT]):
         """True if no element is infinite or NaN."""
 
     def have_tokens(self, logits_NV: ArrayT) -> bool:
-        """True if a token can be chosen from every row. A NaN anywhere in a row excludes it."""
+        """True if a token can be chosen from every row. It cannot if a row has a NaN anywhere."""
 
     def sample(self, logits_NV: ArrayT, slots: list[Slot]) -> list[int | None]:
         """Returns one token id per row, None for a row that is not finite. May overwrite the logits (float32)."""
@@ -143,12 +146,13 @@ class LoadedPart(Protocol):
         """Half layers that were computed without a call of the TensorGroup. Any thread may read it during a step."""
 
     def free_bytes(self) -> int:
-        """Returns the memory of the device that this process and others may still take."""
+        """Returns the bytes of the device's memory that this process and others may still allocate."""
 
     def step_bytes(self, num_tokens: int, num_seqs: int) -> int:
         """Returns the bytes of the largest step, without weights and KV cache."""
 
     def computation(self, num_blocks: int) -> RankComputation[Any]:
-        """Returns the part with a new KV cache of zeros. Raises OSError, MemoryError, OverflowError or ValueError if
-        the memory cannot be allocated.
+        """Returns the part with a new KV cache of zeros.
+
+        Raises OSError, MemoryError, OverflowError or ValueError if the memory cannot be allocated.
         """

@@ -1,4 +1,4 @@
-"""The choice of a rank on CPU between the C library and torch, and the library's threads. Made without torch."""
+"""The choice of a rank on CPU between the C library and torch, and the library's threads. Imports no torch."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 The library needs no sorted vocabulary and no exact noise for most tokens; docs/design/engine-worker.md says why. Token
 ids equal the reference's, with two exceptions. If two scores are very close, the rounding of a logarithm decides. If
-several tokens have equal logits at the border of top_k or top_p, torch keeps any of them, and the library those with
-the lowest ids.
+several tokens have equal logits at the border of top_k or top_p, torch keeps any of them, and the library keeps those
+with the lowest ids.
 
 Legend: N rows, V vocabulary.
 """
@@ -78,7 +78,7 @@ class CpuSampler:
 
 
 def _sampling(slot: Slot, vocab_size: int, arrays: list[npt.NDArray[np.generic]]) -> tuple[int | float, ...]:
-    """Returns an element of SAMPLING. Adds the arrays that it points to to `arrays`."""
+    """Returns an element of SAMPLING. Adds the arrays whose addresses it holds to `arrays`."""
     params = slot.params
 
     def address(array: npt.NDArray[np.generic]) -> int:

@@ -39,7 +39,7 @@ class DecodeGraphs:
     """The graphs of one model and its cache."""
 
     def __init__(self, model: RankModel, cache: KvPages, *, max_num_seqs: int, max_context_len: int) -> None:
-        """Captures all graphs. On a CPU, where kernels are interpreted, nothing is captured, and steps run as they are.
+        """Captures all graphs. On a CPU, where kernels are interpreted, captures none, and steps run without graphs.
 
         `max_context_len`: the longest context, in tokens; longer contexts do not fit.
         """
@@ -47,10 +47,10 @@ class DecodeGraphs:
         device = cache.pages[0].device
         capture: _Capture | None = None
         if device.type == "cuda":
-            # One stream for all first runs: cuBLAS keeps memory for each stream that it has seen.
+            # All first runs are on one stream, because cuBLAS keeps memory for each stream that it has used.
             stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             capture = _Capture(torch.cuda.graph_pool_handle(), stream)
-        # The largest first, so that the others find its memory in the pool.
+        # The largest graph is captured first, so that the smaller graphs reuse its memory in the pool.
         self._graphs = {
             size: _Graph(model, cache, size, self._num_table_blocks, capture)
             for size in reversed(graph_sizes(max_num_seqs))
@@ -58,7 +58,7 @@ class DecodeGraphs:
         self._sizes = sorted(self._graphs)
 
     def fits(self, batch: PagedBatch) -> bool:
-        """True if every sequence computes one token, and there is a graph for so many."""
+        """True if every sequence computes one token, and a graph has enough rows and blocks for the sequences."""
         num_seqs = len(batch.query_lens)
         is_small = num_seqs <= self._sizes[-1] and batch.block_tables_SB.shape[1] <= self._num_table_blocks
         return is_small and len(batch.slot_mapping_T) == num_seqs
@@ -72,7 +72,7 @@ class DecodeGraphs:
 
 @dataclass(frozen=True, slots=True)
 class _BufferLayout:
-    """Offsets of the inputs of a step in one buffer of int32. The int64 rows come first, two elements a number."""
+    """Offsets of the inputs of a step in one buffer of int32. First come the int64 rows, with two elements a number."""
 
     num_rows: int
     num_blocks: int
@@ -151,7 +151,7 @@ class _Graph:
             stream = capture.stream
             stream.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(stream):
-                compute()  # cuBLAS chooses its kernels and takes its memory at the first call
+                compute()  # cuBLAS chooses its kernels and allocates its memory at the first call
             torch.cuda.current_stream(device).wait_stream(stream)
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph, pool=capture.pool):
@@ -159,11 +159,11 @@ class _Graph:
             self._copied: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def run(self, batch: InputBatch) -> torch.Tensor:
-        """Returns the hidden states [N, D] of the batch and of the rows that are left over."""
+        """Returns the hidden states [N, D] of the batch, and behind them those of the unused rows."""
         num = len(batch.token_ids_T)
         paged = batch.attention
         if self._graph is not None:
-            self._copied.synchronize()  # a step whose result nobody has read may still be copying
+            self._copied.synchronize()  # the copy of an earlier step, whose result was not read, may still run
         self._ids_N[:num] = batch.token_ids_T
         self._positions_N[:num] = batch.positions_T
         self._cache_places_N[:num] = paged.slot_mapping_T

@@ -1,7 +1,7 @@
 """The device that a rank computes on, and the type of its weights, from the settings `device` and `dtype`.
 
-Both are names, because they decide whether this process imports torch at all. It is asked about CUDA only where a
-device file of a GPU exists, or where the setting demands CUDA.
+Both are names, because they decide whether this process imports torch at all. torch is imported to search for CUDA
+devices only where a device file of a GPU exists, or where the setting demands CUDA.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _DEVICE_FILES = ("nvidia[0-9]*", "nvidiactl", "dxg", "nvhost-gpu", "nvgpu", "kfd
 def choose_device(device: str, has_cuda: Callable[[], bool], device_files: Path = Path("/dev")) -> str:
     """Returns cpu or cuda. Raises ConfigError if `device` is cuda and there is no CUDA device.
 
-    `has_cuda`: asks torch.
+    `has_cuda`: returns whether torch finds a CUDA device.
     """
     if device == "cpu" or (device == "auto" and not may_have_gpu(device_files)):
         return "cpu"

@@ -1,7 +1,8 @@
 """Forms: the grammars of a rank's running sequences, on the rank that samples.
 
-A matcher follows the token ids that plans bring, as everything on a rank does. So it needs no message of its own: after
-a preemption, a rebuild or a restart of the core, the NewSlot has the generated ids, and a new matcher consumes them.
+The state of a matcher depends only on the token ids in plans, like all state of a rank. So it needs no message of its
+own: after a preemption, a rebuild or a restart of the core, the NewSlot has the generated ids, and a new matcher
+consumes them.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ Ids = npt.NDArray[np.int64]
 # because a matcher's memory grows with the length of its grammar.
 _MAX_GRAMMARS = 32
 _MAX_BYTES = 256 * 1024
-# Without a step for this time, a rank is idle. A client that waits for the server's readiness sends its first request
-# sooner, and a running batch pauses for milliseconds at most.
+# A rank is idle after this many seconds without a step. A client that waits for the server's readiness sends its first
+# request sooner, and a running batch pauses only for milliseconds.
 QUIET_S = 1.0
 
 
 class Forms:
-    """The vocabulary and the grammars of a rank. They stay when the engine is rebuilt."""
+    """The vocabulary and the grammars of a rank. A rebuild of the engine keeps them."""
 
     def __init__(self, load_vocabulary: Callable[[], Vocabulary]) -> None:
-        """`load_vocabulary` may raise GrammarFault. It is called on a thread, for the first form or when idle."""
+        """`load_vocabulary` may raise GrammarFault. A thread calls it, for the first form or when the rank is idle."""
         self._builds = Builds()
         # The CPU time of this build depends on no client's grammar.
         self._vocabulary = Build(load_vocabulary, has_cpu_limit=False)
@@ -87,7 +88,7 @@ class Forms:
 
     @property
     def is_built(self) -> bool:
-        """True if `token_bytes` does not wait for the vocabulary. Loads it if nothing else does."""
+        """True if `token_bytes` does not wait for the vocabulary. Starts to load it if no earlier call has."""
         self._load()
         return self._builds.is_done(self._vocabulary)
 
@@ -111,14 +112,14 @@ class Forms:
         return self._builds.start(lambda: Endings(self._loaded_vocabulary(), after))
 
     def _loaded_vocabulary(self) -> Vocabulary:
-        """Returns the vocabulary, for which the thread of builds waits. Raises GrammarFault if it was given up."""
+        """Returns the vocabulary, and waits for it on the thread of builds. Raises GrammarFault if it was given up."""
         if self._vocabulary.given_up and not self._vocabulary.future.done():
             raise GrammarFault(self._vocabulary.given_up)
         return self._vocabulary.future.result()
 
 
 class Form:
-    """The grammar of one sequence, after the token ids that it was given."""
+    """The state of one sequence's grammar, after the token ids that were appended."""
 
     def __init__(
         self, builds: Builds, vocabulary: Build[Vocabulary], matcher: Build[Matcher], endings: Build[Endings] | None
@@ -127,7 +128,7 @@ class Form:
         self._vocabulary = vocabulary
         self._first = matcher
         self._endings = endings
-        self._waiting: list[int] = []  # ids that came before the grammar was built
+        self._waiting: list[int] = []  # appended ids that the matcher has not consumed yet
         self._matcher: Matcher | None = None
         self._preamble: Preamble | None = None
         self._mask: Mask | None = None
@@ -149,12 +150,12 @@ class Form:
             self._builds.wait_a_slice(missing)
 
     def _missing(self) -> Build[Any] | None:
-        """Returns a build that is not done."""
+        """Returns a build that is not done and that `allowed` would wait for; None if there is none."""
         builds: tuple[Build[Any] | None, ...] = (self._vocabulary, self._first, self._endings)
         return next((build for build in builds if build is not None and not self._builds.is_done(build)), None)
 
     def allowed(self, banned_ids: Sequence[int] | Ids) -> Mask | None:
-        """Returns the tokens that may come next, without `banned_ids` unless only these are left; None: all may.
+        """Returns a mask of the tokens that may come next, without `banned_ids` unless only these are left. None: all.
 
         The mask is valid until the next call. Raises GrammarFault if the sequence cannot continue.
         """
@@ -191,7 +192,7 @@ class Form:
         return self._without(self._mask, banned_ids)
 
     def _without(self, mask: Mask, banned_ids: Sequence[int] | Ids) -> Mask:
-        """Takes the banned tokens out of the mask, unless no other token is left. Returns the mask."""
+        """Removes the banned tokens from the mask, unless no other token is left. Returns the mask."""
         if len(banned_ids):
             whole = mask.copy()
             clear(mask, np.asarray(banned_ids, dtype=np.int64))
@@ -202,8 +203,9 @@ class Form:
 
 
 def _kept(kept: OrderedDict[str, Build[_T]], key: str, make: Callable[[], Build[_T]]) -> Build[_T]:
-    """Returns the build of `key`, made by `make` if there is none. Forgets the builds that were not used for the
-    longest time.
+    """Returns the build of `key`, made by `make` if there is none.
+
+    Removes the least recently used builds if there are too many, or if their keys are too long together.
     """
     build = kept.get(key)
     if build is None:

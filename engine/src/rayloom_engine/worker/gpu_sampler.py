@@ -1,8 +1,8 @@
-"""GpuSampler: chooses the tokens of a step on a GPU, as worker/sampler.py defines the choice, with one read at the end.
+"""GpuSampler: chooses the tokens of a step on a GPU, as worker/sampler.py defines the choice.
 
-Token ids equal the reference's, with the two exceptions that the C library has, too: if two scores, or a sum of
-probabilities and top_p, are equal up to the last bits, rounding decides; and of tokens whose logits equal the threshold
-of top_k or top_p, those with the lowest ids are kept.
+The host reads from the GPU once, at the end. Token ids equal the reference's, with the same two exceptions as the C
+library's. If two scores, or a sum of probabilities and top_p, are equal up to the last bits, rounding decides. If
+several tokens have logits that equal the threshold of top_k or top_p, those with the lowest ids are kept.
 
 Legend: N rows of logits, M of these rows that are not simply greedy, V vocabulary, W words of a mask, E entries.
 """
@@ -27,7 +27,7 @@ from rayloom_engine.worker.sampler import is_plain_greedy
 from rayloom_engine.worker.slots import Slot
 from rayloom_engine.worker.token_counts import TokenCounts
 
-_MASK_SHARE = 64  # tokens are banned by a mask if they are more than this share of the vocabulary, else one by one
+_MASK_SHARE = 64  # tokens are banned by a mask if they are more than 1 / 64 of the vocabulary, else one by one
 
 
 class GpuSampler:
@@ -138,7 +138,7 @@ class _Entries:
             banned = None
         biases = dict(slot.params.logit_bias)
         if banned is not None:
-            # An element has one entry, and a bias does not change a banned token.
+            # Each element of the logits has one entry, so the entry of a ban replaces that of a bias.
             biases |= dict.fromkeys(banned.tolist(), -math.inf)
         if biases:
             ids = np.fromiter(biases.keys(), dtype=np.int64, count=len(biases))

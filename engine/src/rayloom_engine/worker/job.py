@@ -1,6 +1,4 @@
-"""Runs one rank of a job (executor external). An external launcher such as torchrun has started the processes of the
-job.
-"""
+"""Runs one rank of a job (executor external), whose processes an external launcher such as torchrun has started."""
 
 from __future__ import annotations
 

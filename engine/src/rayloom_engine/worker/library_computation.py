@@ -36,7 +36,7 @@ _NOTHING = contextlib.nullcontext()
 
 
 class LibraryComputation:
-    """Implements RankComputation. Hidden states after the final norm have the type that the head takes."""
+    """Implements RankComputation. Hidden states after the final norm have the type that the head multiplies."""
 
     def __init__(self, decoder: LibraryDecoder, cache: LibraryPages) -> None:
         self._decoder = decoder
@@ -148,7 +148,7 @@ class LibraryPart:
 
 
 def weight_format(library: CpuLibrary, dtype: str, quantization: Quantization) -> WeightFormat:
-    """Returns how the library stores weights of a type that it has."""
+    """Returns the format in which the library stores weights. Raises ValueError for a type without kernels."""
     for element_type in ELEMENTS:
         if element_type == dtype:
             return WeightFormat(library=library, dtype=element_type, quantization=quantization)

@@ -29,7 +29,7 @@ class LoadedRank:
         num_step_tokens: int,
         forms: Forms | None = None,
     ) -> None:
-        """`forms`: only of the rank that samples."""
+        """`forms`: only on the rank that samples."""
         self.loaded = loaded
         self.kv = kv  # the KV cache that fits on this rank; the engine uses the smallest of all ranks
         self.num_step_tokens = num_step_tokens
@@ -81,7 +81,7 @@ class LoadedRank:
     def tensor_group(self, stage_group: StageGroup | None, group_abort: GroupAbort) -> TensorGroup[Any] | None:
         """Returns the TensorGroup over the group that `join_group` returned; None for a stage of one rank.
 
-        `group_abort` can end its waits.
+        `group_abort` can end the waits of the TensorGroup.
         """
         if stage_group is None:
             return None

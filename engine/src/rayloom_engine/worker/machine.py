@@ -75,7 +75,7 @@ def _cgroup_folders(controller: str) -> Iterator[Path]:
 
 
 def _cpu_quota(folder: Path) -> tuple[int, int]:
-    """(quota, period) in microseconds; quota 0 = none."""
+    """Returns (quota, period) in microseconds. A quota of 0 means that there is none."""
     try:
         quota, period = (folder / "cpu.max").read_text().split()
         return (0 if quota == "max" else int(quota)), int(period)

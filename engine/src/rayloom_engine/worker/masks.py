@@ -1,8 +1,8 @@
 """Masks: sets the tokens that each slot of a step may sample, within a limited CPU time.
 
 A slot is postponed if its grammar is still being built, or if the masks of other slots have used the time of the step.
-It gets no token, and the core computes its newest token again in a later step. So a costly grammar does not slow the
-other sequences.
+A postponed slot gets no token, and the core schedules its newest token again in a later step. So a costly grammar does
+not slow the other sequences.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rayloom_engine.worker.forms import Form, Forms
 from rayloom_engine.worker.slots import Slot
 
 # After this CPU time for masks, the remaining slots of the step are postponed. A usual mask takes 5 to 15 us, a costly
-# one 7 ms.
+# mask 7 ms.
 MASKS_S = 0.02
 
 
@@ -38,13 +38,13 @@ class Masks:
         self._forms = forms
         self._vocab_size = vocab_size
         self._cpu_clock = cpu_clock
-        self._waiting: dict[int, Form | Forms] = {}  # slot -> its form, or the vocabulary, that is not built yet
+        self._waiting: dict[int, Form | Forms] = {}  # slot -> what is not built yet: its form or the vocabulary
 
     def set(self, steps: Sequence[tuple[SlotStep, Slot]], *, is_whole_step: bool) -> StepMasks:
-        """Sets the masks of slots that sample. Returns those that get no token.
+        """Sets the masks of slots that sample. Returns the slots that get no token.
 
-        `is_whole_step`: the step computes nothing but `steps`. If all of them wait for their grammars, the step waits
-        for the first of them, but at most 0.1 s.
+        `is_whole_step`: the step computes only the slots in `steps`. If all of these wait for their grammars, the step
+        waits for the first grammar, but at most 0.1 s.
         """
         result = StepMasks()
         limited = [pair for pair in steps if pair[1].form is not None or pair[1].thinking is not None]
@@ -57,7 +57,7 @@ class Masks:
                 unbuilt[0].wait_a_slice()
                 result.waited_s = time.perf_counter() - began
         limited.sort(key=lambda pair: -pair[1].num_postponed)
-        end = None  # CPU time at which the time for masks ends; None before the first mask
+        end = None  # CPU time after which slots are postponed; None before the first mask
         for step, slot in limited:
             needed = self._unbuilt(slot)
             if needed is not None or (end is not None and self._cpu_clock() > end):

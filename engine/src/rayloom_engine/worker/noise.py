@@ -1,6 +1,6 @@
 """GumbelNoise: random numbers that depend on seed, position and token id, and on nothing else.
 
-The generator is counter-based: it hashes an integer to a random-looking one, and keeps no state between calls. A
+The generator is counter-based: it hashes integers to random-looking integers, and keeps no state between calls. A
 replayed request therefore draws the same numbers again, in any batch. The hash is the finaliser of SplitMix64 (Steele,
 Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014), in 64-bit arithmetic that wraps around.
 """
@@ -50,7 +50,7 @@ class GumbelNoise:
 
 
 def _signed(value: int) -> int:
-    """Returns the same 64 bits as a signed integer, because torch cannot multiply unsigned ones."""
+    """Returns the same 64 bits as a signed integer, because torch cannot multiply unsigned integers."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 

@@ -1,4 +1,4 @@
-"""Loads a rank's part of a model on the C library or on torch, and imports only the modules of the chosen one."""
+"""Loads a rank's part of a model on the C library or on torch, and imports only the modules that the choice needs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def load_part(
     device = choose_device(config.device, _has_cuda)
     dtype = choose_weight_type(config.dtype, wanted.shape.checkpoint_dtype)
     if device == "cpu" and config.dtype == "auto" and dtype == "float16" and wanted.shape.scheme is not None:
-        dtype = "bfloat16"  # the type of what is not quantised; the C library has no float16
+        dtype = "bfloat16"  # the type of weights that are not quantised; the C library has no float16
     backend = parse_backend(environ.get(_KERNELS_VARIABLE, ""))
     chosen = LibraryChoice(None)
     if device == "cpu":

@@ -1,7 +1,7 @@
 """RankServer: a rank that connects to the core, loads its part of the model and runs plans. It decides nothing.
 
-The main thread computes. A second thread sends heartbeats (beats), a third one receives AbortOrders and ends the waits
-of the main thread for other ranks. When the core is gone, the rank keeps its weights and tries to connect again for
+The main thread computes. A second thread sends heartbeats (beats). A third thread receives AbortOrders, and ends the
+main thread's waits for other ranks. When the core is gone, the rank keeps its weights and tries to connect again for
 ORPHAN_SECONDS.
 """
 
@@ -55,7 +55,7 @@ ORPHAN_SECONDS = 30.0
 _OWN_SECONDS = 5.0  # a core that keeps the connection for longer than this has accepted this rank as its own
 _LAST_SECONDS = 5.0  # in a job: grace period for the main thread to exit by itself after the core is gone
 _ALL_TICKETS = 2**63  # higher than the ticket of every order
-_GROUP_SECONDS = 10.0  # longest wait for the other ranks at a rendezvous; short, as all are alive and have loaded
+_GROUP_SECONDS = 10.0  # longest wait for the other ranks at a rendezvous; short, because all of them have loaded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,15 +77,15 @@ class RankServer:
 
         A rank of a job exits with this code once its core is gone, even if its main thread hangs.
         """
-        self.is_refused = False  # True if this rank last told the core that it cannot use the settings or the model
+        self.is_refused = False  # True if this rank's last reply was that it cannot use the settings or the model
         self._exit_code = exit_code
         self._config = config
-        self._given_config = config  # without the sizes of the first assembly
+        self._given_config = config  # without the sizes that the core has chosen in its first assembly
         self._place = place
         self._rank: LoadedRank | None = None
         self._runner: Runner[Any] | None = None
-        self._group: TensorGroup[Any] | None = None  # this rank and those that share its stage
-        # of the present connection: a thread of an earlier one must not end the waits of the present group
+        self._group: TensorGroup[Any] | None = None  # this rank and the other ranks of its stage
+        # One for each connection: a thread of an earlier connection must not end waits in the present group.
         self._group_abort = GroupAbort()
         self._store: object = None  # rank 0: the rendezvous store, which must stay alive
         self._failure: Failed | None = None  # the reason why loading failed
@@ -100,7 +100,7 @@ class RankServer:
         while time.monotonic() - core_seen_at < ORPHAN_SECONDS:
             dialled_at = time.monotonic()
             # A core that has a newer process of this rank closes the connection at once. So this process belongs to the
-            # core only if an order came over the connection, or if it lasted for a while.
+            # core only if an order came over the connection, or if the connection lasted for a while.
             if self.serve_core() and (self._had_order or time.monotonic() - dialled_at > _OWN_SECONDS):
                 core_seen_at = time.monotonic()
             time.sleep(DIAL_SECONDS)
@@ -137,7 +137,7 @@ class RankServer:
             control.close()
             steps.close()
             if self._rank is not None:
-                # Peers may wait for this rank's part of a step whose order never arrived here. Leaving frees them.
+                # Peers may wait for this rank's part of a step whose order never arrived. Leaving ends these waits.
                 self._leave()
         return True
 
@@ -182,7 +182,7 @@ class RankServer:
                 order = control.expect(AbortOrders)
                 if group_abort.abort(order.ticket):
                     logger.info("rank %d: the core has aborted the waits for other ranks", self._place.rank)
-        control.close()  # after a message of another type, the core shall see that this thread has ended
+        control.close()  # a message of another type also ends the loop, and the core must notice that
         # Only the core could replace a peer that hangs, and a new core cannot reach this rank while it waits.
         group_abort.abort(_ALL_TICKETS)
 
@@ -219,8 +219,8 @@ class RankServer:
                 steps.send(reply)
             if isinstance(reply, Failed) and self._rank is not None:
                 # Peers may wait for this rank's part of a sum, although only another rank's connection broke. Leaving
-                # the group frees them, and they report failures too. So leave only after the reply: the core then gets
-                # the original failure first.
+                # the group ends their waits, and they report failures too. So leave only after the reply, from which
+                # the core gets the original failure first.
                 self._leave()
 
     def _load(self) -> Loaded | Failed:
@@ -261,12 +261,12 @@ class RankServer:
         )
 
     def _leave(self) -> None:
-        """Leaves the process group. First drops all objects that use it: they would keep its connections open."""
+        """Leaves the process group. First drops all objects that use it, because they keep its connections open."""
         self._group_abort.forget()
         self._runner = None
         self._group = None
         if self._config.world_size == 1:
-            return  # it has joined no group, and the module imports torch
+            return  # the rank has joined no group, and the module process_group imports torch
         from rayloom_engine.parallel.process_group import leave_group
 
         leave_group()

@@ -1,4 +1,4 @@
-"""Runner: does one rank's work for a StepPlan and returns a StepResult.
+"""Runner: computes one rank's part of a StepPlan and returns a StepResult.
 
 Each stage of a model sends its hidden states to the next stage. The first rank of the last stage chooses the tokens.
 """
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 # Rows of logits that are in memory at once for prompt logprobs. 64 rows of a 128k vocabulary in float32 are 32 MiB.
 _LOGPROB_ROWS = 64
 
-ArrayT = TypeVar("ArrayT")  # a torch tensor or a numpy array, which only the computation opens
+ArrayT = TypeVar("ArrayT")  # a torch tensor or a numpy array; only the computation reads its elements
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class _Sampled:
     """The tokens that a step has sampled."""
 
     tokens: dict[int, SampledToken] = field(default_factory=dict)  # slot -> its last new token
-    accepted: list[SampledToken] = field(default_factory=list)  # the tokens before it, of all slots
+    accepted: list[SampledToken] = field(default_factory=list)  # the new tokens before the last, of all slots
     dirty: list[int] = field(default_factory=list)  # see StepResult.dirty_slots
 
 
@@ -66,9 +66,9 @@ class Runner(Generic[ArrayT]):
         group: TensorGroup[ArrayT] | None = None,
         forms: Forms | None = None,
     ) -> None:
-        """`link`: to the other stages, None if there are none. `group`: the ranks of this stage, None if it has one.
+        """`link`: to the other stages, None if there are none. `group`: the ranks of this stage, None if there is one.
 
-        `forms`: to follow the grammars of sequences; only the rank that samples needs it.
+        `forms`: the grammars of sequences; only the rank that samples needs them.
         """
         stage = part.stage
         shard = part.shard
@@ -112,7 +112,7 @@ class Runner(Generic[ArrayT]):
             received_TD = self._link.receive(plan.num_tokens)
             started += time.perf_counter() - waiting_since  # the wait does not count as this stage's time
         hidden_TD = self._computation.forward(batch, received_TD, self._group, _wanted_rows(batch))
-        # Check before the next stage gets the hidden states. Otherwise that stage would exit, and not this damaged one.
+        # Check before the hidden states are sent. Otherwise the next stage would exit, and not this damaged stage.
         self._check_probes(batch, hidden_TD)
         if self._link is not None and not stage.is_last:
             forward_s = time.perf_counter() - started
@@ -166,8 +166,8 @@ class Runner(Generic[ArrayT]):
     def _load_adapter(self, load: AdapterLoad) -> None:
         """Loads an adapter into its slot.
 
-        If this fails, the rank that answers reports it. On another rank, tokens with the adapter are NaN, so the rank
-        that answers finds the logits of these sequences corrupt.
+        If this fails, the rank that answers reports it. On another rank, hidden states of tokens with the adapter
+        become NaN, so the rank that answers finds the logits of these sequences corrupt.
         """
         self._broken_adapters.pop(load.slot, None)
         try:
@@ -177,7 +177,7 @@ class Runner(Generic[ArrayT]):
             self._broken_adapters[load.slot] = str(error)
 
     def _with_broken_adapters(self, steps: list[tuple[SlotStep, Slot]]) -> tuple[BrokenAdapter, ...]:
-        """Returns the adapters that could not be loaded and that sequences of this step have."""
+        """Returns the adapters that could not be loaded and that sequences of this step use."""
         return tuple(
             BrokenAdapter(number, tuple(step.slot for step, slot in steps if slot.adapter_slot == number), message)
             for number, message in self._broken_adapters.items()
@@ -219,7 +219,7 @@ class Runner(Generic[ArrayT]):
         return sampled
 
     def _choose(self, logits_NV: ArrayT, slots: list[Slot]) -> tuple[list[int | None], list[TokenLogprobs | None]]:
-        """Returns for each row the next token id (None if not finite), and logprobs for the rows that want them."""
+        """Returns the next token id of each row (None if it is not finite), and logprobs of the rows that need them."""
         wanted = [row for row, slot in enumerate(slots) if slot.params.logprobs is not None]
         computation = self._computation
         # Logprobs are computed from a copy of the raw logits, because sampling may overwrite them.
@@ -265,7 +265,7 @@ class Runner(Generic[ArrayT]):
         return parts, corrupt
 
     def _rows_of(self, batch: InputBatch, hidden_TD: ArrayT, rows: Sequence[int]) -> ArrayT:
-        """Returns hidden states [N, D] of ascending rows. These are often all rows: then nothing is copied."""
+        """Returns hidden states [N, D] of ascending rows. If these are all rows, nothing is copied."""
         return hidden_TD if len(rows) == batch.ends[-1] else self._computation.rows(hidden_TD, rows)
 
     def _check_probes(self, batch: InputBatch, hidden_TD: ArrayT) -> None:

@@ -1,6 +1,6 @@
 """Sampler: chooses the next token of each sequence from logits, seed, position and the sequence's own ids alone.
 
-It works in vLLM's order: logprobs of the raw logits; mask of the form, bans (bans.py), logit_bias, penalties;
+The order of operations is vLLM's: logprobs of the raw logits; mask of the form, bans (bans.py), logit_bias, penalties;
 temperature; min_p, top_k, top_p; Gumbel-max. Each row is sampled alone, so its token does not depend on the rest of
 the batch.
 
@@ -63,7 +63,7 @@ class Sampler:
 
 
 def is_plain_greedy(slot: Slot) -> bool:
-    """True if the next token is that of the highest raw logit."""
+    """True if the next token is the one with the highest raw logit."""
     params = slot.params
     return (
         params.is_greedy
@@ -116,8 +116,8 @@ def _mask_logits(logits_V: torch.Tensor, allowed: Mask) -> None:
 def _kept_token_ids(logits_V: torch.Tensor, top_k: int, top_p: float, min_p: float) -> torch.Tensor | None:
     """Returns the ids of the tokens that may be chosen, or None for all. The most likely token is always kept.
 
-    If tokens are sorted by probability, every rule keeps the first ones. So the _FEW most likely tokens nearly always
-    suffice. Sorting a vocabulary of 49152 takes 6 ms on a slow core, most of the time of a small model's step.
+    Every rule keeps the most likely tokens, so the _FEW most likely tokens nearly always suffice. Sorting a vocabulary
+    of 49152 takes 6 ms on a slow core, most of the time of a small model's step.
     """
     vocab_size = logits_V.numel()
     has_k = 0 < top_k < vocab_size

@@ -50,7 +50,7 @@ class Slot:
         self.thinking: Thinking | None = None
         self.other_ids: npt.NDArray[np.int64] | None = None  # see bans.py
         self.allowed: Mask | None = None  # tokens that form and thinking allow next, set before sampling; None: all
-        self.num_postponed = 0  # steps since its last mask in which it should have sampled, but had no mask
+        self.num_postponed = 0  # steps since the last mask in which the slot should have sampled but had no mask
         self._bad_words: BadWordIndex | None = None  # built at the first use, on the rank that samples
         self._completed: tuple[int, ...] | None = None  # ids that would complete a bad word; None: not computed
         self.eos_token_ids = new.eos_token_ids
@@ -80,7 +80,7 @@ class Slot:
     def after_draft(self, num: int) -> Slot:
         """Returns the slot as the sampler would see it if the first `num` tokens of the draft were its own.
 
-        It is valid in this step, and only for a slot without a mask. It shares the array of token ids.
+        The result is valid in this step, and only for a slot without a mask. Both slots share the array of token ids.
         """
         ahead = object.__new__(Slot)
         ahead.request_id = self.request_id
@@ -126,7 +126,7 @@ class Slot:
 
     def note_sampled(self, token_id: int) -> None:
         """Keeps an id that this rank has sampled, in case that a later plan has a placeholder for it."""
-        if not self.params.has_mask:  # its samples may be dropped, so it never gets placeholders
+        if not self.params.has_mask:  # samples of a slot with masks may be dropped, so it never gets placeholders
             self.sampled_ids.append(token_id)
 
     def append_sampled(self, num: int) -> None:
@@ -156,7 +156,7 @@ class SlotTable:
     """Slot number -> Slot. `apply` applies a plan's changes to slots; the runner executes the rest of the plan."""
 
     def __init__(self, epoch: int, forms: Forms | None = None) -> None:
-        """`forms`: on the rank that samples, to follow the grammars of its sequences."""
+        """`forms`: the grammars of sequences, on the rank that samples."""
         self.epoch = epoch
         self.forms = forms
         self.block_tables = BlockTables()

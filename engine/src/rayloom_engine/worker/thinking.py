@@ -1,7 +1,7 @@
 """Thinking: counts the tokens of an answer's reasoning, and forces its end tag once the budget is spent.
 
-The field is called `thinking_token_budget`; elsewhere the same part of an answer is called reasoning. The state follows
-from the generated ids alone, like that of a form, so a replay restores it without a message.
+The field is called `thinking_token_budget`; elsewhere the same part of an answer is called reasoning. Like the state of
+a form, the state depends on the generated ids alone, so a replay restores it without a message.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Thinking:
         self._waiting: list[int] = []  # ids that are not counted yet
         self._place = _Place.BEFORE if budget.start else _Place.INSIDE
         self._text = b""  # before the reasoning: the answer without its first blanks; inside: the last bytes
-        self._num_tokens = 0  # tokens of the reasoning, forced ones included
+        self._num_tokens = 0  # tokens of the reasoning, forced tokens included
         self._num_forced = 0  # tokens of end_ids that were generated so far
 
     def append(self, token_ids: Sequence[int]) -> None:
@@ -46,7 +46,7 @@ class Thinking:
         self._waiting += token_ids
 
     def forced(self) -> int | None:
-        """Returns the only token that may come next; None if the budget leaves the choice. May raise GrammarFault."""
+        """Returns the only token that may come next; None if the budget forces none. May raise GrammarFault."""
         if self._place is not _Place.OVER:
             for token_id in self._waiting:
                 self._advance(token_id)

@@ -21,7 +21,7 @@ Ids = npt.NDArray[np.int64]
 
 
 class TokenCounts:
-    """An element is twice the number of times that a token was generated, plus 1 if it is in the prompt."""
+    """The table. An element is twice the number of times that a token was generated, plus 1 if it is in the prompt."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
@@ -31,7 +31,7 @@ class TokenCounts:
         self.table_RV = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
 
     def row_of(self, slot: Slot) -> int:
-        """Returns the slot's row. A row that the slot did not have before has to be cleared: see `additions`."""
+        """Returns the slot's row. If the row is new to the slot, `additions` clears it."""
         row = self._rows.get(slot)
         if row is None:
             if not self._free:
@@ -43,9 +43,9 @@ class TokenCounts:
         return row
 
     def additions(self, slots: Sequence[Slot]) -> tuple[Ids, Ids]:
-        """Returns what is to be added to the table for these slots: places [E], all different, and addends [E].
+        """Returns what the caller must add to the table for these slots: places [E], all different, and addends [E].
 
-        Clears the rows of new slots. A place is row * V + token id. Counts the tokens as added.
+        Clears the rows of new slots. A place is row * V + token id. Later calls do not return the same tokens again.
         """
         places: list[Ids] = []
         addends: list[Ids] = []
@@ -66,7 +66,7 @@ class TokenCounts:
         return np.concatenate(places), np.concatenate(addends)
 
     def _grow(self) -> None:
-        """Doubles the rows."""
+        """Doubles the number of rows."""
         num_rows = self.table_RV.shape[0]
         new_RV = self.table_RV.new_zeros((max(4, 2 * num_rows), self._vocab_size))
         new_RV[:num_rows] = self.table_RV

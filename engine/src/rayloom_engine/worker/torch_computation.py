@@ -1,4 +1,4 @@
-"""A rank's part of a model on torch: every GPU, and a CPU where the C library does not compute the model.
+"""A rank's part of a model on torch: on every GPU, and on a CPU if the C library does not compute the model.
 
 Legend: T tokens of the step, D model width, N rows whose logits are wanted, V vocabulary.
 """
@@ -58,7 +58,7 @@ class TorchComputation:
     """Implements RankComputation."""
 
     def __init__(self, model: RankModel, cache: KvPages, limits: DecodeLimits | None = None) -> None:
-        """`limits`: of decode steps, to run them as CUDA graphs; None: no graphs."""
+        """`limits`: the largest decode step that runs as a CUDA graph; None: no graphs."""
         self.num_blocks = cache.num_blocks
         self.clear_blocks = cache.clear_blocks
         self.copy_blocks = cache.copy_blocks
@@ -143,7 +143,7 @@ class TorchPart:
 
     @property
     def arithmetic(self) -> str:
-        """Names the code that computes tokens: those of another are not exactly the same."""
+        """Names the code that computes. Other code may compute other tokens."""
         is_ours = not isinstance(self.shape, MeasuredShape)
         return "torch" if is_ours else f"transformers {version('transformers')}"
 
@@ -219,7 +219,7 @@ class TorchPart:
 class TorchTypes:
     """The types with which torch computes, as names, and the reason for them.
 
-    `dtype`: of the weights, which are rounded to it. `compute_dtype`: of activations and of stored weights.
+    `dtype`: the type to which the weights are rounded. `compute_dtype`: that of activations and of weights in memory.
     """
 
     dtype: str
@@ -261,7 +261,7 @@ def load_torch_part(
 
 
 def choose_sampler(vocab_size: int, target: Target) -> Sampler | GpuSampler:
-    """Returns the sampler of a rank: that of the Triton kernels, where they compute the model."""
+    """Returns the sampler of a rank: a GpuSampler if Triton's kernels compute the model, else a Sampler."""
     if not uses_triton(target):
         return Sampler(vocab_size, target.device)
     from rayloom_engine.worker.gpu_sampler import GpuSampler

@@ -1,8 +1,8 @@
 """Verification of drafts: which rows of a step are sampled, and which sampled tokens count.
 
 A slot with a draft of k tokens has k + 1 rows: the row of its newest token and those of the draft. Row i is sampled as
-if the first i draft tokens were the slot's own, with the noise of its own position. Its token counts if these i tokens
-are the tokens of the rows before it.
+if the first i draft tokens were the slot's own, with the noise of the row's position. The token of row i counts if
+these i draft tokens equal the sampled tokens of the rows before row i.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ Steps = Sequence[tuple[SlotStep, Slot]]
 class AcceptedRows:
     """The meaning of the rows of one slot."""
 
-    num_tokens: int  # the tokens of so many rows, from the first on, are the slot's next tokens
+    num_tokens: int  # the tokens of this many rows, from the first row on, are the slot's next tokens
     is_corrupt: bool = False  # the slot has no draft, and its logits are not finite
     # The slot has a draft, and the logits of a row are not finite. Masked attention multiplies the KV of later rows by
-    # zero, and zero times NaN is NaN, so a wrong draft token may be the cause: the slot is computed again without one.
+    # zero, and zero times NaN is NaN. So a wrong draft token may be the cause, and the slot is computed again without
+    # its draft.
     is_dirty: bool = False
 
 
@@ -43,7 +44,7 @@ def accepted_rows(draft: Sequence[int], token_ids: Sequence[int | None]) -> Acce
 
 
 def sampled_slots(steps: Steps) -> list[Slot]:
-    """Returns for each row that is sampled its slot as the sampler shall see it."""
+    """Returns, for each sampled row, the slot with the tokens up to this row, for the sampler."""
     slots = []
     for step, slot in steps:
         slots.append(slot)

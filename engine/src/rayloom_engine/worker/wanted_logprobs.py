@@ -8,7 +8,7 @@ from rayloom_engine.core.step import TokenLogprobs
 def with_tokens(entry: TokenLogprobs, token_ids: tuple[int, ...], logits: list[float]) -> TokenLogprobs:
     """Returns `entry` with other alternatives: its own token first, then `token_ids`, in their order.
 
-    `logits`: that of the entry's own token, then those of `token_ids`.
+    `logits`: the logit of the entry's own token, then those of `token_ids`.
     """
     own, *of_others = logits
     log_sum = own - entry.logprob

@@ -2,7 +2,7 @@
 
     out[t] = softmax(scale * q[t] . K[visible]) V[visible]
 
-With a soft cap c, a score s becomes c * tanh(s / c). A sink of a head is one more score without a value.
+With a soft cap c, a score s becomes c * tanh(s / c). The sink of a head is one more score, which has no value.
 
 A token at position p sees the positions (p - window, p], or [0, p] without a window.
 
@@ -29,15 +29,15 @@ from rayloom_engine.kernels.triton.choice import uses_triton
 class AttentionBatch:
     """The tokens that one step computes, and the cache blocks of each sequence.
 
-    The tokens of a sequence are contiguous in T; the sequences follow in the order of the tuples. Callers may put
-    sequences with one token first (the runner does), which makes their rows one contiguous slice.
+    The tokens of a sequence are contiguous in T, and the tuples have the order of the sequences in T. Callers may put
+    the sequences with one token first (the runner does), so that the rows of these sequences are one contiguous slice.
     """
 
     query_lens: tuple[int, ...]  # tokens computed in this step, per sequence, each >= 1
     context_lens: tuple[int, ...]  # tokens in the cache after this step, per sequence, each >= query_len
     block_tables_SB: torch.Tensor  # int64, on the model's device, padded with 0
     slot_mapping_T: torch.Tensor  # int64, on the model's device; per token: block id * block size + offset
-    # The same batch for kernels that read it on the device: its lengths may change while the tuples keep their bounds.
+    # The same batch for kernels that read lengths on the device. These may change, while the tuples have upper bounds.
     on_device: DeviceBatch | None = None
 
 
@@ -98,7 +98,7 @@ def choose_attention(target: Target) -> PlanAttention:
 
 
 def reads_on_device(target: Target, pages: torch.Tensor) -> bool:
-    """True if attention over these pages reads `AttentionBatch.on_device`, as steps in CUDA graphs need."""
+    """True if attention over these pages reads `AttentionBatch.on_device`, which steps in CUDA graphs require."""
     if not uses_triton(target):
         return False
     from rayloom_engine.kernels.attention import triton_gpu
@@ -109,7 +109,7 @@ def reads_on_device(target: Target, pages: torch.Tensor) -> bool:
 def warm_up_attention(target: Target, *, num_heads: int, pages: torch.Tensor) -> None:
     """Compiles the kernels that a later step may launch, so that none is compiled while requests wait.
 
-    `num_heads`: query heads of this rank. `pages`: those of any layer.
+    `num_heads`: query heads of this rank. `pages`: the cache of any layer.
     """
     if reads_on_device(target, pages):
         from rayloom_engine.kernels.attention import triton_gpu

@@ -13,9 +13,9 @@ import torch
 
 LaunchKind = Literal["chunk", "decode"]
 LAUNCH_KINDS: tuple[LaunchKind, ...] = get_args(LaunchKind)
-# Programs for each multiprocessor: enough to hide the latency of memory, by the shared memory that a program takes.
+# Programs for each multiprocessor: enough to hide the latency of memory, few enough for the shared memory of each.
 _PROGRAMS_PER_SM = 2
-# A split reads at least as many positions, or combining the splits costs as much as they save.
+# A split reads at least this many positions, because combining smaller splits costs as much as the splits save.
 _MIN_POSITIONS = 256
 _MAX_SPLITS = 64
 
@@ -34,8 +34,8 @@ class DeviceBatch:
     context_lens_S: torch.Tensor  # tokens in the cache after this step
     num_seqs: int
     num_singles: int  # this many sequences at the front have at most one token each
-    num_chunk_tokens: int  # most tokens of all other sequences together
-    max_context_len: int  # bound of all context lengths
+    num_chunk_tokens: int  # upper bound of the tokens of all other sequences together
+    max_context_len: int  # upper bound of the context lengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +43,9 @@ class Launch:
     kind: LaunchKind
     first_seq: int
     num_seqs: int
-    num_tokens: int  # bound
+    num_tokens: int  # upper bound
     num_tiles: int  # for each key/value head
-    tiles_per_seq: int  # of a decode; each sequence of a chunk launch has as many as it needs
+    tiles_per_seq: int  # only for decodes: in a chunk launch, the number of tiles depends on the sequence's tokens
     num_splits: int
 
 

@@ -1,5 +1,4 @@
-"""Attention by torch: gathers whole blocks into a buffer that all layers share, then calls
-scaled_dot_product_attention.
+"""Attention by torch's scaled_dot_product_attention (SDPA), over blocks gathered into a buffer that all layers share.
 
 Two measurements on CPU led to this form. Indexing `pages[block_table]` is ten times slower than index_select into a
 buffer that is kept. `enable_gqa` with one query token is far slower than treating the query heads of one key head as
@@ -57,7 +56,7 @@ class _Prefill:
     """A sequence with several new tokens."""
 
     rows_n: slice  # the chunk's rows in T
-    gathered: _Gathered  # [K, G, L, D]; G has stride 0, so the query heads of a key head share it without a copy
+    gathered: _Gathered  # [K, G, L, D]; G has stride 0, so the query heads of a key head share keys and values uncopied
     mask_nL: torch.Tensor | None  # None if the chunk is the whole sequence, for which SDPA's causal mask suffices
 
 
@@ -227,8 +226,8 @@ def _decode(batch: AttentionBatch, bucket: list[_SingleRow], form: _Form) -> _De
     sequences_R = torch.tensor([index for _, _, index in bucket], device=device)
     firsts_R = torch.tensor(first_blocks, device=device)
     lens_R = torch.tensor([context_len for context_len, _, _ in bucket], device=device)
-    # Columns beyond a row's context are padding. The mask hides their values unless these are NaN, so each row repeats
-    # its own last block there.
+    # Columns beyond a row's context are padding. The mask cannot hide a NaN in a padding block, so each row repeats its
+    # own last block there, and reads no block of another sequence.
     lasts_R = (lens_R - 1) // block_size
     columns = torch.minimum(firsts_R[:, None] + torch.arange(num_blocks, device=device), lasts_R[:, None])
     block_ids = tables_SB[sequences_R[:, None], columns].flatten()

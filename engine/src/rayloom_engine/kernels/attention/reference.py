@@ -1,4 +1,4 @@
-"""Attention in float32, one token and one head at a time. The other backends are compared with it."""
+"""Attention in float32, one token and one head at a time. Tests compare the other backends with this backend."""
 
 from __future__ import annotations
 

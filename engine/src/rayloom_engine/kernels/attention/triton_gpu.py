@@ -1,8 +1,8 @@
 """Attention by Triton: plans and launches. `triton_kernels.py` has the kernels, `triton_tilings.py` their sizes.
 
 A plan has at most two launches: one for the sequences at the front of the batch that have one token each, and one for
-the others. A launch reads lengths, slots and block tables from tensors on the device. Its grid and its number of splits
-depend only on bounds that the host knows, so a CUDA graph can replay it while the contexts grow.
+the other sequences. A launch reads lengths, slots and block tables from tensors on the device. The grid and the number
+of splits depend only on bounds that the host knows, so a CUDA graph can replay a launch while the contexts grow.
 
 Legend: T tokens of the step, S sequences, N slots, B blocks of a table, H query heads, K key/value heads, D head size,
 P positions of a block.
@@ -70,7 +70,7 @@ class TritonPlan:
         soft_cap: float | None = None,
         sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Returns the attention, [T, H, D]; tokens of no sequence keep uninitialised memory.
+        """Returns the attention, [T, H, D]. The rows of tokens that belong to no sequence are uninitialised.
 
         `soft_cap` and `sinks_H` (float32) as in the reference.
         """
@@ -160,7 +160,7 @@ def plan_attention(
     window: int | None,
     compute_dtype: torch.dtype,
 ) -> AttentionPlan:
-    """Implements PlanAttention. Copies the lengths to the device, and waits for nothing there.
+    """Implements PlanAttention. Copies the lengths to the device, and does not wait for computations there.
 
     Returns a plan of torch's attention if the kernels cannot read the pages.
     """
@@ -173,7 +173,7 @@ def plan_attention(
     query_lens = batch.query_lens
     num_seqs = len(query_lens)
     num_singles = next((index for index, length in enumerate(query_lens) if length > 1), num_seqs)
-    # One copy for all three; a multiple of 4 int32 keeps each row aligned to 16 bytes.
+    # One copy brings all three tensors to the device. With a multiple of 4 int32, each row is aligned to 16 bytes.
     rows = torch.zeros((3, -(-(num_seqs + 1) // 4) * 4), dtype=torch.int32)
     rows[0, 1 : num_seqs + 1] = torch.tensor(list(itertools.accumulate(query_lens)), dtype=torch.int32)
     rows[1] = torch.arange(rows.shape[1])
@@ -219,7 +219,7 @@ def plan_on_device(
         num_positions=batch.max_context_len if window is None else min(window, batch.max_context_len),
         num_sms=_num_sms(pages.device),
     )
-    # Launches follow each other on the device, so they share the buffers.
+    # The device computes one launch after the other, so the launches share the buffers.
     num_tokens = batch.num_singles + batch.num_chunk_tokens
     num_parts = max((num_tokens * num_heads * each.num_splits for each in launches if each.num_splits > 1), default=0)
     return TritonPlan(
@@ -232,9 +232,10 @@ def plan_on_device(
 
 
 def warm_up(num_heads: int, pages: torch.Tensor, compute_dtype: torch.dtype) -> None:
-    """Compiles every kernel that a plan for such pages launches, by launching each on a few tokens.
+    """Compiles the kernels that a plan for such pages launches, by launching each kernel on a few tokens.
 
-    Layers with a soft cap or sinks have kernels of their own. Reads block 0 of the pages, and writes nothing there.
+    Does not compile the kernels of layers with a soft cap or with sinks. Reads block 0 of the pages, and writes nothing
+    there.
     """
     device = pages.device
     batch = DeviceBatch(

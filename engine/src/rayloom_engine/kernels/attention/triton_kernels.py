@@ -20,11 +20,12 @@ import triton.language as tl
 # The score before the first key. It is finite, because -inf - (-inf) is NaN.
 _LOWEST = tl.constexpr(-1.0e30)
 
-# A split reads at least as many positions. The number of splits is chosen for the longest context of a launch, and a
-# short one does not use all of them: parts that are almost empty would cost more to combine than to compute.
+# A split reads at least this many positions. The number of splits is chosen for the longest context of a launch. A
+# short context does not use all of them, because splits that are almost empty cost more to combine than to compute.
 _LEAST_POSITIONS = tl.constexpr(64)
 
-# Integers are not specialised: for a value of 1, or one divisible by 16, Triton would compile another kernel.
+# Triton does not specialise these integers. Otherwise it would compile another kernel for the value 1, and another one
+# for values that are divisible by 16.
 SIZES = [
     "first_seq",
     "num_seqs",
@@ -43,8 +44,8 @@ SIZES = [
 def _find_sequence(starts_ptr, first_seq, num_seqs, tile, group, ROWS: tl.constexpr):
     """Returns (sequence, index of the tile in the sequence) of a tile.
 
-    The tiles of sequence i begin at (rows of all sequences before) // ROWS + i, which leaves each sequence enough
-    tiles, and one if it is empty.
+    The tiles of sequence i begin at (rows of all sequences before) // ROWS + i. So each sequence has enough tiles, and
+    an empty sequence has one tile.
     """
     first_token = tl.load(starts_ptr + first_seq)
     low = 0
@@ -67,10 +68,10 @@ def _attend_tile(
     HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, KEYS: tl.constexpr, MASKED: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
 ):  # fmt: skip
-    """Returns (total_out, highest, total) after one more tile of keys. MASKED: some row does not see all of them."""
+    """Returns (total_out, highest, total) after one more tile of keys. MASKED: some row does not see all its keys."""
     positions = key_tile * KEYS + tl.arange(0, KEYS)
     dims = tl.arange(0, PADDED_DIM)
-    # A table may have no block for a position that no row sees, and a page may hold anything there: nothing is read.
+    # Positions that no row sees are not read: a table may have no block for them, and a page may hold any values there.
     is_read = (positions >= first_key) & (positions <= last_position)
     is_dim = dims < HEAD_DIM
     if MASKED:
@@ -96,7 +97,7 @@ def _attend_tile(
         value = tl.load(value_ptrs, mask=is_dim[None, :], other=0.0)
     scores = tl.dot(query, key.to(query.dtype), input_precision="ieee") * score_scale
     if HAS_SOFT_CAP:
-        # score_scale and cap_scale include the factors by which this is cap * tanh(score / cap), in powers of 2.
+        # This is log2(e) * cap * tanh(score / cap): score_scale and cap_scale include all constant factors.
         scores = cap_scale * (1.0 - 2.0 / (1.0 + tl.exp2(scores)))
     if MASKED:
         visible = (positions[None, :] <= row_positions[:, None]) & (
@@ -126,12 +127,12 @@ def attend_kernel(
     int32 [slots, B] with rows of `table_stride`; slots int32 [S]; starts int32 [S + 1], the first token of each
     sequence in T; lens int32 [S], the context lengths; sinks float32 [H] or None; out [T, H, D]. With several splits,
     the program writes partial float32 [T, H, splits, D] and stats float32 [T, H, splits, 2] (highest score, sum), and
-    `combine_kernel` writes out; a split that is not used writes stats with a sum of 0 alone. A row without visible keys
-    gets zeros.
+    `combine_kernel` writes out. An unused split writes only stats, with a sum of 0. A row without visible keys becomes
+    zeros.
 
-    CHUNKS: sequences have any number of tokens, so a program searches for its sequence, and tiles of keys that all rows
-    see need no mask. Otherwise each sequence has `tiles_per_seq` tiles, enough for its tokens. EDGE_STAGES: tiles of
-    keys in flight in the loop over tiles with a mask.
+    CHUNKS: sequences have any number of tokens, so a program searches for its sequence, and does not mask tiles of keys
+    that all rows see. Without CHUNKS, each sequence has `tiles_per_seq` tiles, enough for its tokens. EDGE_STAGES: the
+    number of tiles of keys in flight in the loop over masked tiles.
     """
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -184,7 +185,7 @@ def attend_kernel(
     total = tl.zeros((ROWS,), tl.float32)
     highest = tl.full((ROWS,), _LOWEST, tl.float32)
     if HAS_SINKS:
-        # A sink is one more score without a value, which only one split may count. The factor is log2(e).
+        # A sink is one more score, which has no value. Only one split may add it. The factor is log2(e).
         if split == 0:
             highest = tl.load(sinks_ptr + heads, mask=is_row, other=0.0) * 1.4426950408889634
             total += 1.0
@@ -227,9 +228,9 @@ def combine_kernel(
     partial_ptr, stats_ptr, starts_ptr, out_ptr, first_seq, num_seqs, num_splits,
     HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Writes the rows of out [T, H, D] that belong to the sequences, from their splits; grid (tokens, H).
+    """Combines the splits of the sequences, and writes the sequences' rows of out [T, H, D]; grid (tokens, H).
 
-    The grid may have more tokens than the sequences: those programs write nothing.
+    If the grid has more tokens than the sequences, the programs of the other tokens write nothing.
     """
     token = tl.load(starts_ptr + first_seq) + tl.program_id(0)
     if token >= tl.load(starts_ptr + first_seq + num_seqs):

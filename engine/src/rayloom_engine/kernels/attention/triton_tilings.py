@@ -1,7 +1,7 @@
-"""Tilings: the sizes of tiles, warps and stages with which attention's kernels are compiled, and the list of them.
+"""Tilings: the sizes of tiles, warps and stages with which attention's kernels are compiled; the list of kernels.
 
-A tiling is a function of the type, the head size and the kind of launch, so that a rank compiles few kernels and knows
-them all when it starts.
+A tiling depends only on the GPU, the type, the head size and the kind of launch. So a rank compiles few kernels, and
+knows all of them when it starts.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def tiling(variant: AttentionVariant, kind: LaunchKind, family: GpuFamily) -> Ti
     if wide and family == "ampere":
         return Tiling(rows=32, keys=32, num_warps=8, num_stages=2)
     if wide:
-        # The soft cap takes more registers, of which AMD's GPUs have too few.
+        # The soft cap needs more registers, and AMD's GPUs have too few for the larger tile.
         keys = 16 if variant.has_soft_cap and family == "amd" else 32
         return Tiling(rows=64, keys=keys, num_warps=8, num_stages=2)
     small = family == "ampere" and variant.padded_dim == 128
@@ -73,7 +73,7 @@ def attend_constants(variant: AttentionVariant, kind: LaunchKind, sizes: Tiling)
         "PADDED_DIM": variant.padded_dim,
         "ROWS": sizes.rows,
         "KEYS": sizes.keys,
-        # A chunk has few tiles with a mask, and a decode has no others.
+        # A chunk has few tiles with a mask, and all tiles of a decode have a mask.
         "EDGE_STAGES": 1 if kind == "chunk" else sizes.num_stages,
         "CHUNKS": kind == "chunk",
         "HAS_SOFT_CAP": variant.has_soft_cap,
@@ -87,7 +87,7 @@ def combine_constants(variant: AttentionVariant) -> dict[str, int]:
 
 
 def shipped_variants() -> tuple[AttentionVariant, ...]:
-    """Returns the variants that are compiled ahead of time: all head sizes in bfloat16, the usual one in float16."""
+    """Returns the variants that `make kernels` compiles, among them all head sizes in bfloat16."""
     return (
         *(AttentionVariant(dtype_name="bfloat16", head_dim=head_dim) for head_dim in HEAD_DIMS),
         AttentionVariant(dtype_name="float16", head_dim=128),

@@ -41,14 +41,14 @@ class RotaryKvWrite(Protocol):
     ) -> torch.Tensor:
         """Returns the queries, [T, H, D], which are a view of qkv.
 
-        qkv is contiguous, and its content is undefined afterwards but for the queries. `pages` is one layer's cache,
+        qkv is contiguous. Afterwards its content is undefined, except the queries. `pages` is one layer's cache,
         [N, P, 2, K, D]; keys and values are rounded to its type. slot_mapping_T is int64: block id * P + offset. The
-        tables are those of the rank's rotary backend.
+        rank's rotary backend has made the tables.
         """
 
 
 def choose_rotary_kv_write(target: Target, rotary: Rotary) -> RotaryKvWrite:
-    """`rotary`: the rank's backend, which makes the tables."""
+    """Returns the backend for the target. `rotary`: the rank's rotary backend, which makes the tables."""
     if uses_triton(target):
         from rayloom_engine.kernels.rotary_kv_write import triton_gpu
 

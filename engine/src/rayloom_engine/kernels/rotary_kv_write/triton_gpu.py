@@ -1,6 +1,6 @@
 """Norms, rotation and cache write in one kernel: each program handles a block of heads of one token.
 
-torch needs ten kernels for it: two norms and two copies, a flip, two products, a cast, a copy and the write. The
+torch would need ten kernels: two norms and two copies, a flip, two products, a cast, a copy and the write. The
 arithmetic is in float32 and rounds once, when the result is stored. The tables are those of the reference rotation:
 float32, [T, 1, R / 2] each, where the first R elements of a head are rotated.
 """
@@ -35,7 +35,7 @@ def rotary_kv_write_kernel(
     R: tl.constexpr,  # rotated elements of a head
     HAS_NORMS: tl.constexpr,
     HEADS: tl.constexpr,
-    HALF_BLOCK: tl.constexpr,  # the power of two from D / 2 on
+    HALF_BLOCK: tl.constexpr,  # D / 2, rounded up to a power of two
 ):
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
@@ -44,7 +44,7 @@ def rotary_kv_write_kernel(
     inside = (head < H + 2 * K) & in_half
     is_query = head < H
     is_rotated = head < H + K
-    # The elements of a pair. Those that are not rotated are in pairs, too: the pair is the unit of all loads.
+    # The elements of a pair. Elements that are not rotated form pairs, too, because all loads read pairs.
     in_rotated = pair < R // 2
     first_at = pair if R == D else tl.where(in_rotated, pair, pair + R // 2)
     second_at = pair + D // 2 if R == D else tl.where(in_rotated, pair + R // 2, pair + D // 2)
@@ -68,12 +68,12 @@ def rotary_kv_write_kernel(
     tl.store(elements + first_at, new_first.to(in_dtype), mask=inside & is_query)
     tl.store(elements + second_at, new_second.to(in_dtype), mask=inside & is_query)
     # A token's K keys precede its K values in the pages, as they do in the projection.
-    # A slot below 0 is that of a row which only fills up a CUDA graph: it is written nowhere.
+    # A row that only fills up a CUDA graph has a slot below 0, and its keys and values are not written.
     slot = tl.load(slots_ptr + token)
     is_written = inside & (head >= H) & (slot >= 0)
     places = pages_ptr + slot * (2 * K * D) + (head - H) * D
     page_dtype = pages_ptr.dtype.element_ty
-    # A page may be narrower than the projection: both roundings are those of the separate operations.
+    # The type of the pages may be narrower than that of the projection. The separate operations round twice, too.
     tl.store(places + first_at, new_first.to(in_dtype).to(page_dtype), mask=is_written)
     tl.store(places + second_at, new_second.to(in_dtype).to(page_dtype), mask=is_written)
 

@@ -30,8 +30,8 @@ class Rows:
     ints: torch.Tensor  # int64 [M, NUM_INTS]
     floats: torch.Tensor  # float64 [M, NUM_FLOATS]; the kernels round to float32 what torch rounds
     numbers_N: torch.Tensor  # int64: the number of each row of the logits among the M rows, or -1
-    places_E: torch.Tensor  # int64: elements of the logits, row * V + token id, which all differ
-    addends_E: torch.Tensor  # float64: what is added to them before everything else, -infinity for banned tokens
+    places_E: torch.Tensor  # int64: indices of elements of the logits, row * V + token id; all differ
+    addends_E: torch.Tensor  # float64: added to these elements before all other rules; -infinity bans a token
     masks: torch.Tensor | None  # int32 [masks, W]: one bit for each token that may be chosen
-    counts: torch.Tensor | None  # int32 [rows, V]: twice how often a token was generated, plus 1 if in the prompt
+    counts: torch.Tensor | None  # int32 [rows, V]: twice the times a token was generated, plus 1 if it is in the prompt
     has_thresholds: bool  # True if a row has top_k, top_p or min_p

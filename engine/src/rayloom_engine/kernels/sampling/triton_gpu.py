@@ -33,7 +33,7 @@ _LAST_ID = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """How a row is cut."""
+    """The blocks into which a row of logits is cut."""
 
     size: int = 1024  # tokens of a block
 
@@ -47,8 +47,8 @@ BLOCKS = Blocks()
 def choose(logits_NV: torch.Tensor, rows: Rows | None, blocks: Blocks = BLOCKS) -> torch.Tensor:
     """Returns the token id of each row, int64 [N], on the device of the logits; -1 for a row that is not finite.
 
-    Overwrites the rows of `rows`. None: every row is greedy, without bans, biases and penalties. The logits are
-    float32 and contiguous.
+    Overwrites the logits of the rows in `rows`. `rows` None: every row is greedy, without bans, biases and penalties.
+    The logits are float32 and contiguous.
     """
     num_rows, vocab_size = logits_NV.shape
     assert logits_NV.dtype is torch.float32 and logits_NV.is_contiguous()
@@ -76,7 +76,7 @@ def choose(logits_NV: torch.Tensor, rows: Rows | None, blocks: Blocks = BLOCKS) 
 
 
 def add_at(values: torch.Tensor, places_E: torch.Tensor, addends_E: torch.Tensor) -> None:
-    """Adds addends to the elements of `values` at the places, which all differ. The addends are rounded to its type."""
+    """Adds each addend, rounded to the type of `values`, to the element of `values` at its place. All places differ."""
     num_entries = places_E.shape[0]
     if num_entries:
         add_kernel[(num_blocks(num_entries, _ENTRIES),)](
@@ -123,14 +123,14 @@ class _Best:
 
 
 def _draw(logits_NV: torch.Tensor, rows: Rows, blocks: Blocks) -> _Best:
-    """Returns the best tokens of the M rows, after all their rules. Overwrites these rows."""
+    """Returns the best token of each block of the M rows, after all rules. Overwrites the logits of these rows."""
     num_rows = rows.ints.shape[0]
     vocab_size = logits_NV.shape[1]
     device = logits_NV.device
     best = _Best.empty(num_rows, vocab_size, blocks, device)
     sizes = {"BLOCK": blocks.size, "INTS": NUM_INTS}
     add_at(logits_NV, rows.places_E, rows.addends_E)
-    unused = rows.numbers_N.view(torch.int32)  # of a tensor that no row refers to
+    unused = rows.numbers_N.view(torch.int32)  # stands for a tensor that no row reads
     adjust_kernel[(num_rows, best.num_blocks)](
         logits_NV,
         rows.ints,
@@ -203,7 +203,7 @@ _POINTERS = {
 
 
 def _shipped(name: str, kernel: Any, variant: str = "", sizes: dict[str, int] | None = None, **types: str) -> Shipped:
-    """Returns the configuration of a kernel. `types`: of arguments that differ from _POINTERS."""
+    """Returns the configuration of a kernel. `types`: types of arguments that differ from those in _POINTERS."""
     constants = {"BLOCK": BLOCKS.size, "INTS": NUM_INTS, "FLOATS": NUM_FLOATS, **(sizes or {})}
     arguments = kernel.arg_names
     variables = [argument for argument in arguments if argument not in constants]

@@ -2,7 +2,7 @@
 
 A row of the vocabulary is cut into blocks, so that all parts of a GPU work on a small batch, too. Each block has its
 best token; `reduce_kernel` finds the best block. The draw is Gumbel-max with the noise of `worker/noise.py`: SplitMix64
-in 64 bits, its logarithms in float64.
+in 64 bits, and logarithms in float64.
 
 The order of roundings is that of worker/sampler.py, so products and sums must not be fused (`enable_fp_fusion=False`).
 
@@ -107,10 +107,10 @@ def draw_kernel(
     BLOCK: tl.constexpr,
     INTS: tl.constexpr,
 ):
-    """Writes the token of each block of M rows that has the highest sum of logit and noise, among those that are kept.
+    """Writes, for each block of M rows, the kept token with the highest sum of logit and noise.
 
-    A token is kept if its logit is above the threshold, or equal to it with an id up to the row's last tie. Rows that
-    are greedy get no noise.
+    A token is kept if its logit is above the threshold, or equals the threshold and its id is at most the row's last
+    tie. Greedy rows have no noise.
     """
     number = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)

@@ -24,7 +24,7 @@ def logprobs_kernel(logits_ptr, ids_ptr, log_sums_ptr, logprobs_ptr, ranks_ptr, 
     for start in range(0, V, BLOCK):
         ids = start + tl.arange(0, BLOCK)
         x = tl.load(logits_ptr + ids, mask=ids < V, other=float("-inf"))
-        # The lowest float32 stands for -infinity, of which a difference would be NaN.
+        # The lowest float32 replaces -infinity here, because the difference of two infinities is NaN.
         new_highest = tl.maximum(highest, tl.maximum(tl.max(x, axis=0), -3.4028234663852886e38))
         total = total * tl.exp(highest - new_highest) + tl.sum(tl.exp(x - new_highest), axis=0)
         highest = new_highest

@@ -5,8 +5,8 @@ highest key. The threshold of top_p is the lowest key for which all tokens with 
 than top_p together. Each pass over the row tests 15 keys at once and so divides the range of keys by 16: at most 9
 passes find a threshold exactly.
 
-Tokens that equal a threshold are kept in the order of their ids, as many as the rule allows, as the C library does.
-torch's sort keeps any of them.
+Of the tokens that equal a threshold, the kernel keeps as many as the rule allows, those with the lowest ids. So does
+the C library; torch's sort keeps any of them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def value_of(key):
 
 @triton.jit
 def weights_of(x, highest, inside, COUNTS: tl.constexpr):
-    """Returns what a token adds to the sum that a threshold limits: 1, or its probability, not normalised."""
+    """Returns what a token adds to the sum that a threshold limits: 1 with COUNTS, else exp(x - highest)."""
     if COUNTS:
         return inside.to(tl.float32)
     return tl.where(inside, tl.exp(x - highest), 0.0)
@@ -42,9 +42,9 @@ def weights_of(x, highest, inside, COUNTS: tl.constexpr):
 
 @triton.jit
 def threshold_of(logits_ptr, V, highest, low, target, COUNTS: tl.constexpr, BLOCK: tl.constexpr):
-    """Returns the smallest key above `low` such that the tokens with larger keys have less than `target` together.
+    """Returns the smallest key above `low` such that the tokens with larger keys weigh less than `target` together.
 
-    The tokens above `low` have at least `target`, so the threshold is the key of a token.
+    The tokens above `low` weigh at least `target` together, so the threshold is the key of a token.
     """
     high = key_of(highest).to(tl.int64)
     pieces = tl.arange(0, PIECES) + 1
@@ -109,9 +109,9 @@ def thresholds_kernel(
     INTS: tl.constexpr,
     FLOATS: tl.constexpr,
 ):
-    """Writes the threshold of each of M rows, and the last token id that is kept among those equal to it.
+    """Writes the threshold of each of M rows, and the highest id of the kept tokens that equal the threshold.
 
-    The logits are divided by the temperature; `values` [M, B] are the highest of each block.
+    The logits are already divided by the temperature. `values` [M, B]: the highest logit of each block.
     """
     number = tl.program_id(0).to(tl.int64)
     row = tl.load(ints_ptr + number * INTS)

@@ -1,4 +1,4 @@
-"""The choice between Triton kernels and others, by what was asked for and what this machine can run."""
+"""The choice between Triton kernels and others, by the setting RAYLOOM_KERNELS and by what this machine can run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rayloom_engine.kernels.target import Target
 
 
 def uses_triton(target: Target) -> bool:
-    """True if the target's kernels are those in Triton, where an operation has one."""
+    """True if the target uses Triton kernels, for the operations that have one."""
     if target.backend == "auto":
         return target.device.type == "cuda" and not problem(target)
     return target.backend == "triton"
@@ -30,8 +30,8 @@ def check_backend(target: Target) -> None:
 def problem(target: Target) -> str:
     """Returns why Triton kernels cannot run on the target; empty if they can.
 
-    The first call on a GPU compiles a small kernel and compares its result, because Triton needs a C compiler and a
-    folder for its cache at run time, and nothing else tells whether both are there.
+    The first call on a GPU compiles a small kernel and compares its result. Triton needs a C compiler and a folder for
+    its cache at run time, and only a compilation shows whether both are there.
     """
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed"

@@ -1,9 +1,9 @@
 """Shipped: one configuration of a Triton kernel that a rank may launch, and whose machine code `make kernels` checks.
 
-Each `kernels/<operation>/triton_gpu.py` has a tuple `SHIPPED` of these. `make kernels` compiles each for the GPUs that
-it names, and checks registers, shared memory and instructions. No machine code is part of a release: a rank compiles
-what it launches when it starts, configurations outside of SHIPPED as well. This module does not import triton, so that
-a list can be read without it.
+Each `kernels/<operation>/triton_gpu.py` has a tuple `SHIPPED` of these. `make kernels` compiles each configuration for
+its `gpus`, and checks registers, shared memory and instructions. No machine code is part of a release: when a rank
+starts, it compiles the kernels that it launches, also in configurations outside of SHIPPED. This module does not import
+triton, so that a list can be read without it.
 """
 
 from __future__ import annotations
@@ -35,5 +35,6 @@ class Shipped:
     gpus: tuple[Gpu, ...] = GPUS
     multiplies_matrices: bool = False  # tl.dot must become instructions of the GPU's matrix units
     copies_asynchronously: bool = False  # on NVIDIA, loads of a loop must become asynchronous copies to shared memory
-    # Pointers are aligned to 16 bytes, as torch allocates them. Arguments here are aligned to their element alone.
+    # Pointers are aligned to 16 bytes, as torch allocates them. The arguments named here are aligned only to their
+    # element's size.
     unaligned: frozenset[str] = field(default=frozenset())

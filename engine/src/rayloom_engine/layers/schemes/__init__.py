@@ -40,14 +40,13 @@ class SchemeFactory(Protocol):
 
     @property
     def cut_unit(self) -> int:
-        """Tensor parallelism cuts inputs and outputs at multiples of this number, such as the group size of a quantised
-        format.
+        """Tensor parallelism cuts inputs and outputs at multiples of this number.
+
+        It is the group size, if a quantised format has groups.
         """
 
     def linear(self, spec: LinearSpec) -> WeightScheme:
         """Returns a scheme with memory for the weights of `spec`. The memory is not filled yet."""
 
     def tied(self, weight: torch.Tensor) -> WeightScheme:
-        """Returns a scheme that multiplies by the model's own [out, in] `weight`, such as the embedding that a tied
-        head shares.
-        """
+        """Returns a scheme that multiplies by a model's [out, in] `weight`, such as the embedding of a tied head."""

@@ -23,7 +23,8 @@ MOST_RANK = 256  # kMostRank in csrc/cpu/adapters.h
 _MOST_ALPHA = 1e6
 _MOST_PATTERNS = 4096
 _MOST_PATTERN_CHARACTERS = 256
-# Keys of a pattern are names of matrices. A regular expression with more than these could take endless time to match.
+# Keys of a pattern are names of matrices, which need only these characters. A regular expression with other characters
+# could take endless time to match.
 _PATTERN = re.compile(r"[\w.^$\\-]+")
 
 # Field -> what it does. A value that is not empty makes the adapter unusable.
@@ -111,7 +112,7 @@ def _pattern(config: ConfigJson, field: str, most: float) -> dict[str, Any]:
 
 
 def _of_pattern(pattern: Mapping[str, Any], matrix: str, otherwise: float) -> float:
-    """Returns the value of the first key that matches the name or its end behind a dot."""
+    """Returns the value of the first key that matches the matrix's name, or the end of the name behind a dot."""
     for key, value in pattern.items():
         if _at_the_end(key).fullmatch(matrix):
             return float(value)

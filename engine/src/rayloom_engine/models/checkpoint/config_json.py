@@ -19,10 +19,10 @@ _READ_ERRORS = (OSError, ValueError, TypeError, LookupError, ArithmeticError, At
 
 @contextlib.contextmanager
 def refuses_broken(path: Path | str) -> Iterator[None]:
-    """Use `with refuses_broken(path):` around reading a model's file. Turns every error that its content can cause into
-    a ModelError that names the file.
+    """Turns every error that a model file's content can cause into a ModelError that names the file.
 
-    The getters below also name the field. This context manager handles content that they do not check.
+    Use `with refuses_broken(path):` around the code that reads the file. The getters below also name the field. This
+    context manager handles content that they do not check.
     """
     try:
         yield

@@ -37,11 +37,10 @@ def hugging_face_config(
     dtype: str,
     rope_divisors: np.ndarray[Any, Any] | None,
 ) -> dict[str, Any]:
-    """Returns the content of config.json, from a GGUF file's fields. `rope_divisors`: the tensor rope_freqs.weight, if
-    the file has it (Llama 3.1).
+    """Returns the content of config.json, from a GGUF file's fields.
 
-    Raises ModelError for architectures, and features of them, that the engine does not support, and for sizes beyond
-    `checkpoint.limits`.
+    `rope_divisors`: the tensor rope_freqs.weight, if the file has it (Llama 3.1). Raises ModelError for architectures
+    and features that the engine does not support, and for sizes beyond `checkpoint.limits`.
     """
     arch = fields.get("general.architecture")
     if arch not in ARCHITECTURES:
@@ -198,7 +197,7 @@ def _token_ids(fields: ConfigJson, vocab_size: int) -> dict[str, int]:
 def _token_id(fields: ConfigJson, key: str, vocab_size: int) -> int | None:
     """Returns the token id in a field.
 
-    None if the field is absent, or the id is beyond the vocabulary: some files mark absence this way.
+    None if the field is absent, or if the id is beyond the vocabulary, because some files mark absence this way.
     """
     if fields.get(key) is None:
         return None

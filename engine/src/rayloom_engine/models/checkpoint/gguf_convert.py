@@ -44,10 +44,10 @@ _PIECE_VALUES = 8 * 1024 * 1024  # values dequantised in one call (32 MiB of flo
 def convert_gguf(source: Path, folder: Path, progress: Progress = no_progress, *, keeps_blocks: bool = False) -> None:
     """Writes config.json, generation_config.json, the tokenizer and model.safetensors into `folder`, which must exist.
 
-    Quantised weights become bfloat16, or with `keeps_blocks` stay as they are: tensors of bytes, which
-    models/quantised/gguf_blocks.py reads. float32, float16 and bfloat16 keep their type. The conversion needs only a
-    few pieces of 32 MiB in memory, or one matrix of q or k. Raises ModelError for a broken or unsupported file before
-    it writes any weight.
+    With `keeps_blocks`, quantised matrices stay as they are: tensors of bytes, which models/quantised/gguf_blocks.py
+    reads. All other tensors get one type: that of the first layer's q matrix, or bfloat16 if this matrix is quantised.
+    The conversion needs only a few pieces of 32 MiB in memory, or one matrix of q or k. Raises ModelError for a broken
+    or unsupported file before it writes any weight.
     """
     with refuses_broken(source):
         config, fields, tensors = write_config(source, folder, keeps_blocks=keeps_blocks)

@@ -53,10 +53,10 @@ _DATA_TYPES = {Kind.F16: "<f2", Kind.F32: "<f4", Kind.F64: "<f8"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufTensor:
-    """A tensor whose data is completely in the file. `sizes` begin with the fastest-varying dimension, unlike in torch
-    and numpy.
+    """A tensor whose data is completely in the file.
 
-    The first dimension of `data` counts rows. A row holds numbers, or bytes if the type is quantised.
+    `sizes` begin with the fastest-varying dimension, unlike in torch and numpy. The first dimension of `data` counts
+    rows. A row holds numbers, or bytes if the type is quantised.
     """
 
     name: str

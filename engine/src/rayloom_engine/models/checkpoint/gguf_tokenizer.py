@@ -24,7 +24,7 @@ _MERGES = "tokenizer.ggml.merges"
 _CONTROL = 3
 _USER_DEFINED = 4
 
-# How Llama 3 and Qwen2 split text. They differ in how many digits stay together.
+# How Llama 3 and Qwen2 split text. The two patterns differ in how many digits stay together.
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LLAMA3_SPLIT = rf"{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
@@ -44,8 +44,8 @@ class _Scheme:
 def write_tokenizer(fields: ConfigJson, folder: Path) -> None:
     """Writes tokenizer.json and tokenizer_config.json into `folder`.
 
-    `fields`: those of the GGUF file. A tokenizer.json next to the GGUF file is used instead of the fields. Raises
-    ModelError for a tokenizer that cannot be rebuilt.
+    `fields`: the GGUF file's fields. A tokenizer.json next to the GGUF file is used instead of them. Raises ModelError
+    for a tokenizer that cannot be rebuilt.
     """
     beside = fields.path.parent / "tokenizer.json"
     if beside.is_file():

@@ -8,7 +8,7 @@ from typing import Protocol
 class Progress(Protocol):
     """A callback that is called often, so it must be cheap.
 
-    `phase` is "resolve", "convert" or "load"; `done` and `total` count in `unit`. A `total` of 0 means unknown.
+    `phase` is a phase of the start, such as "load". `done` and `total` count in `unit`. A `total` of 0 means unknown.
     """
 
     def __call__(self, phase: str, done: int, total: int, unit: str) -> None: ...

@@ -21,7 +21,7 @@ _ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """`is_bytes`: the tensor has bytes (U8) instead of numbers of the file's type."""
+    """A tensor of the file. `is_bytes`: it has bytes (U8) instead of numbers of the file's type."""
 
     name: str
     shape: tuple[int, ...]
@@ -29,7 +29,7 @@ class TensorSpec:
 
 
 class SafetensorsWriter:
-    """Use as a context manager. Takes the tensors' values in the order of `specs`, row-major, in pieces of any size."""
+    """Use as a context manager. Write the tensors' values in the order of `specs`, row-major, in pieces of any size."""
 
     def __init__(self, file: IO[bytes], specs: Sequence[TensorSpec], dtype: str) -> None:
         """`dtype`: one of DTYPE_NAMES, for all tensors except those of bytes."""

@@ -1,7 +1,7 @@
-"""LibraryAdapter: a rank's part of a LoRA adapter, packed for the C library. LibraryAdapters: those in adapter slots.
+"""LibraryAdapter: a rank's part of a LoRA adapter, packed for the C library. LibraryAdapters: those in the slots.
 
-A matrix of the rank that stacks several of the checkpoint's (q, k, v; gate, up) has an update for each of them. A is
-cut by the columns and B by the rows that the rank holds. So the ranks of a stage sum updates as they sum products.
+A matrix of the rank that stacks several matrices of the checkpoint (q, k, v; gate, up) has an update for each of them.
+A is cut by the columns and B by the rows that the rank holds. So the ranks of a stage sum updates as they sum products.
 
 Legend: r rank of the adapter, padded with zeros to a multiple of 16; K inputs, N outputs of the rank's part.
 """
@@ -50,8 +50,8 @@ class LibraryAdapter:
         self._form = form
         self._folder = folder
         self._file = TensorFile(folder.weights)
-        self._memory = PackedMemory()  # of its own, so that it is freed with the adapter
-        self._arrays: list[Array] = []  # those whose addresses the structures hold
+        self._memory = PackedMemory()  # only of this adapter, so that it is freed with the adapter
+        self._arrays: list[Array] = []  # keeps alive the arrays whose addresses the structures hold
         self._layers = (AdapterLayerStruct * len(spec.layers))(*(self._layer(layer) for layer in spec.layers))
 
     @property
@@ -68,7 +68,7 @@ class LibraryAdapter:
         )
 
     def _matrix(self, spec: LinearSpec) -> MatrixUpdateStruct:
-        """Returns the updates of a matrix of the rank. A of all parts is packed first, then B of each, side by side."""
+        """Returns the updates of a matrix of the rank. Packs A of all parts, and right behind it B of each part."""
         stacked = [(rows, self._folder.updates.get(rows.name)) for rows in spec.stacked()]
         ranks = [0 if update is None else _padded(update.rank) for _, update in stacked]
         if not any(ranks):
@@ -98,12 +98,14 @@ class LibraryAdapter:
 
 
 class UnusableAdapter:
-    """Stands for an adapter that cannot be loaded. Its tokens become NaN on all ranks of the stage and in all later
-    stages, so no rank takes them for tokens of the plain model.
+    """Replaces an adapter that cannot be loaded.
+
+    Hidden states of tokens with this adapter become NaN on all ranks of the stage and in all later stages. So no rank
+    samples a token as if the sequence had no adapter.
     """
 
     def __init__(self, spec: DecoderSpec, form: WeightFormat) -> None:
-        self._arrays: list[Array] = []  # those whose addresses the structures hold
+        self._arrays: list[Array] = []  # keeps alive the arrays whose addresses the structures hold
         self._layers = (AdapterLayerStruct * len(spec.layers))(
             *(AdapterLayerStruct(out=self._matrix(layer.out, form)) for layer in spec.layers)
         )
@@ -131,9 +133,10 @@ class LibraryAdapters:
         self._no_adapter = (AdapterLayerStruct * len(self._spec.layers))()
 
     def load(self, slot: int, adapter: Adapter) -> None:
-        """Puts an adapter into a slot. One that another slot has is not read again.
+        """Puts an adapter into a slot. An adapter that another slot has is not read again.
 
-        Raises ModelError if its files cannot be used, or are not those of the digest. Its tokens become NaN then.
+        Raises ModelError if the adapter's files cannot be used, or have another digest. The hidden states of tokens
+        with this adapter become NaN then.
         """
         known = dict(self._slots.values())
         self._slots.pop(slot, None)

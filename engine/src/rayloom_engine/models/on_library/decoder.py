@@ -54,10 +54,11 @@ class LibraryDecoder:
         window_rope = shape.traits.window_rope
         self._window_rotary = None if window_rope is None else RotaryTable(window_rope, shape.head_dim)
         self._halves = range(2 * len(part.stage.layers))
-        # Rounded as the weights are: models are trained with a factor of their type.
+        # Rounded as the weights are, because models are trained with a factor of the weights' type.
         self._embedding_scale = rounded(shape.traits.embedding_scale, form.dtype)
         self._progress = ctypes.c_int64(0)
-        self._addresses: tuple[LibraryPages, ctypes.Array[ctypes.c_void_p]] | None = None  # the cache, its layers
+        # The cache, and the addresses of its layers.
+        self._addresses: tuple[LibraryPages, ctypes.Array[ctypes.c_void_p]] | None = None
 
     @property
     def kv_layout(self) -> KvLayout:
@@ -74,7 +75,7 @@ class LibraryDecoder:
         return self._progress.value
 
     def load_adapter(self, load: AdapterLoad) -> None:
-        """Keeps a LoRA adapter in an adapter slot. Raises ModelError if it cannot be used; its tokens are NaN then."""
+        """Loads a LoRA adapter into an adapter slot, as LibraryAdapters.load does."""
         self._adapters.load(load.slot, load.adapter)
 
     def forward(
@@ -88,7 +89,7 @@ class LibraryDecoder:
     ) -> Array:
         """Returns hidden states [T, D] as `models.model.RankModel.forward`, with numpy arrays.
 
-        The last stage returns them as the operand of the head, earlier stages the residual stream in float32.
+        The last stage returns them in the operand type of the head, earlier stages the residual stream in float32.
         """
         pages = cache.pages[0]
         assert (pages.shape[1], pages.dtype) == (BLOCK_SIZE, ELEMENTS[self.dtype]), (pages.shape, pages.dtype)
@@ -155,7 +156,7 @@ class LibraryDecoder:
             window_sines=address(window_tables[1]),
             pages=ctypes.addressof(pages),
             residual=address(residual_TD),
-            wanted_rows=None if wanted_N is None else wanted_N.ctypes.data,  # it may be empty
+            wanted_rows=None if wanted_N is None else wanted_N.ctypes.data,  # `address` refuses an empty array
             num_wanted=0 if wanted_N is None else len(wanted_N),
             adapters=None if adapters is None else ctypes.addressof(adapters),
             adapter_of_token=None if adapters_T is None else address(adapters_T),

@@ -1,7 +1,7 @@
 """Matrix: one matrix of a rank, plain while the checkpoint is read, then packed for the C library.
 
-A packed matrix is dense, or grouped as the checkpoint's quantised weights are (cpu_library/grouped.py), or int8: a byte
-for each weight, a float32 scale for each output, made from dense weights.
+A packed matrix is dense, grouped like the checkpoint's quantised weights (cpu_library/grouped.py), or int8. An int8
+matrix is made from dense weights. It has a byte for each weight, and a float32 scale for each output:
 
     weight[n, k] = scale[n] * w[n, k],  w from -127 to 127,  scale[n] = max over k of |weight[n, k]| / 127
 
@@ -47,8 +47,8 @@ class ArrayDestination:
 class WeightFormat:
     """How a library stores weights. `dtype`: dense weights, vectors and biases are rounded to it.
 
-    `scheme`: how the checkpoint is quantised. With the setting auto, its matrices stay so. Otherwise they become dense,
-    and then int8 if the setting says so.
+    `scheme`: how the checkpoint is quantised. With the setting auto, quantised matrices keep the scheme. Otherwise they
+    become dense, and with the setting int8 are then quantised to int8.
     """
 
     library: CpuLibrary
@@ -89,7 +89,7 @@ class WeightFormat:
 
 @dataclass(slots=True)
 class _StoredMatrix:
-    """The tensors of a quantised matrix of the checkpoint, which belong into some rows of the packed one."""
+    """The tensors of a quantised matrix of the checkpoint, which becomes some rows of the packed matrix."""
 
     place: StackedRows
     reader: MatrixReader
@@ -104,7 +104,7 @@ class _StoredMatrix:
 
 
 class Matrix:
-    """The tensors of the checkpoint, or the plain matrix, exist until `finish`, the packed matrix from then on."""
+    """One matrix. It holds tensors of the checkpoint or a plain matrix until `finish`, then the packed matrix."""
 
     __slots__ = (
         "_bias_N",
@@ -213,7 +213,7 @@ class Matrix:
 
 
 def _stored_matrices(spec: LinearSpec, scheme: CheckpointScheme) -> Iterator[_StoredMatrix]:
-    """Returns the quantised ones of the matrices that are stacked, with memory for their tensors."""
+    """Returns those of the stacked matrices that are quantised, with memory for their tensors."""
     for place in spec.stacked():
         reader = scheme.reader(place.name)
         if reader is not None:

@@ -14,9 +14,10 @@ FloatArray = npt.NDArray[np.float32]
 
 
 class RotaryTable:
-    """A row depends on its position alone: it is computed in float64 as part of the same chunk of positions in every
-    process, then rounded. The cosines and sines of scaled embeddings contain the scale. The table grows with the
-    longest sequence that was computed.
+    """Tables of cosines and sines with a row for each position. They grow with the longest sequence computed so far.
+
+    A row depends only on its position, because every process computes it as part of the same chunk of positions. Angles
+    are float32. Their cosines and sines are computed in float64, multiplied by the embedding's scale, and rounded.
     """
 
     def __init__(self, rope: RopeParameters, head_dim: int) -> None:

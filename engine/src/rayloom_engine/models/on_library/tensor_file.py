@@ -59,7 +59,8 @@ class TensorFile:
     def read(self, name: str, part: TensorPart = ()) -> Array:
         """Returns the slices `part` of a tensor; (): the whole tensor. The tensor's type is one of those in _ELEMENTS.
 
-        The array is a view of the file, read when the array is used. Several slices of an axis are copied at once.
+        The array is a view of the mapping, so the kernel reads the file when the elements are accessed. If an axis has
+        several slices, this method copies them into one array.
         """
         tensor = self._tensors[name]
         array = np.frombuffer(

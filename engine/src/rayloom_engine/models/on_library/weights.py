@@ -31,8 +31,8 @@ from rayloom_engine.models.shape import ModelShape
 class PlainWeights:
     """Memory for all tensors of a rank. `matrices` have to be finished once their tensors are copied.
 
-    `destinations`: tensor name in the checkpoint -> where to copy it. Whoever copies empties it, because it keeps the
-    plain matrices alive next to their packed copies.
+    `destinations`: tensor name in the checkpoint -> where to copy it. The loader empties this mapping, which would keep
+    the plain matrices alive next to their packed copies.
     """
 
     def __init__(self, spec: DecoderSpec, form: WeightFormat) -> None:
@@ -62,7 +62,7 @@ class PlainWeights:
         return [self._matrix(linear, is_dense=linear is router) for linear in layer.linears]
 
     def _matrix(self, spec: LinearSpec, *, is_dense: bool = False) -> Matrix:
-        """`is_dense`: the matrix does not become int8."""
+        """`is_dense`: the matrix is not quantised, whatever the format."""
         matrix = Matrix(spec, replace(self.form, quantization="none") if is_dense else self.form)
         self.matrices.append(matrix)
         self.destinations.update(matrix.destinations())
@@ -83,7 +83,7 @@ class LibraryWeights:
     def __init__(self, plain: PlainWeights, shape: ModelShape) -> None:
         """`plain`: loaded, with all matrices finished."""
         spec = plain.spec
-        # Everything whose addresses the structures hold.
+        # Matrices and vectors are kept alive here, because the structures hold their addresses.
         self._matrices = plain.matrices
         offset = np.float32(shape.traits.norm_offset)
         self._vectors = {name: widened(vector) + offset for name, vector in plain.vectors.items()}  # all are norms

@@ -1,8 +1,8 @@
 """Paged attention for transformers' modules, which call it through transformers' attention interface.
 
 An attention module finds its part of the KV cache in its own attribute `paged_attention`, so two models in one process
-do not share state. transformers also asks for a mask. `mask_kind` answers with the window of the mask alone, because
-paged attention hides later positions itself.
+do not share state. transformers also calls `mask_kind` for a mask. `mask_kind` returns only the window of the mask,
+because paged attention hides later positions itself.
 
 Legend: T tokens of the step, H query heads, K key/value heads, D head size.
 """
@@ -32,7 +32,8 @@ ATTRIBUTE = "paged_attention"
 class MaskKind:
     """A mask of attention. `window`: positions that a token sees, itself included; None: all.
 
-    `problem`: why paged attention cannot compute with it. transformers also makes masks that no layer uses.
+    `problem`: why paged attention cannot use the mask. It is raised only when a layer uses the mask, because
+    transformers also makes masks that no layer uses.
     """
 
     window: int | None
@@ -98,7 +99,7 @@ class PagedStep:
 
 @dataclass(frozen=True, slots=True)
 class PagedLayer:
-    """Implements ModuleAttention for one layer of the KV cache. Its heads may be wider than those of a module."""
+    """Implements ModuleAttention for one layer of the KV cache, whose heads may be wider than those of the module."""
 
     layer: int
     head_dim: int  # of the pages
@@ -131,7 +132,7 @@ def mask_kind(
         return MaskKind(None, "its attention mask has a form of its own")
     if local_size is None:
         return MaskKind(None)
-    # A sliding window begins to move at this position. In chunked attention, a token sees its chunk alone.
+    # A sliding window begins to move at this position. In chunked attention, a token sees only its chunk.
     query = torch.tensor(local_size)
     seen = [bool(mask_function(0, 0, query, torch.tensor(position))) for position in (0, 1, local_size)]
     if seen != [False, local_size > 1, True]:
@@ -170,7 +171,7 @@ def _attention(
     return out_THD[None], None
 
 
-# Options with tensors that other attention functions of transformers need, and paged attention need not.
+# Options with tensors that other attention functions of transformers need, but paged attention does not.
 _WITHOUT_EFFECT = {"position_ids", "cache_position", "cu_seq_lens_q", "cu_seq_lens_k", "s_aux", "position_embeddings"}
 
 

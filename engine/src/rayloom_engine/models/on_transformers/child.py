@@ -1,4 +1,4 @@
-"""Measures a model in a process of its own, for processes that hold no part of it and so need no torch.
+"""Measures a model in a child process, so that a process that holds no part of the model does not import torch.
 
 `python -m rayloom_engine.models.on_transformers.child FOLDER SHARDS` writes the pickled shape, or the error, to its
 standard output. SHARDS: see `measured_shape`; 0 stands for None.
@@ -15,7 +15,7 @@ from rayloom_engine.errors import ModelError
 from rayloom_engine.models.checkpoint.config_json import refuses_broken
 from rayloom_engine.models.measured_shape import MeasuredShape
 
-_MAX_LINE = 300  # characters of a child's last words in a message
+_MAX_LINE = 300  # characters of the last line of a child's output in a message
 
 
 def measured_in_child(folder: Path, num_shards: int | None = None) -> MeasuredShape:

@@ -82,7 +82,7 @@ def _check_layers(path: Path, model_type: str, config: Any) -> None:
 def _check_rope(path: Path, model_type: str, config: Any) -> None:
     """Refuses rotary embeddings that transformers recomputes from the longest sequence of a call.
 
-    A step has the sequences of many clients, and keys in the cache outlive it.
+    A step has the sequences of many clients, and keys in the cache outlive the step.
     """
     of_model = getattr(config, "rope_parameters", None) or {}
     given = [each for each in (of_model, *of_model.values()) if isinstance(each, dict)]

@@ -1,8 +1,8 @@
 """Copies weights from safetensors files into a model of transformers, tensor by tensor.
 
 transformers' modules may have other names and forms than the tensors of a checkpoint: experts are stacked, a prefix is
-missing. transformers has rules for both, and the loader applies them to the names in the files' headers first, so a
-checkpoint that does not fit is refused before a weight is read.
+missing. transformers has rules that convert names and forms. The loader first applies these rules to the names in the
+files' headers, so a checkpoint that does not fit is refused before a weight is read.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ class WeightPlan:
         """Makes `load` fill only the parameters and slices of one rank. Call it before `cut_to_shard`."""
         self._cuts = dict(cuts)
         self._shard = shard
-        self._whole = deepcopy(self._model)  # on the meta device; rules that split a tensor look up whole sizes
+        self._whole = deepcopy(self._model)  # on the meta device; rules that split a tensor read its whole sizes
 
     def load(self, dtype: torch.dtype, device: torch.device, progress: Progress) -> int:
-        """Gives the model its weights, rounded to `dtype`, then to their type in the model. Returns the bytes read."""
+        """Loads the weights, rounded to `dtype`, then to their type in the model. Returns the number of bytes read."""
         num_bytes_read = 0
         done = 0
         self._wanted = self._model.state_dict()
@@ -195,14 +195,14 @@ class WeightPlan:
 
 
 def source_cut(rule: Any, cut: Cut | None) -> Cut | None:
-    """Returns the cut of the files' tensors from which a rule makes the part of a tensor that has `cut`.
+    """Returns how to cut the files' tensors so that a rule makes from the pieces a tensor that is cut by `cut`.
 
     None if there is no cut, or if the rule needs whole tensors.
     """
     if cut is None or isinstance(rule, WeightRenaming):
         return cut
     # Cuts are counted from the last dimension, so stacking experts in a new first dimension leaves a cut valid. Joining
-    # gate and up changes the rows: a column cut stays valid, and a row cut only if each joined matrix is cut by itself.
+    # gate and up changes the rows: a column cut stays valid, but a row cut must cut each of the joined matrices.
     is_stack = [isinstance(each, MergeModulelist) and each.dim == 0 for each in rule.operations]
     is_join = [isinstance(each, Concatenate) and each.dim == 1 for each in rule.operations]
     if is_stack == [True] or (is_stack == [True, False] and is_join == [False, True] and cut.dim == -1):

@@ -41,7 +41,7 @@ def measured_shape(folder: Path, num_shards: int | None = None) -> MeasuredShape
     _refuse_quantised(given)
     # Check the sizes before modules of these sizes are made.
     config, _ = read_config(folder)
-    names = ("num_hidden_layers", "hidden_size", "vocab_size")  # attributes, which some classes call otherwise in JSON
+    names = ("num_hidden_layers", "hidden_size", "vocab_size")  # attributes; their names in JSON may differ
     known = ConfigJson(path=path, values={name: getattr(config, name, None) for name in names})
     known.count("num_hidden_layers", at_most=MAX_LAYERS)
     known.count("hidden_size", at_most=MAX_SIZE)
@@ -95,9 +95,10 @@ def _shape(folder: Path, given: ConfigJson, meta: MetaModel, num_shards: int | N
 
 
 def _experts(meta: MetaModel) -> tuple[ExpertSizes | None, int]:
-    """Returns the sizes of the routed experts, and the number of their weights that a token does not select.
+    """Returns the sizes of the routed experts, and the number of weights of the experts not selected for a token.
 
-    transformers holds the experts of a layer as stacked matrices, [experts, rows, columns], the only ones of this form.
+    transformers holds the experts of a layer as stacked matrices, [experts, rows, columns]. No other parameters have
+    three dimensions.
     """
     config = meta.model.config
     parameters = dict(meta.model.named_parameters())
@@ -127,7 +128,7 @@ def _refuse_quantised(config: ConfigJson) -> None:
 
 
 def _num_positions(config: Any) -> int:
-    """Returns the longest context of a model, under the names that configurations have for it."""
+    """Returns the longest context of a model, for which configurations have several names."""
     for name in ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length"):
         value = getattr(config, name, None)
         if isinstance(value, int) and value > 0:

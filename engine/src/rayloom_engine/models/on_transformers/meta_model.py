@@ -1,6 +1,6 @@
 """A model of transformers without memory: its modules on the meta device, and the calls that they make to attention.
 
-The calls tell what config.json does not: the order of layers, heads and head sizes of each, windows, and whether the
+The calls show what config.json does not: the order of layers, their heads, head sizes and windows, and whether the
 model computes anything that paged attention cannot.
 
 Legend: T tokens of a step, H query heads, K key/value heads, D head size.
@@ -36,13 +36,13 @@ class AttentionCall:
 
     @property
     def page_dim(self) -> int:
-        """Size of a head in the KV cache, where keys and values have the same."""
+        """Size of a head in the KV cache, where keys and values have the same size."""
         return max(self.head_dim, self.value_dim)
 
 
 @dataclass(frozen=True, slots=True)
 class MetaModel:
-    """A model whose weights have sizes and types, but no memory. `calls`: of attention, in the order of a step."""
+    """A model whose weights have sizes and types, but no memory. `calls`: calls of attention in a step, in order."""
 
     model: Any
     calls: tuple[AttentionCall, ...]
@@ -128,12 +128,12 @@ class _Recorded:
 
 
 def _run(model: Any, replaced: set[type[torch.nn.Module]], *, may_replace: bool) -> bool:
-    """Runs a step on the meta device, which computes sizes alone. Returns whether it also runs without token ids, if
-    it `may_replace` modules.
+    """Runs a step on the meta device, which computes only sizes.
 
-    A module whose sizes depend on values, such as the choice of experts, cannot run there. All of its type are replaced
-    by modules that return their input. `replaced`: types to replace; with `may_replace`, those of failed modules are
-    added. Raises ModelError if the step still fails.
+    With `may_replace`, returns whether a step also runs on hidden states without token ids, else False. A module whose
+    sizes depend on values, such as the choice of experts, cannot run on the meta device. All modules of its type are
+    replaced by modules that return their input. `replaced`: types to replace; with `may_replace`, the types of failed
+    modules are added. Raises ModelError if the step still fails.
     """
     inputs = {
         "input_ids": torch.zeros(1, _NUM_TOKENS, dtype=torch.int64, device="meta"),
@@ -189,7 +189,7 @@ def _first_input(*args: Any, **kwargs: Any) -> Any:
 
 @contextlib.contextmanager
 def _running(model: torch.nn.Module, with_tuples: set[torch.nn.Module]) -> Iterator[list[torch.nn.Module]]:
-    """Gives the modules whose calls have not returned, the innermost last. A call that raises does not return.
+    """Yields the list of modules whose calls have not returned, the innermost last. A call that raises stays in it.
 
     Adds the modules that return tuples to `with_tuples`.
     """
@@ -216,7 +216,7 @@ def _running(model: torch.nn.Module, with_tuples: set[torch.nn.Module]) -> Itera
 
 @contextlib.contextmanager
 def _plain_rotation(model: Any) -> Iterator[None]:
-    """Types of rotary embedding that depend on the values of positions count as the default one meanwhile."""
+    """A context in which every rotary embedding has the default type. Other types may depend on values of positions."""
     kinds = [
         (module, module.rope_type) for module in model.modules() if isinstance(getattr(module, "rope_type", 0), str)
     ]

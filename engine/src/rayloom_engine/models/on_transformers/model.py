@@ -118,7 +118,7 @@ class TransformersModel:
         stage, ends = self.part.stage, self._ends
         options: dict[str, Any] = {
             "position_ids": positions_T[None],
-            # All tokens are real. Without a mask, transformers would look for several sequences in the positions.
+            # No token is padding. Without a mask, transformers would search the positions for several sequences.
             "attention_mask": torch.ones_like(positions_T)[None],
             "use_cache": False,
         }
@@ -146,7 +146,7 @@ class TransformersModel:
         logits_NV: torch.Tensor = self._head(input_ids=None, inputs_embeds=hidden_ND[None], use_cache=False).logits[0]
         self._given.hidden_1ND = None
         shard = self.part.shard
-        if shard.count > 1 and logits_NV.shape[1] == self.shape.vocab_size:  # a head that cannot be cut
+        if shard.count > 1 and logits_NV.shape[1] == self.shape.vocab_size:  # the head was not cut
             rows = shard.part(self.shape.vocab_size)
             logits_NV = logits_NV[:, rows.start : rows.stop].contiguous()
         return logits_NV.float()

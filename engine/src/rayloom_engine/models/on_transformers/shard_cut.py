@@ -18,7 +18,7 @@ from rayloom_engine.parallel.tensor_group import OneRank, TensorGroup
 
 
 class StageRanks:
-    """The ranks of a stage. `group` is set during a step alone: connections must not outlive the engine's epoch."""
+    """The ranks of a stage. `group` is set only during a step, because connections must not outlive the epoch."""
 
     def __init__(self) -> None:
         self.group: TensorGroup[torch.Tensor] = OneRank()
@@ -35,7 +35,7 @@ class _AddOutputs:
 
 
 class _SplitInput:
-    """Takes this rank's part of the input."""
+    """Cuts the input to this rank's part."""
 
     def __init__(self, part: range) -> None:
         self._part = part
@@ -45,7 +45,7 @@ class _SplitInput:
 
 
 class _JoinOutputs:
-    """Joins the outputs of all ranks. Each adds its own part to zeros, so the sum has every part unchanged."""
+    """Joins the outputs of all ranks: sums arrays of zeros into which each rank has copied its own output."""
 
     def __init__(self, ranks: StageRanks, part: range, size: int) -> None:
         self._ranks = ranks
@@ -59,7 +59,7 @@ class _JoinOutputs:
 
 
 class _Vocabulary:
-    """Looks up the tokens whose rows this rank has. The others add the rest."""
+    """Looks up the tokens whose rows this rank has. The sum over ranks adds the rows that other ranks have."""
 
     def __init__(self, ranks: StageRanks, rows: range) -> None:
         self._ranks = ranks

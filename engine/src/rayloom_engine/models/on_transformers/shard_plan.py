@@ -17,8 +17,8 @@ from rayloom_engine.errors import ModelError, word
 from rayloom_engine.models.on_transformers.meta_model import MetaModel
 from rayloom_engine.parallel.shard import Shard
 
-# What a module's hooks do. gather: ranks join their outputs; sum: they add them; split_sum: each takes its part of the
-# input first; vocabulary: each looks up its own tokens, and they add the rows.
+# What a module's hooks do. gather: join the outputs of all ranks. sum: add the outputs. split_sum: cut the input to the
+# rank's part, then add the outputs. vocabulary: look up the rank's own tokens, then add the rows.
 Exchange = Literal["gather", "sum", "split_sum", "vocabulary"]
 
 # Style of a linear layer -> (dimension of its weight that is cut, exchange of its module).
@@ -40,7 +40,7 @@ _WHOLE = ("replicated_with_grad_allreduce", "mla_kv_a_proj", "local_params", "re
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The dimension along which ranks share a tensor. `num_packed`: equal parts of it that are cut one by one."""
+    """The dimension along which ranks share a tensor. `num_packed`: into how many equal parts, each cut by itself."""
 
     dim: int  # from the end of the tensor's sizes: -1 is the last
     num_packed: int = 1
@@ -135,7 +135,7 @@ class _PlanReader:
         self.cuts[name] = Cut(dim, 2 if style == "packed_colwise" else 1)
 
     def check_experts(self, model: Any) -> None:
-        """A parameter of experts that every rank has whole, such as a bias, would be added once for each rank."""
+        """Raises ModelError if the plan does not cut a parameter of experts: all ranks would add it to their sum."""
         for name in self._experts:
             for leaf, _ in model.get_submodule(name).named_parameters():
                 if f"{name}.{leaf}" not in self.cuts:
@@ -146,7 +146,7 @@ class _PlanReader:
 
 
 def _add_vocabulary(reader: _PlanReader, model: Any, rules: Mapping[str, str]) -> None:
-    """Cuts the head and the embedding by vocabulary; a head that is tied to the embedding only together with it."""
+    """Cuts the head and the embedding by vocabulary. An embedding that is tied to the head is cut if the head is."""
     names = {id(module): name for name, module in model.named_modules()}
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     is_head_cut = isinstance(head, torch.nn.Linear) and head.out_features == model.config.vocab_size
@@ -164,7 +164,7 @@ def _add_vocabulary(reader: _PlanReader, model: Any, rules: Mapping[str, str]) -
 
 
 def _rule_name(name: str) -> str:
-    """Returns the name of a module or parameter as rules have it, with a star for each number."""
+    """Returns the name of a module or parameter as rules write it, with a star for each number."""
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
 
 

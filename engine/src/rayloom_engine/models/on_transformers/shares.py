@@ -1,7 +1,7 @@
-"""Measures what a rank holds when several share each layer of a model. Reads no weight.
+"""Measures what a rank holds if several ranks share each layer of a model. Reads no weight.
 
-Weights are counted by the plan's cuts. Heads are those of attention calls of the model after it was cut, on the meta
-device: where its modules do not run with a part, that number of ranks cannot share a layer.
+Weights are counted by the plan's cuts. Heads are counted in the attention calls of the cut model, which runs on the
+meta device. If its modules do not run with a part, this number of ranks cannot share a layer.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ MAX_SHARDS = 64  # ranks that are tried; a stage's ranks share a node
 
 @dataclass(frozen=True, slots=True)
 class WeightSizes:
-    """Weights of each layer; those beside the layers in the first of several stages, in the last, in an only stage."""
+    """Numbers of weights, of each layer and beside the layers."""
 
     layers: tuple[int, ...]
-    embedding: int
-    final: int
-    both: int
+    embedding: int  # beside the layers of the first of several stages
+    final: int  # beside the layers of the last of several stages
+    both: int  # beside the layers of an only stage
 
 
 def weight_sizes(meta: MetaModel, elements_of: Callable[[str, torch.Tensor], int]) -> WeightSizes:
     """Returns the weights of a model, where `elements_of` counts those of a parameter."""
     model = meta.model
     tied = getattr(model, "all_tied_weights_keys", {})
-    # named_parameters gives both of two tied weights: they share memory only after they are loaded.
+    # named_parameters returns both of two tied weights, because they share memory only after they are loaded.
     sizes = {
         name: elements_of(name, parameter)
         for name, parameter in model.named_parameters(remove_duplicate=False)
@@ -63,7 +63,7 @@ def weight_sizes(meta: MetaModel, elements_of: Callable[[str, torch.Tensor], int
 def measure_shares(
     meta: MetaModel, num_chosen: int, wanted: int | None = None
 ) -> tuple[tuple[MeasuredShare, ...], str]:
-    """Returns the shares of all numbers of ranks that can share a layer, and why not if there are none.
+    """Returns the shares of all numbers of ranks that can share a layer, and the reason if there are none.
 
     `num_chosen`: experts of a token; 0 without experts. `wanted`: the only number that is measured, if it works.
     Measuring runs all layers once for each number.
@@ -97,11 +97,11 @@ def _measured(meta: MetaModel, plan: ShardPlan, num_chosen: int, counts: range) 
 
 def _share(meta: MetaModel, plan: ShardPlan, num_chosen: int, count: int) -> MeasuredShare:
     """Raises ModelError if the modules cannot run with the part of a rank."""
-    # The first rank has biases that are added to sums, the last one the longest part of an uneven vocabulary.
+    # The first rank has biases that are added to sums. The last rank has the longest part of an uneven vocabulary.
     first, last = (
         weight_sizes(meta, partial(plan.num_elements, shard)) for shard in (Shard(0, count), Shard(count - 1, count))
     )
-    # All ranks have equal parts of the layers, but for biases.
+    # All ranks have equal parts of the layers, except biases.
     model = copy.deepcopy(meta.model)
     cut_to_shard(model, plan, Shard(0, count), StageRanks())
     calls = calls_of_part(model, meta)
@@ -137,7 +137,7 @@ def _joined(meta: MetaModel, plan: ShardPlan) -> list[int]:
 
 
 def _check_heads(whole: tuple[AttentionCall, ...], part: tuple[AttentionCall, ...], count: int) -> None:
-    """A rank computes its share of the query and key/value heads of a layer, or all of them."""
+    """Raises ModelError unless a rank computes its share of a layer's query and key/value heads, or all of them."""
     for wanted, got in zip(whole, part, strict=True):
         heads = (got.num_heads, got.num_kv_heads)
         shares = [(wanted.num_heads / each, wanted.num_kv_heads / each) for each in (1, count)]

@@ -2,7 +2,7 @@
 
 Layers of other stages are replaced by modules that return their input, so the code of the base model still runs as it
 is: rotary tables, masks and whatever else comes before the layers. Hidden states of the previous stage replace the
-input of the stage's first layer, and the output of its last layer is what the next stage gets.
+input of the stage's first layer, and the output of its last layer is sent to the next stage.
 
 Legend: T tokens of the step, D model width.
 """
@@ -31,7 +31,7 @@ class _OtherLayer(torch.nn.Module):
 
 
 class _Absent(torch.nn.Module):
-    """A matrix of another stage. Code that initialises missing weights finds an empty one."""
+    """A matrix of another stage. Code that initialises missing weights finds an empty weight."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ Amount = tuple[int, int]
 
 
 def layer_forms(shape: ModelShape) -> list[Hashable]:
-    """Returns for each layer how its matrices are stored. Layers with equal forms and windows cost the same."""
+    """Returns how the matrices of each layer are stored. Layers with equal forms and windows cost the same."""
     scheme = shape.scheme
     if scheme is None:
         return [shape.experts_of(layer) for layer in range(shape.num_layers)]
@@ -56,7 +56,7 @@ def weight_bytes(shape: ModelShape, element_bytes: int) -> int:
 def checkpoint_bytes(shape: ModelShape) -> int:
     """Returns the bytes of the weights as a folder of safetensors holds them, as the shape's type and scheme say.
 
-    Those of a GGUF file count as dense, because the setting `dtype` makes its conversion dense.
+    Weights of a GGUF file count as dense, because its conversion is dense if the setting `dtype` is set.
     """
     element_bytes = DTYPE_BYTES[shape.checkpoint_dtype]
     if shape.scheme is None or shape.scheme.by_name:

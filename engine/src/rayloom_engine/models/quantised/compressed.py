@@ -1,5 +1,4 @@
-"""compressed-tensors checkpoints: `pack-quantized` (4 or 8 bits in groups) and `int-quantized` (int8 with one scale for
-an output).
+"""compressed-tensors checkpoints: `pack-quantized` (4 or 8 bits in groups), `int-quantized` (int8, a scale per output).
 
     weight[n, k] = weight_scale[n, g] * (q[n, k] - zero_point[n, g])
 

@@ -1,7 +1,8 @@
 """fp8 checkpoints: weights of the type float8_e4m3fn, times scales of the matrix, of an output, or of a block.
 
-The C library multiplies by integers. So each 32 weights become integers of 8 bits with a scale of their own: their step
-is 1/127 of the largest, and fp8's own step near the largest is 1/14 of it. `plain` gives the exact weights.
+The C library multiplies by integers. So every 32 weights become integers of 8 bits with a scale of their own. The step
+of these integers is 1/127 of the largest weight, while fp8's own step near the largest weight is 1/14 of it. `plain`
+returns the exact weights.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ E4M3 = _e4m3_values()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Float8Reader:
-    """Implements MatrixReader. `block`: rows and columns that share a scale; None where `scale_sizes` says it."""
+    """Implements MatrixReader. `block`: rows and columns that share a scale, if `kind` is "block"."""
 
     scale: str  # suffix of the scales' tensor
     kind: str  # "tensor", "channel" or "block"

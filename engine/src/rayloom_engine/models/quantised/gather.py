@@ -1,6 +1,4 @@
-"""QuantisedTensors: collects the tensors of each quantised matrix of a checkpoint, in any order, and gives the plain
-matrix when all are there.
-"""
+"""QuantisedTensors: collects the tensors of quantised matrices in any order, and returns each matrix once complete."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ class QuantisedTensors:
         return tensor in self._owners
 
     def add(self, tensor: str, values: Array) -> tuple[str, npt.NDArray[np.float32]] | None:
-        """Takes a tensor. Returns the matrix that it completes, as (name, weights); None if more tensors are missing.
+        """Adds a tensor. Returns the plain matrix that it completes, as (name, weights); None if tensors are missing.
 
         Raises ModelError if the tensors of a matrix contradict each other.
         """

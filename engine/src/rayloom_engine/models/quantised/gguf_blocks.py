@@ -1,7 +1,7 @@
 """Matrices in GGUF's block formats, as the conversion of a GGUF file copies them: `weight` [N, bytes of a row].
 
-A row is a sequence of blocks of 32 inputs, or of 256 in the K formats (ggml, ggml-common.h). Those of 4, 5 and 8 bits
-with one scale for 32 inputs are packed as they are. All others are rounded to 8 bits with a scale for 32 inputs.
+A row is a sequence of blocks of 32 inputs, or of 256 in the K formats (ggml, ggml-common.h). Formats of 4, 5 and 8 bits
+with one scale for 32 inputs are packed as they are. All other formats are rounded to 8 bits with a scale for 32 inputs.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _half(blocks: Array, at: int) -> npt.NDArray[np.float16]:
 
 
 def _halves(packed: Array) -> npt.NDArray[np.uint8]:
-    """Returns all low halves of the bytes of the last axis, then all high ones."""
+    """Returns all low halves of the bytes of the last axis, then all high halves."""
     return np.concatenate([packed & 15, packed >> 4], axis=-1)
 
 

@@ -38,7 +38,7 @@ class MatrixReader(Protocol):
 
     @property
     def unit(self) -> int:
-        """Tensor parallelism cuts the inputs at multiples of this number, and K must be one."""
+        """Tensor parallelism cuts the inputs at multiples of this number, and K must be a multiple of it."""
 
     def tensors(self, num_outputs: int, num_inputs: int) -> dict[str, StoredTensor]:
         """Returns suffix -> header of each tensor."""
@@ -54,9 +54,10 @@ class MatrixReader(Protocol):
 
 
 def library_group(stored: int | None) -> int:
-    """Returns the group of the C library for a stored group, a multiple of 32: the largest that divides it.
+    """Returns the C library's group size for the group size `stored`, a multiple of 32: the largest that divides it.
 
-    None: all inputs of an output share a scale. Then it is the smallest, so that tensor parallelism can cut anywhere.
+    None: all inputs of an output share a scale. The result is then the smallest group size, so that tensor parallelism
+    can cut at any multiple of 32.
     """
     return next(size for size in GROUP_SIZES if (stored or GROUP_SIZES[-1]) % size == 0)
 
@@ -83,8 +84,8 @@ def grouped(
 ) -> GroupedWeights:
     """Returns weights of a form with factors, from scales of stored groups that may be larger than the form's.
 
-    A row's factor is a power of two that brings the row's largest scale or offset near 1, so bfloat16 and float16
-    scales stay exact unless they are below 2^-14 of that.
+    A row's factor is a power of two that brings the row's largest scale or offset near 1. So bfloat16 and float16
+    scales stay exact unless they are below 2^-14 of the largest.
     """
     assert form.has_factors and form.has_offsets == (offsets_NG is not None)
     largest_N = np.abs(scales_NG).max(axis=1)
@@ -118,7 +119,7 @@ def rounded_to_bytes_form() -> GroupedForm:
 def rounded_to_bytes(plain_NK: npt.NDArray[np.float32]) -> GroupedWeights:
     """Returns weights rounded to 8 bits with a scale for 32 inputs: an error of at most 1/254 of the largest of the 32.
 
-    A weight that is not finite makes all weights of its group so.
+    A weight that is not finite makes all weights of its group not finite.
     """
     num_outputs, num_inputs = plain_NK.shape
     plain_NGk = plain_NK.reshape(num_outputs, -1, _BYTES.group_size)

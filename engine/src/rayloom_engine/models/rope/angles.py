@@ -1,6 +1,4 @@
-"""The angles of rotary embedding for torch: frequencies are computed once per model, the backend's tables once per
-step.
-"""
+"""Angles of rotary embedding for torch. Frequencies are computed once per model, the backend's tables once per step."""
 
 from __future__ import annotations
 

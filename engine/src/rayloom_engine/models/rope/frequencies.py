@@ -1,8 +1,8 @@
-"""The formulas of rotary embedding: how fast each pair of a head turns, and by what its cosines and sines are
-multiplied. Torch and the C library use the same functions; these need numpy, but not torch.
+"""The formulas of rotary embedding: the frequencies of a head's pairs, and the factor of their cosines and sines.
 
-Powers are computed in float64 and rounded to float32, in which the rest is computed, as transformers does. A frequency
-may differ from that of transformers in its last bits.
+Torch and the C library use the same functions, which need numpy, but not torch. Powers are computed in float64 and
+rounded to float32. The rest is computed in float32, as in transformers. A frequency may differ from that of
+transformers in its last bits.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ def inverse_frequencies(rope: RopeParameters, head_dim: int) -> FloatArray:
     """Returns the radians per position for each rotated pair of a head: float32, fastest first.
 
     "linear" divides all frequencies by the factor. "dynamic" (NTK) stretches theta so that the served context makes as
-    many turns as the trained one. "yarn" (Peng et al. 2023, arXiv:2309.00071) and "llama3" keep the frequencies that
-    make many turns within the trained context, divide those that make few turns by the factor, and blend in between.
-    "longrope" (Ding et al. 2024, arXiv:2402.13753) divides each frequency by a number from the checkpoint: one of the
-    long factors if the served context is longer than the trained one, else one of the short factors. "proportional"
-    turns only the fastest pairs.
+    many turns as the trained context. "yarn" (Peng et al. 2023, arXiv:2309.00071) and "llama3" keep the frequencies
+    that make many turns within the trained context, divide those that make few turns by the factor, and blend in
+    between. "longrope" (Ding et al. 2024, arXiv:2402.13753) divides each frequency by a number from the checkpoint: one
+    of the long factors if the served context is longer than the trained context, else one of the short factors.
+    "proportional" rotates only the fastest pairs.
     """
     dim = rope.rotary_dim(head_dim)
     if rope.kind == "dynamic":
@@ -49,7 +49,7 @@ def inverse_frequencies(rope: RopeParameters, head_dim: int) -> FloatArray:
 
 
 def attention_scale(rope: RopeParameters) -> float:
-    """Returns the factor of all cosines and sines. Scores grow by its square, where a stretched context needs it."""
+    """Returns the factor of all cosines and sines. It multiplies scores by its square, for a stretched context."""
     if rope.attention_factor is not None:
         return rope.attention_factor
     if rope.kind == "yarn":
@@ -72,7 +72,7 @@ def _inverse(values: FloatArray) -> FloatArray:
 
 
 def _blend(kept: FloatArray, scaled: FloatArray, share: FloatArray) -> FloatArray:
-    """`share`: of `kept` in the result, for each pair."""
+    """Returns the weighted mean of two frequencies. `share`: the weight of `kept`, for each pair."""
     return ((np.float32(1.0) - share) * scaled + share * kept).astype(np.float32, copy=False)
 
 
@@ -93,7 +93,7 @@ def _llama3_share(rope: RopeParameters, frequencies: FloatArray) -> FloatArray:
 def _yarn_share(rope: RopeParameters, dim: int) -> FloatArray:
     """Pairs up to `low` are kept, pairs from `high` on are scaled."""
 
-    def pair_of(turns: float) -> float:  # the pair that makes so many turns within the trained context
+    def pair_of(turns: float) -> float:  # the pair that makes this many turns within the trained context
         return dim * math.log(rope.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     low, high = pair_of(rope.beta_fast), pair_of(rope.beta_slow)

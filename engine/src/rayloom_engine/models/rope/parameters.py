@@ -23,7 +23,7 @@ class RopeParameters:
 
     theta: float = 10000.0
     kind: RopeKind = "default"
-    rotated_share: float = 1.0  # of a head: the first elements, or of "proportional" the fastest pairs
+    rotated_share: float = 1.0  # rotated share of a head: its first elements; for "proportional" its fastest pairs
     factor: float = 1.0  # all kinds but "default": by how much the context was stretched
     # yarn, longrope, llama3: context length in training, before it was stretched; of "dynamic", that of the config
     original_max_position: int = 8192
@@ -55,17 +55,17 @@ class RopeParameters:
     def for_context(self, context_len: int) -> RopeParameters:
         """Returns the embedding of an engine whose sequences have up to `context_len` tokens.
 
-        One choice for the whole engine, as vLLM's: keys in the cache are rotated already, and sequences that share
-        them, replay them or grow must read what they would have written.
+        All sequences of an engine have the same embedding, as in vLLM, because keys in the cache are rotated already. A
+        sequence that shares keys, is replayed or grows must find the keys that it would have written itself.
         """
         return dataclasses.replace(self, context_len=context_len) if self.depends_on_context else self
 
 
 def longest_context(rope: RopeParameters, max_position_embeddings: int) -> int:
-    """Returns the number of positions that a model serves, from that of its config.json and its scaling.
+    """Returns the longest context of a model, from `max_position_embeddings` of its config.json and its scaling.
 
     "yarn" stretches the trained context, and configs give either length as max_position_embeddings. "dynamic" is
-    defined by the unstretched one. The other kinds are in configs that give the stretched length.
+    defined by the unstretched length. Configs with the other kinds give the stretched length.
     """
     if rope.kind == "yarn":
         return min(MAX_POSITIONS, max(max_position_embeddings, int(rope.factor * rope.original_max_position)))
@@ -75,9 +75,7 @@ def longest_context(rope: RopeParameters, max_position_embeddings: int) -> int:
 
 
 def read_rope(config: ConfigJson, head_dim: int, max_position_embeddings: int) -> RopeParameters:
-    """Reads transformers 5's rope_parameters {rope_theta, rope_type, ...}, or transformers 4's rope_theta and
-    rope_scaling. Raises ModelError.
-    """
+    """Reads rope_parameters of transformers 5, or rope_theta and rope_scaling of transformers 4. Raises ModelError."""
     scaling = config.mapping("rope_parameters") or config.mapping("rope_scaling")
     return read_one_rope(config, scaling, head_dim, max_position_embeddings)
 
@@ -89,7 +87,7 @@ def read_one_rope(
     max_position_embeddings: int,
     default_theta: float = 10000.0,
 ) -> RopeParameters:
-    """Reads one rotary embedding. `scaling`: its object in config.json; what it lacks is in the document itself."""
+    """Reads one rotary embedding. `scaling`: its object in config.json, whose fields override those of the document."""
     if any(isinstance(value, dict) for value in scaling.values()):
         raise ModelError(
             f"{config.path}: rope type 'one per layer type' is not supported for this architecture; "
@@ -115,7 +113,7 @@ def read_one_rope(
             original_max_position=max_position_embeddings,
             context_len=longest_context(found, max_position_embeddings),
         )
-    # Phi-3 has the length beside the object, and transformers prefers that one.
+    # Phi-3 has the trained length beside the object, and transformers prefers that to a length in the object.
     trained = config if config.get("original_max_position_embeddings") is not None else rope
     length = trained.count("original_max_position_embeddings", default=max_position_embeddings)
     found = dataclasses.replace(found, original_max_position=length)
