@@ -39,7 +39,7 @@ class Lease:
         self._election = Election(identity, seconds)
         self._seconds = seconds
         self._connect = connect
-        self._is_known = False  # the record in the cluster is the one that we wrote last
+        self._is_known = False  # the record in the cluster is the last record that this process wrote
         self._logged = ""
         self._has_led = False
         self._is_stopped = False
