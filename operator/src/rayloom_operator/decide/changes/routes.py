@@ -77,9 +77,8 @@ def _has_routed_engine_that_serves(situation: Situation) -> bool:
 def _step_to_follow(situation: Situation) -> Step | None:
     """Returns the rollout's step if its state is written; None if there is no such step.
 
-    A step whose state is not written yet routes no engine, and while KubeRay cannot be used, the state is never
-    written. So this function then returns None: otherwise an engine that has recovered would get no route until KubeRay
-    can be used.
+    A step whose state is not written yet routes no engine. While KubeRay cannot be used, the state is never written: if
+    this function returned the step then, an engine that has recovered would get no route until KubeRay can be used.
     """
     step = situation.step
     return step if step is not None and step.is_stored else None

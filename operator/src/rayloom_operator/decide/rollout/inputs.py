@@ -28,8 +28,8 @@ class ReplicaView:
     revision: str
     state: EngineState
     is_routed: bool = False  # the engine's head pod carries the route label
-    is_listed: bool = False  # an EndpointSlice of the service has its address
-    is_cordoned: bool = False  # one of its pods is on a cordoned node, and does not tolerate the cordon
+    is_listed: bool = False  # an EndpointSlice of the service has the engine's address
+    is_cordoned: bool = False  # one of the engine's pods is on a cordoned node, and does not tolerate the cordon
     is_tolerant: bool = (
         False  # one of its pods is on a cordoned node and tolerates the cordon, so moving the engine is of no use
     )
@@ -44,7 +44,7 @@ class ReplicaView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Desired:
-    """The part of the spec that the planner follows."""
+    """The part of the spec that the planner uses."""
 
     revision: str
     replicas: int

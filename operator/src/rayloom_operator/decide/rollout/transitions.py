@@ -43,7 +43,7 @@ def next_state(desired: Desired, stored: RolloutState, view: View, wall: datetim
 def _try_begin(desired: Desired, stored: RolloutState, view: View) -> RolloutState | None:
     """If no state is stored (at the beginning, or because it was lost), returns a state made from the existing engines.
 
-    Its current revision is the one with the most available engines, or the spec's if no engine is available.
+    The current revision is the revision with the most available engines, or the spec's if no engine is available.
     """
     if stored.update_revision:
         return None
@@ -77,7 +77,7 @@ def _try_settle(desired: Desired, state: RolloutState, view: View) -> RolloutSta
 
 
 def _try_complete(desired: Desired, state: RolloutState, view: View) -> RolloutState | None:
-    """Once every engine is of the update revision and serves, returns a state in which that is the current revision."""
+    """Once every engine is of the update revision and serves, returns a state with it as the current revision."""
     update = state.update_revision
     is_rolling = target_revision(desired, state) != state.current_revision and not is_stopped(desired, state)
     is_proven = state.is_promoted or desired.replicas == 0

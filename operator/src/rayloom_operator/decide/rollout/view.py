@@ -28,7 +28,7 @@ def desired_of(resolved: Resolved, revision: str) -> Desired:
 
 
 def view_of(observed: Observed, memory: Memory, revision: str, *, mono: float) -> View:
-    """Returns the engines of a service. `revision` is that of the spec; its failures are counted from `memory`."""
+    """Returns the engines of a service. `revision`: the spec's revision, whose failures are counted from `memory`."""
     failed = [
         each
         for each in memory.values()

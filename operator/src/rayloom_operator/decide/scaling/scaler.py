@@ -33,8 +33,8 @@ _UP_SHARE = 0.7
 _DOWN_SHARE = 0.5
 _PANIC_FACTOR = 2
 _LONGEST_START_S = 3600.0
-# While added engines start, the usual window adds no more. This wait ends after the longer of two times: this one, and
-# several times the time of the last start.
+# While added engines start, the usual window adds no more engines. This wait ends after _START_PATIENCE_S seconds, or
+# after _START_PATIENCE times the duration of the last start if that is longer.
 _START_PATIENCE_S = 600.0
 _START_PATIENCE = 3
 # These reasons are not replaced by Steady, so that the status is not written again while nothing happens.
@@ -54,7 +54,7 @@ class ScalingDecision:
 
 
 def decide_scaling(bounds: Bounds, stored: ScalingState, fleet: Fleet, windows: Windows, now: Now) -> ScalingDecision:
-    """Returns the decision. `stored` is the last written state, or an empty one before the first reconcile."""
+    """Returns the decision. `stored` is the last written state, or an empty state before the first reconcile."""
     state = _noted(bounds, stored, fleet, now.wall)
     state = replace(state, idle_since=_idle_since(bounds, state, fleet, windows, now.wall))
     reason, number = _reason_and_number(bounds, state, fleet, windows, now)
@@ -121,7 +121,7 @@ def _noted(bounds: Bounds, stored: ScalingState, fleet: Fleet, wall: datetime) -
 def _idle_since(bounds: Bounds, state: ScalingState, fleet: Fleet, windows: Windows, wall: datetime) -> str:
     """Returns the time since which the service is idle, or an empty text if it has been idle for less than a window.
 
-    Otherwise requests that come every few seconds would cause writes of the status.
+    Without this minimum, requests that come every few seconds would cause writes of the status.
     """
     if bounds.least > 0 or not fleet.load.is_idle:
         return ""
