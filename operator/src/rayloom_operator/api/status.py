@@ -61,7 +61,7 @@ class Reason(StrEnum):
     # the scaler set spec.replicas to 0; the first request starts an engine; same conditions
     SCALED_TO_ZERO = "ScaledToZero"
     ADAPTER_FAILED = "AdapterFailed"  # an engine cannot load a LoRA adapter; condition Degraded
-    GATEWAY_NOT_READY = "GatewayNotReady"  # an engine serves, but no gateway pod takes requests; condition Available
+    GATEWAY_NOT_READY = "GatewayNotReady"  # an engine serves, but no gateway pod accepts requests; condition Available
     # a Gateway refuses the HTTPRoute, or no Gateway answers; condition Degraded
     ROUTE_NOT_ACCEPTED = "RouteNotAccepted"
     ROUTE_REFUSED = "RouteRefused"  # HTTPRoute or Ingress cannot be written; condition Degraded

@@ -21,8 +21,8 @@ from rayloom_operator.resolve.resolved import Hub
 from rayloom_operator.telemetry import logs
 
 _MIN_KEY_BYTES = 16
-# Thresholds of Python's garbage collector. The youngest generation is collected after 20,000 new objects, the next
-# generation after 20 collections of the youngest, and the oldest generation after 10 collections of the one before it.
+# Thresholds of Python's garbage collector: the youngest generation is collected after 20,000 new objects, the middle
+# generation after 20 collections of the youngest, and the oldest generation after 10 collections of the middle one.
 _COLLECT = (20_000, 20, 10)
 
 

@@ -54,7 +54,7 @@ def clients_endpoint(situation: Situation, resolved: Resolved) -> str:
 
 
 def gateway_problem(situation: Situation) -> Verdict | None:
-    """Returns why clients reach no engine by status.endpoint; None if they reach one, or if it is not the gateways'."""
+    """Returns why clients reach no engine by status.endpoint; None if they do, or if it is not the gateways' URL."""
     service, resolved = situation.service, situation.resolved
     shown = situation.previous.get("endpoint") if resolved is None else clients_endpoint(situation, resolved)
     if service is None or shown != gateway_endpoint(service) or _num_ready(situation) > 0:

@@ -10,7 +10,7 @@ reconcile acts on it. So the failure counts once, even if the operator stops bet
 
 A recreated replica gets a new number, and so a new name, for two reasons. KubeRay remembers by name which pods a
 RayCluster waits for: a new RayCluster of the old name might wait minutes for pods of the old RayCluster. And a
-RayCluster of another name can be created before the old one is gone.
+RayCluster of another name can be created before the old RayCluster is gone.
 """
 
 from __future__ import annotations

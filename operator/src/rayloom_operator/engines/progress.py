@@ -30,7 +30,7 @@ NO_PROGRESS = StartProgress("", "", float("-inf"))
 
 
 def interval_s(num_engines: int) -> float:
-    """Returns the least time between two texts of one engine and phase, in seconds: 10, or 50 with 1,000 engines."""
+    """Returns the least seconds between two changes of an engine's text in a phase: 10, or 50 with 1,000 engines."""
     return max(_INTERVAL_S, num_engines / _MAX_WRITES_PER_S)
 
 

@@ -25,14 +25,14 @@ _GONE = 410  # the version to watch from is too old
 
 
 def service_of(found: Manifest) -> ServiceKey:
-    """Returns the service to which an object belongs by its label."""
+    """Returns the service that an object's label names."""
     meta = found["metadata"]
     # A service has a handful of objects. The names are interned, so that they are in memory only once per service.
     return sys.intern(meta["namespace"]), sys.intern(meta["labels"][SERVICE_LABEL])
 
 
 def llmgateway_of(found: Manifest) -> ServiceKey:
-    """Returns the LLMGateway to which an object belongs by its label."""
+    """Returns the LLMGateway that an object's label names."""
     meta = found["metadata"]
     return sys.intern(meta["namespace"]), sys.intern(meta["labels"][LLMGATEWAY_LABEL])
 

@@ -46,13 +46,13 @@ class Pod:
     node: str  # empty until the pod is scheduled
     is_head: bool
     is_ready: bool  # the pod's condition Ready, without which a Service sends it no requests
-    is_engine_ready: bool  # the engine takes requests; False for workers
+    is_engine_ready: bool  # the engine accepts requests; False for workers
     is_routed: bool  # carries the route label
     is_mounting: bool  # scheduled, and its containers wait, perhaps for volumes
     running_since: datetime | None  # start of the container that started last; None while any container does not run
     is_exhausted: bool  # the engine gave up, or a container keeps crashing; False if only settings are wrong
     num_engine_starts: int  # restarts of the engine's container: 0 after its first start
-    owner_uid: str  # uid of its RayCluster
+    owner_uid: str  # uid of the pod's RayCluster
     grace_s: float | None  # the grace period of a terminating pod; None for other pods
     fault: Verdict | None
     stays_when_cordoned: bool = False  # tolerates a cordoned node
@@ -90,9 +90,10 @@ class EngineReplica:
     num_new_pods: int  # pods, including deleted pods, that were created within the last NEW_POD_S seconds
     reading: Reading | None  # None until the poller has an answer, or has failed to get one
     num_ranks: int = MAX_RANKS  # an upper bound
-    is_found: bool = False  # an EndpointSlice of the service lists its head pod, so clients can reach it
-    is_cordoned: bool = False  # one of its pods is on a cordoned node, and does not tolerate the cordon
-    # one of its pods is on a cordoned node and tolerates the cordon, so moving the replica is of no use
+    is_found: bool = False  # an EndpointSlice of the service lists the head pod, so clients can reach the engine
+    is_cordoned: bool = False  # a pod is on a cordoned node, and does not tolerate the cordon
+    # A pod is on a cordoned node and tolerates the cordon. The pod's replacement might be placed there again, so moving
+    # the replica is of no use.
     is_tolerant: bool = False
     is_suspended: bool = False  # KubeRay creates no pods: a queue has not admitted the RayCluster, or not any more
     is_head_evicted: bool = False  # the head pod was deleted or evicted from outside, on a node that is ready

@@ -134,7 +134,7 @@ class EnginePoller:
         return max(_OTHER_INTERVAL_S, self.num_failing / _MAX_RETRIES_PER_S)
 
     def note_drain(self, service: ServiceKey, replica: str, is_to_drain: bool) -> None:
-        """Notes that the engine was just asked to drain, or to take requests again.
+        """Notes that a request to drain, or to accept requests again, was just sent to the engine.
 
         Earlier answers do not count any more, nor does the answer to a poll that is under way.
         """
@@ -164,7 +164,7 @@ class EnginePoller:
             engine.is_nudged.clear()
             reading = await self._read(engine, before)
             if engine.reading is not before:
-                continue  # The poll began before the engine was asked to drain or to take requests again.
+                continue  # The poll began before the request to drain, or to accept requests again.
             engine.reading = reading
             self.num_failing += _is_failing(reading) - _is_failing(before)
             has_turned = _is_failing(reading) != _is_failing(before)
@@ -172,8 +172,8 @@ class EnginePoller:
             if _note_essence(engine, loop.time()) or has_turned or has_other_start:
                 self._on_report(engine.service)
             await asyncio.sleep(_MIN_INTERVAL_S)
-            # Not `wait_for`: in Python 3.11 it loses a cancellation that comes together with the nudge. When a pod
-            # ends, the two do come together.
+            # Not `wait_for`: in Python 3.11 it loses a cancellation that comes together with the nudge, which happens
+            # when a pod ends.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._interval_s(engine, has_turned) - _MIN_INTERVAL_S):
                     await engine.is_nudged.wait()

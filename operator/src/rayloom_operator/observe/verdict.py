@@ -17,13 +17,13 @@ from rayloom_operator.observe.observed import EngineReplica, Pod, Reading, Verdi
 # through every rank every 10 s.
 TOKEN_AGE_LIMIT_S = 15.0
 # After a first unanswered request, the engine's last answer stays valid for this many seconds. A request fails after
-# 3 s, and the next one follows a second later, so a second request can fail within this time.
+# 3 s, and the next request is sent a second later, so a second request can fail within this time.
 SILENCE_LIMIT_S = 8.0
 # Once a request has failed, an answer that is older than this many seconds is no longer valid: requests are up to 5 s
 # apart, and a request fails after 3 s.
 _ANSWER_AGE_LIMIT_S = 9.0
 # The last answer, however old, stays valid for this many seconds after the first request that fails. With thousands of
-# engines, requests are more than 5 s apart. A second request follows within 4 s, and an engine that serves answers it.
+# engines, requests are more than 5 s apart. A second request is sent within 4 s, and an engine that serves answers it.
 _SECOND_ANSWER_S = 4.5
 # An answer that is older than this many seconds is not valid, even if no request has failed. Engines that serve are
 # polled at least every 15 s.

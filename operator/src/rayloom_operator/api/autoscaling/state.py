@@ -20,7 +20,7 @@ class ScalingReason(StrEnum):
     SCALED_TO_ZERO = "ScaledToZero"
     WOKEN = "Woken"  # a gateway held a request, or needed an engine for its tokenizer, so the first engine was created
     BOUNDED = "Bounded"  # replicas was below minReplicas or above maxReplicas
-    AT_MAXIMUM = "AtMaximum"  # the load takes more engines than maxReplicas
+    AT_MAXIMUM = "AtMaximum"  # the load needs more engines than maxReplicas
     FIGURES_MISSING = "FiguresMissing"  # an engine does not report its load, so no engine is removed
     ROLLING_OUT = "RollingOut"  # engines are being replaced
     WAITING_FOR_CAPACITY = "WaitingForCapacity"  # an engine finds no node

@@ -43,7 +43,7 @@ class Drain:
     replica: str  # name of the engine replica
     ip: str
     token: str  # token of the engine's admin port
-    wanted: bool  # True: take no more requests
+    wanted: bool  # True: accept no more requests
     old_token: str = ""  # derived from the operator's previous key; empty if the key was never changed
 
 

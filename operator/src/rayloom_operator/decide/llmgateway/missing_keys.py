@@ -27,7 +27,7 @@ class KeyFault:
     """A name whose API keys at least one gateway pod cannot read."""
 
     name: str
-    is_closed: bool  # every gateway pod that takes requests has answered, and refuses all requests for the name
+    is_closed: bool  # every ready gateway pod has answered, and refuses all requests for the name
     message: str
 
 
@@ -39,7 +39,7 @@ def key_faults(
 ) -> tuple[KeyFault, ...]:
     """Returns the faults of all names, those of services first.
 
-    `reports`: the report of each gateway pod that takes requests; None for a pod without a recent answer.
+    `reports`: the report of each ready gateway pod; None for a pod without a recent answer.
     """
     with_keys = {each.name for each in gateway.spec.aliases if each.auth is not None}
     common = "spec.auth" if gateway.spec.auth is not None else ""
@@ -63,7 +63,7 @@ def key_faults(
 
 
 def _accepted(report: GatewayReport, name: str, named: Mapping[str, tuple[SecretKey, str]]) -> int | None:
-    """Returns the number of keys that a pod still accepts for a name; None if it can read the name's file.
+    """Returns the number of keys that a pod still accepts for a name; None if the pod can read the name's file.
 
     A report lists a limited number of names. A name beyond that limit gets the number of a listed name with the same
     file.

@@ -40,7 +40,7 @@ class GatewaySituation:
 
     @property
     def num_ready(self) -> int:
-        """The number of gateway pods that take requests."""
+        """The number of gateway pods that are ready, and so accept requests."""
         return sum(each.is_ready for each in self.pods)
 
     @property

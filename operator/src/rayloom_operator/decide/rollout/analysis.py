@@ -54,7 +54,7 @@ def since(begin: RequestCounts, now: RequestCounts) -> RequestCounts:
 
 
 def longest_s(analysis: Analysis, *, is_behind_gateways: bool) -> int:
-    """Returns the most seconds that an analysis takes."""
+    """Returns the longest duration of an analysis, in seconds."""
     return max(MAX_HOLDS * analysis.hold_seconds, _found_hold_s(analysis) if is_behind_gateways else 0)
 
 
@@ -110,7 +110,7 @@ def problem(
         return ""
     fast, _ = _quantile_bounds(new)
     _, slow = _quantile_bounds(old)
-    # A histogram only tells the bucket of a quantile. The edges of a bucket may be 2.5 times apart, and nearly equal
+    # A histogram shows only the bucket of a quantile. The edges of a bucket may be 2.5 times apart, and nearly equal
     # times may fall into neighbouring buckets. So the lower edge of the new revision's bucket is compared with the
     # upper edge of the old revision's bucket.
     if fast > analysis.max_ttft_ratio * slow:

@@ -1,8 +1,8 @@
 """Computes how many engines each revision should have. Pure.
 
 The counts are like the replicas of a Deployment's ReplicaSets: engines beyond a revision's count are terminated, and
-missing ones are created. Two bounds hold at every moment: at most `replicas + maxSurge` engines exist, and no decision
-of the planner leaves fewer than `replicas - maxUnavailable` engines available.
+missing engines are created. Two bounds hold at every moment: at most `replicas + maxSurge` engines exist, and no
+decision of the planner leaves fewer than `replicas - maxUnavailable` engines available.
 
 | the rollout | engines of the target revision | engines of all other revisions together |
 |---|---|---|

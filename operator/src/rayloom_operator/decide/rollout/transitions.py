@@ -16,11 +16,11 @@ from rayloom_operator.times import stamp
 
 
 def next_state(desired: Desired, stored: RolloutState, view: View, wall: datetime) -> RolloutState:
-    """Returns the state after `stored`, without the step's name. Each function works on the result of the one before:
+    """Returns the state after `stored`, without the step's name. Each function gets the result of the function before:
 
     1. `_try_begin`: no state is stored yet
     2. `_try_retarget`: the spec has another revision
-    3. `_try_settle`: the current revision has served; if it never has, the spec's revision becomes the current one
+    3. `_try_settle`: the current revision has served; if it never has, the spec's revision becomes the current revision
     4. `judged`: the update revision has failed, or passed its analysis
     5. `_try_complete`: every engine is of the update revision
     6. `revision_counts`: how many engines each revision should have

@@ -16,7 +16,7 @@ _NOT_BY_REVISION = (Reason.NODE_LOST, Reason.HEAD_LOST)
 
 
 def desired_of(resolved: Resolved, revision: str) -> Desired:
-    """Returns the part of the spec that the planner follows. `revision` is the revision of this spec."""
+    """Returns the part of the spec that the planner uses. `revision` is the revision of this spec."""
     spec = resolved.service.spec
     return Desired(
         revision=revision,

@@ -3,7 +3,7 @@
 A service without engines depends on its gateways: they hold requests, and must have a tokenizer to read them. So the
 scaler removes the last engine only once every gateway pod that the spec asks for is ready and has a tokenizer. Each
 ready pod of an LLMGateway that serves the model must have a tokenizer, too. While there is no engine, a gateway pod
-without a tokenizer, for example a recreated one, makes the scaler create an engine, as a held request does.
+without a tokenizer, for example a recreated pod, makes the scaler create an engine, as a held request does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The load of a service: how many fully used engines its tokens take. Pure.
+"""The load of a service: the number of fully used engines that the service's tokens need. Pure.
 
     load of an engine = seconds that its queue takes / seconds that the queue may take
                       + tokens in its KV cache / tokens that the KV cache or the slots can hold
@@ -57,7 +57,7 @@ class Held:
 
     @property
     def wakes(self) -> bool:
-        """Returns whether a service without engines needs one."""
+        """Returns whether a service without engines needs an engine."""
         return bool(self.requests or self.tokens or self.num_blind)
 
     @property
@@ -70,7 +70,7 @@ NOTHING_HELD = Held()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceLoad:
-    engines: float  # number of fully used engines that the load takes
+    engines: float  # number of fully used engines that the load needs
     queue: float  # the part of `engines` for waiting tokens; inversely proportional to the goal
     is_complete: bool  # every engine reported its load, and if tokens wait, a rate is known
     is_idle: bool  # `is_complete`, and no request waits, runs or is held, or has ended since the last reconcile

@@ -5,16 +5,16 @@
 | `replicas` is 0, and another client set it | 0: the service is suspended |
 | `replicas` is 0, and the scaler set it | 1 or more once a gateway holds a request, or has no tokenizer |
 | a rollout replaces engines | unchanged |
-| an engine finds no node | unchanged, or less by one of the rules for less |
+| an engine finds no node | unchanged, or less by one of the rules that remove engines |
 | outside `minReplicas` and `maxReplicas` | the nearer bound |
-| the load of the panic window takes twice as many engines | as many as it takes |
-| the load of the usual window takes more engines, and no added engine still starts | as many as it takes |
-| no request for `idleSeconds`, and `minReplicas` is 0 | 0, once the stored state announces it |
-| the peak of the stable window takes fewer engines | as many as it takes, at least half |
+| the load of the panic window needs twice as many engines | as many as the load needs |
+| the load of the usual window needs more engines, and no added engine still starts | as many as the load needs |
+| no request for `idleSeconds`, and `minReplicas` is 0 | 0, once the stored state announces the 0 |
+| the peak of the stable window needs fewer engines | as many as the peak needs, at least half |
 
-The windows are described in `windows.py`. Each engine should have 70 % of the load of a fully used one, because waits
-grow fast beyond that share. An engine is removed only if the others then have a load of at most 50 %, so a steady load
-never makes the number go up and down.
+The windows are described in `windows.py`. Each engine should have 70 % of the load of a fully used engine, because
+waits grow fast beyond that share. An engine is removed only if each remaining engine then has at most 50 %, so a steady
+load never makes the number go up and down.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def _woken(bounds: Bounds, state: ScalingState, fleet: Fleet) -> tuple[ScalingRe
 
 
 def _asked(state: ScalingState, fleet: Fleet, windows: Windows, now: Now) -> int:
-    """Returns the `replicas` that the load takes; the present `replicas` if the load takes no more engines."""
+    """Returns the `replicas` that the load needs; the present `replicas` if the load needs no more engines."""
     present = fleet.num_for_load
     asked = present
     sudden = panic_mean(fleet.samples, windows, now.mono)

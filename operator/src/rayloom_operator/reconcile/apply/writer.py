@@ -114,7 +114,7 @@ class ObjectWriter:
 
         If the ConfigMap existed before, an earlier reconcile created it, so an existing Secret is ours as well. If the
         ConfigMap `is_first` (created just now), an existing Secret is another owner's. Then the ConfigMap is deleted
-        again, because in the next reconcile it would make the Secret look like ours.
+        again, because in the next reconcile the ConfigMap would make the Secret look like ours.
         """
         meta = manifest["metadata"]
         if await self._kube.create(manifest) or not is_new:
