@@ -33,8 +33,8 @@ LLMGATEWAY_LABEL = "rayloom.dev/llmgateway"
 MODELS_LABEL = "rayloom.dev/models"
 # This label is on Secrets whose content the operator renews. Other Secrets are never changed.
 RENEWED_LABEL = "rayloom.dev/renewed"
-# Label of pods with hostNetwork. Anti-affinity by this label keeps two such pods off one node, where their ports would
-# clash.
+# Label of pods with hostNetwork. Anti-affinity by this label prevents that two such pods run on one node, where their
+# ports would clash.
 HOST_NETWORK_LABEL = "rayloom.dev/host-network"
 # KubeRay sets these labels on each of its pods.
 NODE_TYPE_LABEL = "ray.io/node-type"

@@ -29,9 +29,9 @@ Action: TypeAlias = tuple[Verb, str]
 class SimulatedEngine:
     name: str
     revision: str
-    start_s: int = 1  # seconds from the time when the engine's pods get nodes until the engine serves
-    is_placed: bool = True  # the engine's pods have nodes
-    age_s: int = 0  # seconds since the engine's pods got nodes
+    start_s: int = 1  # seconds from the scheduling of the engine's pods until the engine serves
+    is_placed: bool = True  # the engine's pods are scheduled
+    age_s: int = 0  # seconds since the engine's pods were scheduled
     is_routed: bool = False
     is_listed: bool = False
     is_drained: bool = False  # True if the engine was asked to drain

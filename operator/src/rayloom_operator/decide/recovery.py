@@ -139,7 +139,7 @@ def _existing(need: Need, observed: Observed, memory: Memory) -> dict[str, Engin
 def _kept(
     names: _Names, known: Set[str], existing: Mapping[str, EngineReplica], memory: Memory, need: Need, now: Now
 ) -> tuple[list[str], int]:
-    """Returns the names in `memory` or of existing replicas that keep their place, and how many new places to add."""
+    """Returns the names, of `memory` and of existing replicas, that keep their place, and the number of new places."""
 
     def rank(name: str) -> tuple[bool, bool, int]:
         replica = existing.get(name)

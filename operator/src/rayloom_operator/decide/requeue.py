@@ -50,8 +50,8 @@ def _reasons_to_requeue(situation: Situation, planned: Plan) -> Iterator[float]:
         yield situation.spec_requeue_s
     if situation.inspection.look_again_s is not None:
         yield situation.inspection.look_again_s
-    # While nothing can be created, no failed replica is deleted and the rollout takes no step, so neither needs a
-    # reconcile.
+    # While nothing can be created, no failed replica is deleted and the rollout takes no step, so a reconcile would
+    # change nothing.
     if situation.can_create and _has_new_failure(situation):
         yield _NEXT_RECONCILE_S
     if situation.can_create and situation.resolved is not None and not is_announced(situation, situation.resolved):

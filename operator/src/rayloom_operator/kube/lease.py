@@ -22,7 +22,7 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Lease:
-    """Runs in a thread with an event loop of its own, so that a busy operator does not lose its Lease.
+    """Takes and renews the Lease in a thread with its own event loop, so that a busy operator does not lose the Lease.
 
     `connect` returns a client that may always write. Without a renewal, the Lease lasts for `seconds`. The leader
     renews the Lease after a quarter of that time.

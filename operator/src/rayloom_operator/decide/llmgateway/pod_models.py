@@ -1,4 +1,4 @@
-"""PodModels: has a gateway pod of an LLMGateway read the present models file, according to its last answer? Pure."""
+"""PodModels: whether a gateway pod has read the LLMGateway's present models file, by the pod's last answer. Pure."""
 
 from __future__ import annotations
 

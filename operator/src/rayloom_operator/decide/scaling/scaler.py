@@ -131,7 +131,7 @@ def _idle_since(bounds: Bounds, state: ScalingState, fleet: Fleet, windows: Wind
 
 
 def _own_change(bounds: Bounds, stored: ScalingState, fleet: Fleet, wall: datetime) -> ScalingState:
-    """Returns the state after a change of the scaler whose status was not written, for example before a restart."""
+    """Returns the state if the scaler changed `replicas` but the status was not written, for example at a restart."""
     is_more = fleet.replicas > stored.desired
     reason = ScalingReason.SCALED_UP if is_more else ScalingReason.SCALED_DOWN
     if fleet.replicas == 0:
