@@ -57,8 +57,8 @@ def models_document(
 ) -> dict[str, Any]:
     """The document of the models file. Each entry names its own file of API keys, or none: no entry inherits keys.
 
-    `previous_key`: the operator's key before `operator_key`, from which keys of running engines may be derived. Or
-    empty.
+    `previous_key`: the operator's key before `operator_key`, or empty. Keys of running engines may be derived from the
+    previous key.
     """
     return {
         "version": "v1",
