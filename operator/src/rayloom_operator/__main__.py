@@ -19,7 +19,7 @@ _EXIT_USAGE = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code: 0 done, 1 failed, 2 wrong input, or for `local` the engine's own."""
+    """Runs a command. Returns its exit code: 0 done, 1 failed, 2 wrong input; `local` returns the engine's code."""
     parser = _parser()
     flags = vars(parser.parse_args(arguments))
     command = flags.pop("command")

@@ -40,8 +40,8 @@ def log_in(**_: Any) -> kopf.ConnectionInfo:
 async def start(settings: kopf.OperatorSettings, memo: kopf.Memo, **_: Any) -> None:
     """Returns once this process holds the Lease and reconciles. kopf begins to watch LLMServices only after the return.
 
-    So a leader lists all services after it got the Lease. An earlier list could lack the last status that the former
-    leader wrote, and with it the former leader's decisions.
+    So a leader lists all services after it got the Lease. An earlier list could lack the former leader's last status,
+    and the decisions in that status.
     """
     # kopf's scanning watches namespaces and CRDs, for which the chart grants no rights.
     settings.scanning.disabled = True

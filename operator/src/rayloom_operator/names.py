@@ -28,13 +28,13 @@ GATEWAY_LABEL = "rayloom.dev/gateway"
 # This label is on every object of an LLMGateway, also on its pods. Its value is the LLMGateway's name.
 LLMGATEWAY_LABEL = "rayloom.dev/llmgateway"
 # The operator sets this label on gateway pods of an LLMGateway after a change of their models file. Its value is the
-# hash of the file. The kubelet handles a changed pod at once, and then updates its files; otherwise that takes up to
-# two minutes. No pod template has the label.
+# hash of the file. When a pod changes, the kubelet updates the pod's files at once; without such a change, the update
+# takes up to two minutes. No pod template has the label.
 MODELS_LABEL = "rayloom.dev/models"
 # This label is on Secrets whose content the operator renews. Other Secrets are never changed.
 RENEWED_LABEL = "rayloom.dev/renewed"
-# Label of pods with hostNetwork. Anti-affinity by this label keeps two such pods off one node, where their ports would
-# clash.
+# Label of pods with hostNetwork. Anti-affinity by this label prevents that two such pods run on one node, where their
+# ports would clash.
 HOST_NETWORK_LABEL = "rayloom.dev/host-network"
 # KubeRay sets these labels on each of its pods.
 NODE_TYPE_LABEL = "ray.io/node-type"
@@ -78,7 +78,7 @@ def account_name(service: str) -> str:
 
 
 def group_name(service: str, revision: str, number: int = 0) -> str:
-    """Returns the RayCluster's name. The longest has 40 + 1 + 8 + 1 + 3 = 53 characters, which is KubeRay's limit."""
+    """Returns the RayCluster's name, of at most 40 + 1 + 8 + 1 + 3 = 53 characters, which is KubeRay's limit."""
     return f"{service}-{revision}-{number}"
 
 
@@ -113,7 +113,7 @@ def secret_name(prefix: str, uid: str) -> str:
     """Returns the name of a Secret of the object with this uid.
 
     The name contains a hash of the uid, so no other Secret has the name by chance. This is needed because the operator
-    may not read Secrets: it cannot find out the owner of an existing one.
+    may not read Secrets, and so cannot find out the owner of an existing Secret.
     """
     return f"{prefix}-{hashlib.sha256(uid.encode()).hexdigest()[:8]}"
 

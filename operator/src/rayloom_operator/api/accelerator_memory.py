@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from rayloom_operator.api.sizing import Accelerator
 
 _MIB = 1 << 20
-# Anybody who may change nodes can set such a label. The limit keeps the bytes computed from it within 64 bits.
+# Anybody who may change nodes can set such a label. The limit keeps the bytes computed from a label within 64 bits.
 MAX_MIB = 1 << 40
 _MAX_DIGITS = len(str(MAX_MIB))
 _CURE = "give spec.accelerator.memory, such as 80Gi"

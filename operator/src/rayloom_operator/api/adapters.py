@@ -23,7 +23,7 @@ _SOURCES_IN_WORDS = "pvc://CLAIM/PATH or file:///FOLDER/NAME"
 _HUB_IN_WORDS = "; copy an adapter of the hub into a claim"
 _UP = re.compile(r"(^|/)\.\.?(/|$)")
 _UP_IN_WORDS = "the path must not have a part '.' or '..'; write it without them"
-# The folder at which a claim with the model is mounted. Only beside such a claim an adapter must not be in it.
+# The folder at which a claim with the model is mounted. If the model is in a claim, no adapter may be in this folder.
 MODELS_FOLDER = "/models"
 # Folders of the engine's image and of the kernel: a mount in one of them could hide files that the engine needs.
 _IMAGE_FOLDERS = (
@@ -42,10 +42,10 @@ _IMAGE_FOLDERS = (
     "/usr",
     "/var/run",
 )
-# They have some of _IMAGE_FOLDERS in them, so they cannot be mounted as a whole. Their other folders can.
+# These folders contain some of _IMAGE_FOLDERS, so they cannot be mounted as a whole. Their other subfolders can.
 _IMAGE_PARENTS = ("/opt", "/var")
-_CLOSED = (ADAPTERS_FOLDER, *_IMAGE_FOLDERS)  # nothing in them can be mounted
-_HIDING = sorted(  # mounted as a whole, each would hide a folder of the pod
+_CLOSED = (ADAPTERS_FOLDER, *_IMAGE_FOLDERS)  # nothing can be mounted inside these folders
+_HIDING = sorted(  # a mount of one of these folders as a whole would hide a folder of the pod
     folder
     for folder in (*_IMAGE_PARENTS, *OWN_FOLDERS)
     if folder != MODELS_FOLDER and not any(folder.startswith(f"{each}/") for each in _CLOSED)
@@ -112,12 +112,12 @@ class Adapter(Part):
 
     @property
     def path(self) -> str:
-        """Path in the claim, without a slash at its ends; of a folder of the nodes, the absolute path."""
+        """The path in the claim, without a slash at its ends. For a folder of the nodes: the absolute path."""
         return self._path.partition("/")[2].strip("/") if self.claim is not None else self._path.rstrip("/")
 
     @property
     def host_folder(self) -> str | None:
-        """The folder of the nodes that pods mount, in which the adapter's folder lies; None for a claim."""
+        """The folder of the nodes that pods mount, which contains the adapter's folder; None for a claim."""
         return None if self.claim is not None else posixpath.dirname(self.path)
 
     @property
@@ -152,7 +152,7 @@ def volume_sources(adapters: Iterable[Adapter], model_claim: str | None, model_p
 
 
 def adapter_folders(adapters: Iterable[Adapter]) -> list[str]:
-    """Returns the paths in containers that no other mount may hide: of each adapter, and the folder of their claims."""
+    """Returns the paths in containers that no other mount may hide: each adapter's path, and the folder of claims."""
     paths = (each.path if each.claim is None else f"{ADAPTERS_FOLDER}/{each.claim}/{each.path}" for each in adapters)
     return [ADAPTERS_FOLDER, *paths]
 
@@ -163,9 +163,9 @@ def claims(adapters: Iterable[Adapter]) -> list[str]:
 
 
 def host_folders(adapters: Iterable[Adapter], model_path: str | None = None) -> list[str]:
-    """Returns the folders of the nodes with adapters, sorted, without those that lie below another one.
+    """Returns the folders of the nodes with adapters, sorted, without folders inside another of these folders.
 
-    Nor are those listed that are, or lie below, `model_path`: it is mounted for the model.
+    `model_path` and folders inside it are left out, too, because `model_path` is mounted for the model.
     """
     found = sorted({each.host_folder for each in adapters if each.host_folder is not None})
     others = found if model_path is None else [*found, model_path]

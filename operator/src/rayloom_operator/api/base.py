@@ -34,7 +34,7 @@ class Part(BaseModel):
 
 
 def rules(*pairs: tuple[str, str]) -> JsonDict:
-    """Returns the part of a schema with CEL rules. Each pair is a rule, and the API server's message if it fails.
+    """Returns the part of a schema with CEL rules. Each pair is a rule, and the API server's message if the rule fails.
 
     Syntax: https://kubernetes.io/docs/reference/using-api/cel/.
     """

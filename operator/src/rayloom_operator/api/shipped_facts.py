@@ -26,7 +26,7 @@ class PublishedModel:
 
     sources: tuple[str, ...]  # as in spec.model.source; all have the same sizes
     facts: ModelFacts | None
-    refusal: str  # why the engine cannot serve it
+    refusal: str  # why the engine cannot serve the model
 
 
 @cache

@@ -26,7 +26,7 @@ class Reason(StrEnum):
     INVALID_SPEC = "InvalidSpec"  # condition Accepted; also Available, unless an engine of an earlier spec runs
     DOES_NOT_FIT = "DoesNotFit"  # the model needs more memory than there is; conditions as for InvalidSpec
     NOT_ALLOWED = (
-        "NotAllowed"  # the operator's settings forbid a part of it; conditions as for InvalidSpec, or Degraded
+        "NotAllowed"  # the operator's settings forbid a part of the spec; conditions as for InvalidSpec, or Degraded
     )
     APPLY_REFUSED = "ApplyRefused"  # the API server refused an object of the operator; condition Accepted
     UNSUPPORTED_KUBERAY = "UnsupportedKubeRay"  # KubeRay is missing in the cluster or too old; condition Accepted
@@ -61,7 +61,7 @@ class Reason(StrEnum):
     # the scaler set spec.replicas to 0; the first request starts an engine; same conditions
     SCALED_TO_ZERO = "ScaledToZero"
     ADAPTER_FAILED = "AdapterFailed"  # an engine cannot load a LoRA adapter; condition Degraded
-    GATEWAY_NOT_READY = "GatewayNotReady"  # an engine serves, but no gateway pod takes requests; condition Available
+    GATEWAY_NOT_READY = "GatewayNotReady"  # an engine serves, but no gateway pod accepts requests; condition Available
     # a Gateway refuses the HTTPRoute, or no Gateway answers; condition Degraded
     ROUTE_NOT_ACCEPTED = "RouteNotAccepted"
     ROUTE_REFUSED = "RouteRefused"  # HTTPRoute or Ingress cannot be written; condition Degraded
@@ -125,7 +125,7 @@ GroupState: TypeAlias = Literal["Pending", "Starting", "Serving", "Recovering", 
 _REASONS = frozenset(Reason)
 
 # In the CRD the reason is any text: without the chart's `crds.install`, a cluster's CRD may be older than the operator,
-# and must accept new reasons. A reason that a newer operator wrote, and that this one does not know, is read as
+# and must accept new reasons. A reason that a newer operator wrote, and that this operator does not know, is read as
 # EngineFailed. If the reason were rejected, the entry of `groups` with the engine's failures could not be read.
 ReasonText = Annotated[
     Reason,
@@ -273,7 +273,7 @@ class SizingStatus(SizedShape):
 
 
 def stored_sizing(status: Mapping[str, Any]) -> SizingStatus | None:
-    """Returns the sizing in a status document. None if there is none, or if it has values that no operator writes."""
+    """Returns the sizing in a status document; None if it is missing, or has values that no operator writes."""
     try:
         found = SizingStatus.model_validate(status["sizing"], strict=False)
     except (KeyError, ValidationError):
@@ -282,8 +282,8 @@ def stored_sizing(status: Mapping[str, Any]) -> SizingStatus | None:
 
 
 def stored_model(status: Mapping[str, Any]) -> InspectedModel | None:
-    """Returns the model in a status document. None if there is none, if a field is missing, or if a number is out of
-    bounds.
+    """Returns the model in a status document; None if the model or one of its fields is missing, or if a number is out
+    of bounds.
     """
     try:
         return InspectedModel.model_validate(status["model"])
@@ -310,7 +310,7 @@ def stored_autoscaling(status: Mapping[str, Any]) -> ScalingState:
 def stored_gateway(status: Mapping[str, Any]) -> GatewayStatus | None:
     """Returns the gateway in a status document; None if there is none.
 
-    A gateway that cannot be read is returned with one pod, because objects of it may exist.
+    A gateway that cannot be read is returned with one pod, because objects of the gateway may exist.
     """
     if "gateway" not in status:
         return None

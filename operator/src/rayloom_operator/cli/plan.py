@@ -95,7 +95,7 @@ def _needed_settings(service: LLMService) -> str:
 def _objects(resolved: Resolved, clock: datetime) -> tuple[Manifest, ...]:
     """Returns the objects that the operator would create for a new service.
 
-    The planner's first step only stores the number of engines in the status. Its second step has the objects.
+    The planner's first step only stores the number of engines in the status. The second step creates the objects.
     """
     nothing, now = Observed(), Now(wall=clock, mono=0.0)
     desired = desired_of(resolved, revision(resolved))
@@ -119,7 +119,7 @@ def _objects(resolved: Resolved, clock: datetime) -> tuple[Manifest, ...]:
 
 
 def explain(resolved: Resolved, facts: ModelFacts) -> str:
-    """Returns the candidates as a table with a mark at the chosen one, and the reason of the choice."""
+    """Returns the candidates as a table with a mark at the chosen candidate, and the reason of the choice."""
     spec = resolved.service.spec
     sizing = resolved.sizing
     asked = question(resolved.service, facts)
@@ -231,7 +231,7 @@ def _read(path: Path, flag: str) -> ModelFacts:
 
 
 def _no_facts(written: bytes) -> str:
-    """Returns what the output of a failed inspection says; empty if it has facts."""
+    """Returns the error in the output of a failed inspection; empty if the output has no error."""
     if not written.strip():
         return (
             "is empty, because `rayloom-engine inspect` failed; run it again without redirecting its output, and "

@@ -21,8 +21,8 @@ from rayloom_operator.resolve.resolved import Hub
 from rayloom_operator.telemetry import logs
 
 _MIN_KEY_BYTES = 16
-# Thresholds of Python's garbage collector. The first one is the number of new objects after which the youngest
-# generation is collected. Each of the others is a number of collections of the younger generation.
+# Thresholds of Python's garbage collector: the youngest generation is collected after 20,000 new objects, the middle
+# generation after 20 collections of the youngest, and the oldest generation after 10 collections of the middle one.
 _COLLECT = (20_000, 20, 10)
 
 
@@ -70,7 +70,7 @@ async def _run(settings: RuntimeSettings) -> None:
     try:
         await kopf.operator(
             memo=kopf.Memo(runtime=runtime),
-            standalone=True,  # the Lease elects the leader; with kopf's peering, two could lead
+            standalone=True,  # the Lease elects the leader; with kopf's peering, two operators could lead
             clusterwide=not settings.namespaces,
             namespaces=settings.namespaces,
             stop_flag=runtime.stopping,

@@ -21,7 +21,7 @@ _NUM_REQUESTS = 3  # requests in flight in an available engine; a draining engin
 _DELETION_S = 5
 
 Verb: TypeAlias = Literal["undrain", "route_on", "make", "route_off", "drain", "delete"]
-# A verb and its object: a revision for `make`, the name of an engine for all others.
+# A verb and its object: a revision for `make`, the name of an engine for all other verbs.
 Action: TypeAlias = tuple[Verb, str]
 
 
@@ -29,16 +29,16 @@ Action: TypeAlias = tuple[Verb, str]
 class SimulatedEngine:
     name: str
     revision: str
-    start_s: int = 1  # seconds from the time when its pods get nodes until the engine serves
-    is_placed: bool = True  # the engine's pods have nodes
-    age_s: int = 0  # seconds since its pods got nodes
+    start_s: int = 1  # seconds from the scheduling of the engine's pods until the engine serves
+    is_placed: bool = True  # the engine's pods are scheduled
+    age_s: int = 0  # seconds since the engine's pods were scheduled
     is_routed: bool = False
     is_listed: bool = False
     is_drained: bool = False  # True if the engine was asked to drain
-    unlisted_s: int = 0  # seconds since it was last routed or listed in an EndpointSlice
+    unlisted_s: int = 0  # seconds since the engine was last routed or listed in an EndpointSlice
     num_in_flight: int = 0
-    served_s: int = 0  # seconds for which it was available
-    ends_s: int | None = None  # seconds until its deletion is complete; None if it is not being deleted
+    served_s: int = 0  # seconds for which the engine was available
+    ends_s: int | None = None  # seconds until the deletion is complete; None if the engine is not being deleted
 
     @property
     def state(self) -> EngineState:
@@ -54,7 +54,7 @@ class SimulatedEngine:
     def counts(self) -> RequestCounts:
         """The request counts: two requests for each second of availability. No request fails.
 
-        Each gets its first token at once.
+        Each request gets its first token at once.
         """
         number = 2 * self.served_s
         return RequestCounts(requests=number, first_token_seconds=dict.fromkeys(("0.25", "1", "2.5"), number))

@@ -1,7 +1,7 @@
 """LoRA adapters of a service: the lists that engines must get, and the state of each adapter. Pure.
 
-Every engine gets the adapters of the present spec whose files its pods mount. An engine reports its list in /status, so
-one that was restarted, and so has the list with which its pod was created, gets the present one again.
+Every engine gets those adapters of the present spec whose files the engine's pods mount. A restarted engine has the
+list with which its pod was created: it reports this list in /status, and gets the present list again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class AdapterListRequest:
 
 
 def adapter_list_requests(situation: Situation) -> Iterator[AdapterListRequest]:
-    """Yields a request for each answering engine whose reported list differs from the wanted one."""
+    """Yields a request for each answering engine whose reported list differs from the wanted list."""
     if situation.resolved is None:
         return
     meta = situation.resolved.service.metadata
@@ -55,7 +55,7 @@ def adapter_list_requests(situation: Situation) -> Iterator[AdapterListRequest]:
 def adapter_statuses(evidence: Evidence) -> tuple[AdapterStatus, ...]:
     """Returns the state of each adapter of the spec on the engines that stay.
 
-    While the spec cannot be used, it is the last written state.
+    While the spec cannot be used, these are the last written states.
     """
     resolved = evidence.situation.resolved
     if resolved is None:
@@ -119,9 +119,9 @@ def _written(previous: Mapping[str, Any]) -> tuple[AdapterStatus, ...]:
 
 
 def _wanted(situation: Situation, replica: EngineReplica) -> dict[str, str] | None:
-    """Returns name -> folder of the adapters for an engine; None if it must keep those that it has.
+    """Returns name -> folder of the adapters for an engine; None if the engine must keep its present adapters.
 
-    It keeps them if its spec is not known, or if its successors have no adapters at all: it is about to be replaced.
+    An engine keeps them if its spec is not known, or if the present spec has no `adapters`: it is about to be replaced.
     """
     model = _model(situation)
     made_from = _model_of(situation, replica)
@@ -136,12 +136,12 @@ def _model(situation: Situation) -> Model:
 
 
 def _model_of(situation: Situation, replica: EngineReplica) -> Model | None:
-    """Returns the part of the spec from which the engine was made; None if it is not known."""
+    """Returns the model in the spec from which the engine was created; None if that spec is not known."""
     made_from = next((each.resolved for each in situation.revisions if each.revision == replica.revision), None)
     return None if made_from is None else made_from.service.spec.model
 
 
 def _reported(replica: EngineReplica) -> tuple[ReportedAdapter, ...] | None:
-    """Returns the adapters in the engine's last answer; None if its adapters cannot be set."""
+    """Returns the adapters in the engine's last answer; None if the engine's adapters cannot be set."""
     status = replica.reading.status if replica.reading is not None else None
     return status.adapters if status is not None else None

@@ -1,11 +1,11 @@
 """Decides whether an engine replica has failed (only a new RayCluster would help), and finds the cause. Pure.
 
-The checks run in the order of `_CHECKS`. Each is named after the failure that it detects, and its docstring describes
-that failure. The first failure found is the cause.
+The checks run in the order of `_CHECKS`. Each check is named after the failure that it detects, and the check's
+docstring describes that failure. The first failure found is the cause.
 
 Smaller faults are repaired elsewhere: the engine replaces its ranks, the kubelet restarts containers, and KubeRay
 recreates worker pods. A missing model, image or node does not count as a failure: the existing replica retries by
-itself, and a new one would miss the same thing.
+itself, and a new replica would lack the same model, image or node.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from rayloom_operator.observe.verdict import SILENCE_LIMIT_S, is_well, judge, si
 from rayloom_operator.resolve.resolved import Resolved
 from rayloom_operator.times import Now, moment
 
-# The engine itself gives up after rebuildSeconds. The operator acts this many seconds later, so that the two do not act
-# at the same time.
+# The engine itself gives up after rebuildSeconds. The operator acts this many seconds later, so that operator and
+# engine do not act at the same time.
 _LATER_S = 30.0
 
 

@@ -21,7 +21,7 @@ class Decision:
 
     plan: Plan
     reapply_after_s: float  # seconds until applied objects are applied again
-    requeue_after_s: float  # seconds until the next reconcile, unless an event triggers one earlier
+    requeue_after_s: float  # seconds until the next reconcile, unless an event triggers a reconcile earlier
 
 
 def decide(situation: Situation) -> Decision:

@@ -38,10 +38,10 @@ def _pods_status(situation: Situation, *, is_refused: bool) -> GatewayStatus | N
 
 
 def clients_endpoint(situation: Situation, resolved: Resolved) -> str:
-    """Returns the URL that clients should use: that of the gateways, if the spec asks for some.
+    """Returns the URL that clients should use: the gateways' URL, if the spec asks for gateway pods.
 
     A service that gets gateways while its engines serve keeps the engines' URL until a gateway is ready, and until
-    gateways reach all of its engines.
+    gateways reach all engines.
     """
     direct, through = endpoint(resolved.service), gateway_endpoint(resolved.service)
     if num_wanted(resolved) == 0:
@@ -54,7 +54,7 @@ def clients_endpoint(situation: Situation, resolved: Resolved) -> str:
 
 
 def gateway_problem(situation: Situation) -> Verdict | None:
-    """Returns why clients reach no engine by status.endpoint; None if they do, or the URL is not the gateways'."""
+    """Returns why clients reach no engine by status.endpoint; None if they do, or if it is not the gateways' URL."""
     service, resolved = situation.service, situation.resolved
     shown = situation.previous.get("endpoint") if resolved is None else clients_endpoint(situation, resolved)
     if service is None or shown != gateway_endpoint(service) or _num_ready(situation) > 0:

@@ -4,7 +4,7 @@ While there are no facts, a verdict says why. Facts are stored in the status, so
 operator starts no new Jobs. The inspection resolves a branch to a commit, which is stored with the facts. All ranks of
 all engines load this commit until the spec names another source or revision.
 
-If a Job fails, another Job is the next attempt. While an attempt runs, the verdict is that of the attempt before.
+If a Job fails, another Job is the next attempt. While an attempt runs, the verdict on the earlier attempt stays.
 
 Earlier versions of the operator stored facts without costs. A service with such facts keeps the sizing that it has.
 `decide.refresh` lets a few Jobs at a time inspect the models of such services again, at the same commit.
@@ -50,8 +50,8 @@ _REASONS = {
 # These faults may pass by themselves; the others need a change of the spec, the token or the model.
 _PASSING = (Reason.HUB_UNREACHABLE, Reason.INSPECTION_FAILED)
 _TOKEN = (Reason.MODEL_NO_ACCESS, Reason.MODEL_GATED)
-# A Job normally has its pod within a second. If it has none after this many seconds, the Job's Events are read to find
-# out why.
+# A Job normally has its pod within a second. If a Job has no pod after this many seconds, the Job's Events are read to
+# find out why.
 _POD_S = 5.0
 _MAX_MESSAGE = 600  # characters of a Job's termination message that a condition shows
 _OVER = ("Failed", "Complete")  # conditions of a Job that has ended
@@ -134,11 +134,11 @@ def inspect(
         if is_sized(service, known, stored):
             return _refreshed(service, image, hub, known, tried, may_refresh)
         if known.version is not None and (is_given(service) or tried.gives_no_costs):
-            # The engine of this image reports no costs. If the spec gives the parallelism, none are needed: an engine
-            # that does not fit refuses to start. If the spec leaves the parallelism open, `resolve` refuses it, and
-            # another Job with the same image would not change that.
+            # The engine of this image reports no costs. If the spec gives the parallelism, no costs are needed: an
+            # engine that does not fit refuses to start. If the spec leaves the parallelism open, `resolve` refuses the
+            # spec, and another Job with the same image would not change that.
             return Inspection(facts=known, model=known)
-    # The ranks of running engines have loaded the stored commit, so another inspection is of the same commit.
+    # The ranks of running engines have loaded the stored commit, so another inspection reads the same commit.
     commit = known.commit if known is not None and is_current else None
     first = inspect_job(service, image, hub, 0, commit)
     attempts = _attempts(first, tried.jobs)
@@ -240,7 +240,7 @@ def _pod_of(job: Manifest, pods: Sequence[Manifest]) -> Manifest | None:
 
 
 def _outcome(service: LLMService, job: Manifest, own: Manifest | None) -> ModelFacts | _Ended | None:
-    """Returns the facts that an attempt found, or its failure; None while it runs. `own` is the pod of its Job."""
+    """Returns the facts that an attempt found, or its failure; None while it runs. `own`: the pod of the Job."""
     containers = own.get("status", {}).get("containerStatuses", ()) if own is not None else ()
     # Other containers, such as injected sidecars, have termination messages as well.
     states = (each["state"] for each in containers if each["name"] == INSPECT_CONTAINER)
@@ -250,7 +250,7 @@ def _outcome(service: LLMService, job: Manifest, own: Manifest | None) -> ModelF
         return _read(service, ended, ended.get("finishedAt") or job["metadata"]["creationTimestamp"])
     conditions = job.get("status", {}).get("conditions", ())
     over = next(filter(_is_over, conditions), None)
-    # If a complete Job has a pod that has not ended, the watch of pods lags behind that of Jobs.
+    # If a complete Job has a pod that has not ended, the watch of pods lags behind the watch of Jobs.
     if over is None or (over["type"] == "Complete" and own is not None):
         return None
     cause = " ".join(f"{over.get('reason', '')}: {over.get('message', '')}".split()).strip(": ") or "its pod is gone"

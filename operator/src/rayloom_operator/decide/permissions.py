@@ -48,7 +48,7 @@ SAFE_ANNOTATIONS = (
 class Permissions:
     """Settings of the operator. By default, they allow only what restricted pod security allows."""
 
-    host_paths: tuple[str, ...] = ()  # folders of nodes that pods may mount, with all below them; "/" allows every path
+    host_paths: tuple[str, ...] = ()  # folders of nodes that pods may mount, with all subfolders; "/" allows every path
     hub_endpoints: bool = False  # the user's hub token may be sent to an HF_ENDPOINT that the manifest sets
     # Privileges that spec.podTemplate may ask for: keys of `pod_template.privileges.PRIVILEGES`, and Linux
     # capabilities.

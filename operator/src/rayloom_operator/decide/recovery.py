@@ -10,7 +10,7 @@ reconcile acts on it. So the failure counts once, even if the operator stops bet
 
 A recreated replica gets a new number, and so a new name, for two reasons. KubeRay remembers by name which pods a
 RayCluster waits for: a new RayCluster of the old name might wait minutes for pods of the old RayCluster. And a
-RayCluster of another name can be created before the old one is gone.
+RayCluster of another name can be created before the old RayCluster is gone.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Memory = Mapping[str, GroupStatus]  # name of an engine replica -> its entry in 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A place for one engine replica: the replica that holds it, if any, and the failures in it so far."""
+    """A place for one engine replica: the replica in it, if any, and the failures of replicas in it so far."""
 
     name: str  # name of the replica, or of the replica to create
     replica: EngineReplica | None
@@ -97,7 +97,8 @@ def remembered(previous: Mapping[str, Any]) -> Memory:
 def places(resolved: Resolved, need: Need, observed: Observed, memory: Memory, now: Now) -> tuple[Place, ...]:
     """Returns the places for engine replicas of one revision, sorted by the replica's number.
 
-    Existing replicas get a place first, then failed ones that are to be recreated, then up to `need.num_new` new ones.
+    Existing replicas get a place first, then failed replicas that are to be recreated, then up to `need.num_new` new
+    replicas.
     `resolved` is the spec from which the replicas are created. A place whose RayCluster is gone gets a new name.
     """
     names = _Names(service=resolved.service.metadata.name, revision=need.revision)
@@ -138,7 +139,7 @@ def _existing(need: Need, observed: Observed, memory: Memory) -> dict[str, Engin
 def _kept(
     names: _Names, known: Set[str], existing: Mapping[str, EngineReplica], memory: Memory, need: Need, now: Now
 ) -> tuple[list[str], int]:
-    """Returns the names in `memory` or of existing replicas that keep their place, and how many new places to add."""
+    """Returns the names, of `memory` and of existing replicas, that keep their place, and the number of new places."""
 
     def rank(name: str) -> tuple[bool, bool, int]:
         replica = existing.get(name)
@@ -169,7 +170,7 @@ class _Names:
         return int(number) if start == f"{self.service}-{self.revision}" and number.isdecimal() else None
 
     def free(self, taken: Set[str]) -> Iterator[str]:
-        """Yields names that are not taken: first those with numbers above all used ones, then those from 0 on."""
+        """Yields names that are not taken: first with the numbers above all used numbers, then with numbers from 0."""
         used = {number for name in taken if (number := self.number(name)) is not None}
         numbers = chain(range(max(used, default=-1) + 1, _MAX_NUMBER + 1), count())
         return (group_name(self.service, self.revision, number) for number in numbers if number not in used)
@@ -189,7 +190,7 @@ def _review(
     observed: Observed,
     now: Now,
 ) -> Place:
-    """Returns the place with its failures up to now. `before` is its entry in `status.groups` as last written.
+    """Returns the place with its failures up to now. `before`: the entry of `name` in `status.groups` as last written.
 
     A new failure counts as a restart, unless the head pod was evicted. If the engine serves again before its RayCluster
     is deleted, that restart does not count. Once the engine has served for 10 minutes, `restarts` is 0. An engine that

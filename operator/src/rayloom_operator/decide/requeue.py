@@ -39,7 +39,7 @@ def requeue_after_s(situation: Situation, planned: Plan) -> float:
 def _reasons_to_requeue(situation: Situation, planned: Plan) -> Iterator[float]:
     yield REGULAR_S if _is_well(situation) else STALE_S
     if planned.adapters:
-        yield STALE_S  # an engine that does not answer PUT /adapters is asked again; a changed /status is an event
+        yield STALE_S  # an engine that does not answer PUT /adapters gets it again; a changed /status is an event
     yield from _mounts(situation)
     yield from _silent_engines(situation)
     for time in (*planned.waits, *situation.observed.waits):
@@ -50,12 +50,12 @@ def _reasons_to_requeue(situation: Situation, planned: Plan) -> Iterator[float]:
         yield situation.spec_requeue_s
     if situation.inspection.look_again_s is not None:
         yield situation.inspection.look_again_s
-    # While nothing can be created, no failed replica is deleted and the rollout takes no step, so neither needs a
-    # reconcile.
+    # While nothing can be created, no failed replica is deleted and the rollout takes no step, so a reconcile would
+    # change nothing.
     if situation.can_create and _has_new_failure(situation):
         yield _NEXT_RECONCILE_S
     if situation.can_create and situation.resolved is not None and not is_announced(situation, situation.resolved):
-        # The status gets the gateway first, and the next reconcile creates its objects.
+        # The status gets the gateway first, and the next reconcile creates the gateway's objects.
         yield 0.0
     yield from route_requeues(situation)
     if situation.can_create and situation.step is not None and situation.step.requeue_after_s is not None:
@@ -63,7 +63,7 @@ def _reasons_to_requeue(situation: Situation, planned: Plan) -> Iterator[float]:
 
 
 def _is_well(situation: Situation) -> bool:
-    """Returns whether every engine serves, or no engine was asked yet.
+    """Returns whether every engine serves, or no engine was polled yet.
 
     If an engine does not serve, the service is reconciled more often, because an engine without progress causes no
     event.

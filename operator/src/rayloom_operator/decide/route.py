@@ -42,7 +42,7 @@ class RouteSight:
     """Everything that is known about the object of a route."""
 
     seen: SeenRoute | None  # None while the object does not exist
-    former: str = ""  # kind of the route that the spec named earlier, while its object exists; empty if there is none
+    former: str = ""  # kind of an earlier spec's route whose object still exists; empty if there is none
     not_allowed: str = ""  # why the operator's settings forbid the route; empty if they allow it
     knows_kind: bool = True  # the API server knows the kind of the route
     refusal: str = ""  # why the object could not be written; empty if it could

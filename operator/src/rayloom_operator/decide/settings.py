@@ -16,8 +16,8 @@ from rayloom_operator.resolve.resolved import Hub
 class Settings:
     """The settings. Read once, at the start of the operator process."""
 
-    engine_image: str  # image of services whose spec names none
-    operator_key: bytes  # admin tokens are derived from it
+    engine_image: str  # image of services whose spec names no image
+    operator_key: bytes  # the key from which admin tokens are derived
     previous_key: bytes = b""  # the operator key that was used before the present one; empty if there was none
     pod_tls: TlsMode = "off"  # TLS between gateway pods and engines
     namespace: str = ""  # namespace of the operator's own pods; empty for an operator outside the cluster
@@ -28,7 +28,7 @@ class Settings:
     def admin_tokens(self, namespace: str, service_uid: str, replica: str) -> tuple[str, str]:
         """Returns the tokens of an engine replica's admin port, derived from the current and from the previous key.
 
-        The second one is "" if there is no previous key.
+        The second token is "" if there is no previous key.
         """
         token = admin_token(self.operator_key, namespace, service_uid, replica)
         old = admin_token(self.previous_key, namespace, service_uid, replica) if self.previous_key else ""

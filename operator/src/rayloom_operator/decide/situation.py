@@ -23,7 +23,7 @@ from rayloom_operator.times import Now
 class Situation:
     """The input of `decide`. Equal situations give equal decisions.
 
-    A situation refers to objects in the caches of the watches without copying them: do not change them.
+    A situation refers to objects in the caches of the watches without copying them: do not change these objects.
     """
 
     now: Now
@@ -33,10 +33,10 @@ class Situation:
     previous: Mapping[str, Any]  # last written status of the service
     memory: Memory  # name of an engine replica -> its entry in `previous`
     rollout: RolloutState  # the rollout state in `previous`
-    # The LLMService. If its spec cannot be read, it has a placeholder spec; if its metadata cannot be read, None.
+    # The LLMService. Has a placeholder spec if the spec cannot be read; None if the metadata cannot be read.
     service: LLMService | None
     accepted: Verdict  # VALID, or why the spec cannot be used
-    spec_requeue_s: float | None = None  # seconds until `accepted` may change without an event; None if it cannot
+    spec_requeue_s: float | None = None  # seconds until `accepted` may change without an event; None: it cannot
     # The model, and the spec with the values that it leaves open filled in.
     inspection: Inspection = field(default_factory=Inspection)
     resolved: Resolved | None = None  # None while the spec cannot be used or the model is not known
@@ -46,7 +46,7 @@ class Situation:
     kuberay_problem: str = ""  # why no RayCluster can be created; empty if one can
     mounting_s: float | None = None  # seconds that a pod has waited, perhaps for a volume; None if no pod waits
     retry_interval_s: float = 1.0  # seconds between reconciles while an engine of the service does not answer
-    # The rollout: its next step, and the places of each revision. While `resolved` is None, there are neither.
+    # The rollout: the next step, and the places of each revision. Both are empty while `resolved` is None.
     step: Step | None = None
     revisions: tuple[RevisionPlaces, ...] = ()
     scaling: ScalingDecision | None = None  # None without spec.autoscaling, or while `resolved` is None
@@ -65,7 +65,8 @@ class Situation:
     def is_leaving(self, replica: str) -> bool:
         """Returns whether the rollout terminates this replica.
 
-        The next step's state decides; if there is no step, or no engine replica can be created, the stored state does.
+        The next step's state decides this; if there is no step, or if no engine replica can be created, the stored
+        state.
         """
         state = self.step.state if self.step is not None and self.can_create else self.rollout
         return replica in state.terminating

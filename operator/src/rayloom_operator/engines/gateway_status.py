@@ -1,6 +1,6 @@
 """The fields of the `/status` document of a gateway with several models, version v1, that the operator uses.
 
-The document's schema is `schemas/gateway-status.v1.json`. As for engines, every list and text has a length limit.
+The document's schema is `schemas/gateway-status.v1.json`. As in `status.py`, every list and text has a length limit.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ class _GatewayDocument(AnswerPart):
 
 
 def gateway_status(code: int, body: bytes) -> EngineStatus:
-    """Parses a response to GET /status of a gateway with several models. It has no ranks and no model of its own.
+    """Parses a response to GET /status of a gateway with several models. The result has no ranks and no model.
 
-    Raises EngineUnavailable unless it is a valid document of version v1. Gateways of earlier releases send another one.
+    Raises EngineUnavailable unless the response is a valid document of version v1. Gateways of earlier releases send
+    another document.
     """
     found = checked(_GatewayDocument, decoded(code, body))
     file = found.models_file

@@ -30,14 +30,14 @@ NO_PROGRESS = StartProgress("", "", float("-inf"))
 
 
 def interval_s(num_engines: int) -> float:
-    """Returns the least seconds between two texts of one engine in the same phase: 10, or 50 with 1,000 engines."""
+    """Returns the least seconds between two changes of an engine's text in a phase: 10, or 50 with 1,000 engines."""
     return max(_INTERVAL_S, num_engines / _MAX_WRITES_PER_S)
 
 
 def start_progress(
     before: StartProgress, startup: tuple[Phase, ...], now: float, min_interval_s: float
 ) -> StartProgress:
-    """Returns the progress at `now`; `before`, if it is of the same phase and younger than `min_interval_s`."""
+    """Returns the progress at `now`, or `before` if it has the same phase and is younger than `min_interval_s`."""
     current = next((phase for phase in startup if not phase.finished), None)
     if current is None:
         return before if before.phase == "" else NO_PROGRESS

@@ -80,23 +80,23 @@ class Requests(AnswerPart):
 
     in_flight: Count = 0  # accepted by the engine's own API port and not yet answered in full
     running: Count = 0  # sequences in the core's batch, those of gateways as well
-    waiting: Count = 0  # sequences in the core's queue; of a gateway, those that wait for an engine
+    waiting: Count = 0  # sequences in the core's queue; in a gateway: sequences that wait for an engine
     finished: Count = 0  # requests that ended since the API server process started, with or without an error
     failed: Count = 0  # the part of `finished` that ended in an error of the engine
     first_token_seconds: dict[Edge, Count] = {}  # upper edge -> requests whose first token took no longer
 
     @property
     def unfinished(self) -> int:
-        """The larger number of requests at the API port and sequences in the core; 0 if the engine has neither.
+        """The number of requests at the API port or of sequences in the core, whichever is larger.
 
-        A request that a gateway sends counts only as a sequence. One whose client still reads may count only as a
-        request.
+        A request that a gateway sends counts only as a sequence. A request whose client still reads the end of the
+        answer may count only as a request.
         """
         return max(self.in_flight, self.running + self.waiting)
 
 
 class ReportedLoad(AnswerPart):
-    """The work that the engine has, and its measured rates. Engines of older versions leave it out."""
+    """The engine's work and measured rates. Engines of older versions do not report them."""
 
     queued_tokens: Count = 0
     running_tokens: Count = 0
@@ -112,7 +112,7 @@ class ReportedAdapter(AnswerPart):
     name: str = Field(max_length=_MAX_NAME)
     path: str = Field(max_length=4096)
     state: str = Field(max_length=32)  # loading, loaded or failed
-    message: Text = ""  # why it failed
+    message: Text = ""  # why the adapter failed
 
 
 class UnusableKeys(AnswerPart):
@@ -125,9 +125,9 @@ class UnusableKeys(AnswerPart):
 class GatewayReport(AnswerPart):
     """The models file that a gateway with several models has read."""
 
-    models_hash: str  # of the file that it serves by
-    refusal: Text  # why it cannot use a newer one; or empty
-    problems: tuple[Text, ...]  # a sentence for each entry of the file that it does not serve
+    models_hash: str  # hash of the file that is in force
+    refusal: Text  # why the gateway cannot use a newer file; or empty
+    problems: tuple[Text, ...]  # a sentence for each entry of the file that the gateway does not serve
     unusable_keys: tuple[UnusableKeys, ...]
 
 
@@ -142,7 +142,7 @@ class EngineStatus(AnswerPart):
     uptime_seconds: Annotated[float, Field(ge=0)] = 0.0  # uptime of the API server process
     requests: Requests = Requests()
     load: ReportedLoad = ReportedLoad()
-    # None: the engine's adapters cannot be set, or its version knows none
+    # None: the engine's list of adapters cannot be set, or the engine's version has no adapters
     adapters: Annotated[tuple[ReportedAdapter, ...], Field(strict=False)] | None = None
     gateway: GatewayReport | None = None  # None except for a gateway with several models
 
@@ -180,14 +180,14 @@ class EngineStatus(AnswerPart):
 
 
 def absent_model() -> EngineStatus:
-    """Returns the status of a model that a gateway with several models does not know, so that it has no requests."""
+    """Returns the status of a model that a gateway with several models does not know. The model has no requests."""
     return EngineStatus(state=_ABSENT, reason="", startup=(), model=None, last_token_age_seconds=None, ranks=())
 
 
 def engine_status(code: int, body: bytes, max_ranks: int = MAX_RANKS) -> EngineStatus:
     """Parses a response to GET /status.
 
-    Raises EngineUnavailable unless it is a valid document of version v1 with at most `max_ranks` ranks.
+    Raises EngineUnavailable unless the response is a valid document of version v1 with at most `max_ranks` ranks.
     """
     document = decoded(code, body)
     _check_lengths(document, max_ranks)

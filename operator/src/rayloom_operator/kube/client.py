@@ -49,11 +49,11 @@ class KubeError(OperatorError):
 
 
 class KubeUnreachable(OperatorError):
-    """The API server gave no readable answer. It may have carried out the request nevertheless."""
+    """The API server gave no readable answer, but may have carried out the request."""
 
 
 class Recreated(OperatorError):
-    """Nothing was written: the object was deleted, and `found`, with another uid, has its name now."""
+    """Nothing was written: the object was deleted, and `found`, an object with another uid, has the name now."""
 
     def __init__(self, found: Manifest) -> None:
         super().__init__(f"{path_of(found)} was deleted and recreated")
@@ -105,7 +105,7 @@ class Kube:
         return _object(await self._send("PATCH", path_of(manifest), params=params, body=manifest, content_type=how))
 
     async def replace_status(self, manifest: Manifest) -> Manifest:
-        """Replaces the status of the object with this uid and returns the stored object. Raises Recreated.
+        """Replaces the object's status and returns the stored object. Raises Recreated if the object has another uid.
 
         This is a JSON patch, which can test the uid: in a server-side apply to the status of a custom resource, the API
         server ignores the uid. Strict validation refuses a field that the cluster's CustomResourceDefinition lacks.

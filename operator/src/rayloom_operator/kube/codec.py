@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-# The API server reads a server-side apply as YAML. YAML refuses these characters, or takes them for blanks, unless they
+# The API server reads a server-side apply as YAML. YAML refuses these characters, or reads them as blanks, unless they
 # are escaped.
 _NOT_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 

@@ -2,8 +2,8 @@
 
 As in client-go, the clocks of two machines are never compared. A candidate takes the Lease once it has seen the same
 record unchanged for the record's `seconds`. A leader stops writing once three quarters of `seconds` have passed since
-it sent its last renewal. During the last quarter, requests that are under way can end. It also allows for candidates
-whose clocks run up to a third faster.
+it sent its last renewal. During the last quarter, requests that are under way can end. The last quarter also allows for
+candidates whose clocks run up to a third faster.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Election:
     def saw(self, record: LeaseRecord | None, now: float) -> None:
         """Notes the record that was just read; None if there is no Lease.
 
-        Raises LeaseLost if this process has led, and the Lease is not its own any more.
+        Raises LeaseLost if this process has led, and does not hold the Lease any more.
         """
         if self._has_led and (record is None or record.holder != self._identity):
             self.stop()

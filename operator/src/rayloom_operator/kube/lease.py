@@ -22,7 +22,7 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Lease:
-    """Runs in a thread with an event loop of its own, so that a busy operator does not lose its Lease.
+    """Takes and renews the Lease in a thread with its own event loop, so that a busy operator does not lose the Lease.
 
     `connect` returns a client that may always write. Without a renewal, the Lease lasts for `seconds`. The leader
     renews the Lease after a quarter of that time.
@@ -39,7 +39,7 @@ class Lease:
         self._election = Election(identity, seconds)
         self._seconds = seconds
         self._connect = connect
-        self._is_known = False  # the record in the cluster is the one that we wrote last
+        self._is_known = False  # the record in the cluster is the last record that this process wrote
         self._logged = ""
         self._has_led = False
         self._is_stopped = False

@@ -25,14 +25,14 @@ _GONE = 410  # the version to watch from is too old
 
 
 def service_of(found: Manifest) -> ServiceKey:
-    """Returns the service to which an object belongs by its label."""
+    """Returns the service that an object's label names."""
     meta = found["metadata"]
     # A service has a handful of objects. The names are interned, so that they are in memory only once per service.
     return sys.intern(meta["namespace"]), sys.intern(meta["labels"][SERVICE_LABEL])
 
 
 def llmgateway_of(found: Manifest) -> ServiceKey:
-    """Returns the LLMGateway to which an object belongs by its label."""
+    """Returns the LLMGateway that an object's label names."""
     meta = found["metadata"]
     return sys.intern(meta["namespace"]), sys.intern(meta["labels"][LLMGATEWAY_LABEL])
 
@@ -44,7 +44,7 @@ def own_key(found: Manifest) -> ServiceKey:
 
 
 def without_managed_fields(found: Manifest) -> Manifest:
-    """Returns the object without `managedFields`, which the operator does not read. They are a third of an object."""
+    """Returns the object without `managedFields`, a third of each object, which the operator does not read."""
     found["metadata"].pop("managedFields", None)
     return found
 
@@ -103,7 +103,7 @@ class Reflector:
         self._following: list[asyncio.Task[None]] = []
 
     def of_service(self, key: ServiceKey) -> list[Manifest]:
-        """Returns the objects of one key, by name. While `is_synced` is not set, the copies may be old."""
+        """Returns the objects of one key, sorted by name. While `is_synced` is not set, the copies may be old."""
         return [self._objects[key[0], name] for name in self._names.get(key, ())]
 
     def keys(self) -> list[ServiceKey]:
@@ -119,15 +119,15 @@ class Reflector:
         return now - min(self._alive_at.values())
 
     async def run(self) -> None:
-        """Lists and watches for ever. An API server that does not answer is asked again with a growing delay."""
+        """Lists and watches for ever. While the API server does not answer, the delay between two requests grows."""
         async with asyncio.TaskGroup() as self._tasks:
             self._begin()
 
     async def relist(self) -> None:
         """Lists the objects again. Returns once all are listed, or once the API server says that the kind is unknown.
 
-        May be called only while `run` runs. The watches are cancelled, and new ones begin at the new lists: a list
-        that the API server computed before an event would undo that event, if an earlier watch delivered it first.
+        May be called only while `run` runs. The watches are cancelled, and new watches begin at the new lists. If an
+        old watch stayed, it could deliver an event that is younger than the list, and the list would undo the event.
         """
         for each in self._following:
             each.cancel()

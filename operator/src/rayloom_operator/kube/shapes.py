@@ -56,7 +56,7 @@ class NamedFields(TypedDict):
 
 
 class OwnedFields(TypedDict, total=False):
-    """A RayCluster or a Job: its metadata, with its owner, and its conditions."""
+    """The fields of a RayCluster or a Job: the metadata with the owner, and the conditions."""
 
     metadata: MetadataFields
     status: ConditionsFields
@@ -134,7 +134,7 @@ def ray_cluster(found: Manifest) -> Manifest:
 def pod(found: Manifest) -> Manifest:
     """Returns a Pod without the volumes that the operator or the kubelet provides.
 
-    `staysWhenCordoned` replaces the tolerations. It is True if the pod tolerates cordoned nodes. The scheduler may then
+    `staysWhenCordoned` replaces the tolerations. It is True if the pod tolerates cordoned nodes: then the scheduler may
     place the pod's replacement on a cordoned node again.
     """
     spec = dict(found["spec"])

@@ -39,7 +39,7 @@ def read_status(host: str, port: int) -> EngineStatus | None:
 
 
 def read_engines(host: str, port: int) -> dict[str, str] | None:
-    """Reads the state of each engine, by its name, from a gateway's admin port; None if the port does not answer.
+    """Returns name of an engine -> its state, from a gateway's admin port; None if the port does not answer.
 
     Raises EngineUnavailable if the answer is not the document of a gateway.
     """
@@ -76,7 +76,7 @@ def stream_chat(
 ) -> Iterator[str]:
     """Yields the answer to one user message at temperature 0, piece by piece as it arrives.
 
-    `on_connect` gets the connection's socket; another thread may shut it down to end the request.
+    `on_connect` gets the connection's socket; another thread may shut the socket down to end the request.
 
     Raises EngineUnavailable if the request fails, or if the stream contains an error or ends before `[DONE]`.
     """

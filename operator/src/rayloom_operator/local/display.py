@@ -17,7 +17,7 @@ class StartupDisplay:
 
     On a terminal, each phase of a single engine has a line, which is redrawn. If there are several processes, each
     process has a line with its current phase. Elsewhere a new line is printed when a phase begins, after each quarter
-    of its total, and when it ends.
+    of its total, and when the phase ends.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -69,7 +69,7 @@ class StartupDisplay:
 
     def _bar(self, process: str, phase: Phase) -> str:
         name = f"{phase.name.replace('_', ' '):<10}: "
-        # Seconds are also counted here, because a busy engine may report those of an unfinished phase late.
+        # Seconds are also counted here, because a busy engine may report the seconds of an unfinished phase late.
         elapsed = time.monotonic() - self._began.setdefault(process + phase.name, time.monotonic())
         seconds = f"{phase.seconds if phase.finished else max(phase.seconds, elapsed):.1f} s"
         if phase.total <= 0:

@@ -15,7 +15,7 @@ from rayloom_operator.local.restarts import Restarts
 
 
 class Member:
-    """A process that is started again after its end. Call `start` first. Its files are in `folder`."""
+    """A process that is started again after its end. Call `start` first. Config and log are in `folder`."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Member:
         self.place = plan.place
         self.process: LocalProcess | None = None  # None before the first start
         self.start_at: float | None = None  # time of the next start, by time.monotonic; None while the process runs
-        self.served_at: float | None = None  # time.monotonic since which it serves; None if it does not serve
+        self.served_at: float | None = None  # time.monotonic since which the process serves; None if it does not
         self.last_end: EngineEnded | None = None
         self.restarts = Restarts(recovery)
         self._ports = ports

@@ -75,7 +75,7 @@ def replicas_problem(service: LLMService, devices: Sequence[str]) -> str | None:
 def plan_processes(
     service: LLMService, *, folder: Path, gateway: Ports, engines: Sequence[Ports], devices: Sequence[str]
 ) -> tuple[ProcessPlan, ...]:
-    """Returns the plans of the engines, then that of the gateway. `folder` contains the key file; the gateway stores
+    """Returns the plans of the engines, then the gateway's plan. `folder` contains the key file; the gateway stores
     the tokenizer there.
 
     Each engine gets as many of the `devices` as it has ranks. The caller checks with `replicas_problem` that there are

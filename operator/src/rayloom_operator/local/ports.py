@@ -9,9 +9,10 @@ from rayloom_operator.errors import EngineUnavailable
 
 
 class ReservedPort:
-    """A port that the system gives to no other process while this object is open. Children of this process can listen.
+    """A port that the system gives to no other process while this object is open.
 
-    Port 0 picks a free one. Raises EngineUnavailable if the port cannot be used; `flag` is the flag that chooses it.
+    Children of this process can listen on the port. Port 0 picks a free port. Raises EngineUnavailable if the port
+    cannot be used; `flag` is the flag that chooses the port.
     """
 
     def __init__(self, host: str, port: int = 0, flag: str = "") -> None:
@@ -25,8 +26,8 @@ class ReservedPort:
             ) from error
         self.number = int(self._socket.getsockname()[1])
         # This socket is bound and does not listen. On Linux this has two effects. A process of this run can listen on
-        # the port, because its socket sets SO_REUSEADDR, too. And the system does not hand the port out as a free one.
-        # Other systems would refuse the process's socket.
+        # the port, because the process's socket sets SO_REUSEADDR, too. And the system does not assign the port to
+        # programs that ask for a free port. Other systems would refuse the process's socket.
         if sys.platform != "linux":
             self.close()
 

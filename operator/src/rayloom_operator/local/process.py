@@ -38,9 +38,9 @@ def find_engine(executable: str = sys.executable, path: str | None = None) -> Pa
 
 
 class LocalProcess:
-    """A running engine or gateway. It has its own session, so Ctrl-C in the terminal does not reach it.
+    """A running engine or gateway. The process has its own session, so Ctrl-C in the terminal does not signal it.
 
-    Its output is appended to the file `log_path`. Raises EngineUnavailable if `arguments` cannot be started.
+    The process's output is appended to the file `log_path`. Raises EngineUnavailable if `arguments` cannot be started.
     """
 
     def __init__(self, name: str, arguments: Sequence[str], log_path: Path, environment: Mapping[str, str]) -> None:
@@ -77,9 +77,9 @@ class LocalProcess:
             self._process.send_signal(number)
 
     def stop(self, grace_s: float) -> bool:
-        """Sends SIGINT, on which the process stops its children, and waits up to `grace_s` seconds for its exit.
+        """Sends SIGINT, and waits up to `grace_s` seconds until the process has stopped its children and exited.
 
-        Then kills the processes that are left in its process group. Returns True if the process exited in time.
+        Then kills the processes that are left in the process group. Returns True if the process exited in time.
         """
         deadline = time.monotonic() + grace_s
         self.send(signal.SIGINT)
@@ -101,7 +101,7 @@ class LocalProcess:
         """Prints the end of the log to stderr."""
         lines = self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES_SHOWN:]
         print(f"The last {len(lines)} lines of {self.name}'s log ({self.log_path}):", file=sys.stderr)
-        # If there are several processes, each line begins with the name of its process.
+        # If there are several processes, each line begins with the process's name.
         prefix = "  " if " " in self.name else f"  {self.name} | "
         for line in lines:
             print(f"{prefix}{line}", file=sys.stderr)
@@ -114,5 +114,5 @@ def tell(text: str) -> None:
 
 
 def _end_with_parent() -> None:
-    """Runs in the child process. Makes the kernel send it SIGINT if the parent dies without `stop`."""
+    """Runs in the child process. Makes the kernel send the child SIGINT if the parent dies without `stop`."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0)

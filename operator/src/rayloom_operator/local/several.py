@@ -55,8 +55,8 @@ class LocalRun:
 def serve_several(run: LocalRun, command: Path, signals: StopSignals) -> int:
     """Serves until a stop signal arrives, or until too few processes can be kept running.
 
-    Returns the exit code: 0 after a stop signal if every process served or was about to, else that of a process that
-    kept ending. Raises EngineUnavailable if a port is taken or a process cannot be started.
+    Returns the exit code: 0 after a stop signal if no process has spent its restart budget, else the code of a process
+    that kept ending. Raises EngineUnavailable if a port is taken or a process cannot be started.
     """
     with ExitStack() as stack:
         ports = [stack.enter_context(closing(port)) for port in _reserve(run)]
@@ -104,7 +104,7 @@ class Several:
                 held,
                 command=command,
                 folder=folder,
-                # Engines that are killed leave their run folders behind.
+                # Killed engines leave their run folders behind. Inside `folder`, these are deleted when the run ends.
                 environment={**run.environment, "TMPDIR": str(folder)},
                 recovery=run.service.spec.recovery,
             )
@@ -127,7 +127,7 @@ class Several:
     # --- start-up ---
 
     def wait_until_serving(self) -> EngineStatus:
-        """Waits until every engine serves and the gateway is connected to it. Returns the status of the first engine.
+        """Waits until every engine serves and is connected to the gateway. Returns the status of the first engine.
 
         Raises EngineEnded or EngineUnavailable if one of the processes cannot start.
         """
@@ -172,7 +172,7 @@ class Several:
     # --- serving ---
 
     def watch(self, signals: StopSignals) -> NoReturn:
-        """Starts processes that end again. Raises EngineEnded once no engine, or no gateway, can be kept running."""
+        """Restarts processes that end. Raises EngineEnded once no engine, or no gateway, can be kept running."""
         while True:
             now = time.monotonic()
             for member in self._members:
@@ -198,7 +198,7 @@ class Several:
     def _note_serving(self, statuses: Mapping[str, EngineStatus | None]) -> bool:
         """Records the processes that serve, and returns True if all do.
 
-        An engine serves once the gateway sends requests there.
+        An engine counts as serving once the gateway sends requests to it.
         """
         states = {GATEWAY: "serving", **(read_engines(LOOPBACK, self._gateway.place.admin_port) or {})}
         for member in self._members:
@@ -262,7 +262,7 @@ class Several:
 
 
 def _reserve(run: LocalRun) -> list[ReservedPort]:
-    """Returns ports for the API and the admin port of the gateway, then three for each engine."""
+    """Returns ports for the API and the admin port of the gateway, then three ports for each engine."""
     if run.port and run.port == run.admin_port:
         raise EngineUnavailable(f"port {run.port} is given twice; choose another one with --admin-port PORT")
     ports = [ReservedPort(run.host, run.port, "--port"), ReservedPort(LOOPBACK, run.admin_port, "--admin-port")]

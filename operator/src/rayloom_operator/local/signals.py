@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterator
 from types import FrameType
 
-# SIGHUP is one of them: an engine has its own session, so a closed terminal alone does not end it.
+# SIGHUP is included: an engine has its own session, so a closed terminal alone does not end the engine.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Wrappers such as `timeout` and some shells repeat the terminal's Ctrl-C at once. A user needs longer to repeat it.
+# Wrappers such as `timeout` and some shells repeat the terminal's Ctrl-C at once. A user needs longer for a second one.
 _REPEAT_S = 0.5
 
 
@@ -50,7 +50,7 @@ class StopSignals:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Delays the exception of a signal that comes inside this context to its end. Used inside `raising()`."""
+        """Delays the exception of a signal inside this context until the context ends. Used inside `raising()`."""
         self._raises = False
         yield
         self._raises = True

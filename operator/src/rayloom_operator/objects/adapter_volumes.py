@@ -14,7 +14,7 @@ from rayloom_operator.names import CLAIM_FOLDER, Manifest
 def adapter_places(model: Model) -> list[tuple[Manifest, Manifest]]:
     """Returns a volume and its mount for each claim and each folder of the nodes with adapters.
 
-    A claim that also has the model is mounted already, and so are folders in that of a file:// model.
+    A claim that also has the model is mounted already, and so are folders inside the folder of a file:// model.
     """
     return [
         ({"name": name, **volume}, {"mountPath": path, "readOnly": True})
@@ -23,16 +23,16 @@ def adapter_places(model: Model) -> list[tuple[Manifest, Manifest]]:
 
 
 def adapter_paths(model: Model) -> dict[str, str]:
-    """Returns name -> folder of each adapter, as the processes in the pods see it."""
+    """Returns name of an adapter -> its folder in the pods."""
     return {each.name: _path(each, model) for each in model.adapters or ()}
 
 
 def mountable(model: Model, mounted_for: Model, present: Mapping[str, str]) -> dict[str, str]:
     """Returns name -> folder of the adapters of `model`, in pods built for the model `mounted_for`.
 
-    They differ during a rollout that changes volumes. A name whose new folder the pods do not mount keeps the folder
-    that it has in `present`, or had in `mounted_for`, so that requests find it until the pods are replaced. A name that
-    is new, too, is left out.
+    The two models differ during a rollout that changes volumes. If the pods do not mount an adapter's new folder, the
+    adapter keeps its folder in `present`, or else in `mounted_for`, so that requests find the adapter until the pods
+    are replaced. A new adapter whose folder the pods do not mount is left out.
     """
     mounted = mounted_paths(model, mounted_for)
     earlier = {**adapter_paths(mounted_for), **present}

@@ -32,7 +32,7 @@ JsonValue: TypeAlias = str | int | bool | list[str]
 
 
 def engine_model(model: Model) -> str:
-    """Returns the field `model` of the engine's config in a pod. A pvc:// model is a path below a mount there."""
+    """Returns the field `model` of the engine's config in a pod, where a pvc:// model is a path below a mount."""
     if model.source_kind != "pvc":
         return model.source
     _, _, path = model.source.removeprefix("pvc://").partition("/")
@@ -82,7 +82,7 @@ def engine_config(service: LLMService, *, host: str, port: int, admin_port: int)
 
 
 def _managed_adapters(model: Model) -> dict[str, JsonValue]:
-    """The adapters with which an engine in a pod starts; the operator may change them while it serves."""
+    """The adapters with which an engine in a pod starts; the operator may change them while the engine serves."""
     if model.adapters is None:
         return {}
     return {"managed_adapters": True, "adapters": [f"{name}={path}" for name, path in adapter_paths(model).items()]}

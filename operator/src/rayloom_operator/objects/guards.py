@@ -22,7 +22,8 @@ def disruption_budget(service: LLMService, num_held: int = 0) -> Manifest:
     `num_held` is 0.
 
     Without a hold, the head pods of half of the engine replicas, rounded down, are protected. So with one replica,
-    `kubectl drain` always proceeds. With several, it proceeds while fewer than half of the head pods are unavailable.
+    `kubectl drain` always proceeds. With several replicas, it proceeds while fewer than half of the head pods are
+    unavailable.
     With maxSurge 0, the protected number is replicas - maxUnavailable. Without a hold, worker pods are not protected:
     requests wait in the engine until lost ranks are replaced.
 
@@ -52,8 +53,8 @@ def network_policy(service: LLMService, operator_namespace: str = "") -> Manifes
     """The NetworkPolicy: everyone may reach the API port, the operator the admin port, and LLMGateways the front port.
 
     The service's pods may reach each other on all ports. Prometheus scrapes the API port. Egress is open. The front
-    port exists if the service has `gateway`. Pods of all LLMGateways in the namespace can reach the front port, and a
-    key protects it.
+    port exists if the service has `gateway`. Pods of all LLMGateways in the namespace can reach the front port, which a
+    key protects.
     """
     own = {"matchLabels": {names.SERVICE_LABEL: service.metadata.name}}
     rules = [from_clients(), from_operator(operator_namespace), {"from": [{"podSelector": own}]}]

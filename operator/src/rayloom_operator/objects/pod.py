@@ -36,7 +36,7 @@ def pod_fields(
     node_loss_seconds: int,
     has_user: bool = True,
 ) -> Manifest:
-    """The fields of the spec of every pod that the operator builds. `account`: name of its ServiceAccount."""
+    """The fields of the spec of every pod that the operator builds. `account`: name of the pod's ServiceAccount."""
     toleration = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": node_loss_seconds}
     tolerations = [{"key": f"node.kubernetes.io/{taint}", **toleration} for taint in ("not-ready", "unreachable")]
     given = (each.model_dump(by_alias=True, exclude_none=True) for each in scheduling.tolerations)
@@ -87,9 +87,9 @@ def container_fields(name: str, image: str, pull_policy: str = "IfNotPresent") -
 
 
 def environment(service: LLMService, own: dict[str, Manifest]) -> list[Manifest]:
-    """Returns the operator's `own` variables and those of spec.engine.env. A variable of the spec replaces an own one.
+    """Returns the operator's `own` variables and those of spec.engine.env.
 
-    The API server would refuse duplicate names.
+    A variable of the spec replaces an own variable of that name, because the API server would refuse duplicate names.
     """
     found = own | {variable.name: {"value": variable.value} for variable in service.spec.engine.env}
     return [{"name": name, **source} for name, source in found.items()]

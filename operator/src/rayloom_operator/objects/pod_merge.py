@@ -30,8 +30,8 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "volumeMounts": ("mountPath",),
     "volumes": ("name",),
 }
-# In these lists the patch's element replaces the base's as a whole. An element has exactly one kind (such as `value` or
-# `valueFrom`), and Kubernetes would refuse an element that is a merge of two kinds.
+# In these lists the patch's element replaces the base's element as a whole. An element has exactly one kind (such as
+# `value` or `valueFrom`), and Kubernetes would refuse an element that is a merge of two kinds.
 _WHOLE = frozenset({"env", "volumes"})
 _SETS = frozenset({"envFrom", "tolerations"})
 

@@ -19,7 +19,7 @@ _HOSTNAME = "kubernetes.io/hostname"
 # Default security context of containers that the template adds. With allowed privileges, the template may override it.
 _OTHERS_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 _SYS_ADMIN = frozenset({"SYS_ADMIN", "CAP_SYS_ADMIN"})
-# Reserved variables that `_with_guards` does not set to an empty value: Ray takes an empty RAY_REDIS_ADDRESS for an
+# Reserved variables that `_with_guards` does not set to an empty value: Ray would use an empty RAY_REDIS_ADDRESS as an
 # address. So `envFrom` can set RAY_REDIS_ADDRESS, and the engine then does not start.
 _NEVER_EMPTY = frozenset({"RAY_REDIS_ADDRESS"})
 # KubeRay always sets these variables in the first container of a pod.
@@ -61,7 +61,7 @@ def document_of(template: HeadTemplate | WorkerTemplate) -> Manifest:
 def with_inspection_template(service: LLMService, built: Manifest, hub: Hub) -> Manifest:
     """Returns the spec of the inspection pod, with those fields of the head's template that apply to an inspection.
 
-    The pod's container takes variables, security context and mounts from the template's engine container. Labels and
+    The pod's container gets variables, security context and mounts of the template's engine container. Labels and
     annotations are left out: they could cause the injection of a sidecar, which would keep the Job from completing.
     """
     given = document_of(service.spec.pod_template.head).get("spec", {})

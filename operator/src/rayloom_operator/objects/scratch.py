@@ -28,7 +28,7 @@ _CONVERTER_FOLDER = "RAYLOOM_CACHE"
 
 
 def scratch_mebibytes(resolved: Resolved, *, has_ranks: bool) -> int:
-    """Returns the request in MiB; 0 if the pod writes no model files to its scratch volume, or their size is unknown.
+    """Returns the request in MiB; 0 if the pod writes no model files to its scratch volume, or if the size is unknown.
 
     A pod without ranks (the head pod) downloads only the configuration and the tokenizer of a model from the hub, but
     converts a .gguf file like a worker pod. The ranks of a pod share downloaded and converted files.
@@ -53,7 +53,7 @@ def _given_variables(resolved: Resolved, *, has_ranks: bool) -> set[str]:
 
 
 def scratch_volume(name: str, mebibytes: int, resources: Manifest) -> Manifest:
-    """The emptyDir of a container that requests `mebibytes`. The container's `resources` may raise its size limit."""
+    """The emptyDir of a container that requests `mebibytes`. The container's `resources` may raise the size limit."""
     if mebibytes == 0:
         return {"name": name, "emptyDir": {}}
     given = [amount(resources.get(kind, {}).get(RESOURCE, "0")) for kind in ("requests", "limits")]

@@ -44,7 +44,7 @@ class ServicePort(TypedDict, total=False):
 
 
 class ServiceSpec(TypedDict, total=False):
-    """The fields of all Services. `clusterIP` and `ipFamilyPolicy` are missing: a Service may have their defaults."""
+    """The fields of all Services, without `clusterIP` and `ipFamilyPolicy`, for which the API server sets defaults."""
 
     selector: Any
     publishNotReadyAddresses: bool
@@ -133,7 +133,7 @@ class AppliedProbe(TypedDict, total=False):
 
 
 class AppliedContainer(TypedDict, total=False):
-    """The fields of a gateway's container. `env` is never applied, so a list of variables is drift."""
+    """The fields of a gateway's container. The operator never applies `env`, so an `env` in the container is drift."""
 
     name: str
     image: str
@@ -269,7 +269,7 @@ SHAPES: dict[str, Any] = {
     "HTTPRoute": AppliedHttpRoute,
     "Ingress": AppliedIngress,
 }
-# kind -> shape of a watched object, for kinds of which more than the applied fields is read
+# kind -> shape of a watched object, for kinds whose status is read, too
 WATCHED_SHAPES: dict[str, Any] = {
     "Deployment": WatchedDeployment,
     "HTTPRoute": WatchedHttpRoute,

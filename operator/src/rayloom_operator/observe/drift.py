@@ -2,7 +2,7 @@
 
 An object has drifted if a watch reports a version of it that is not the version of our last apply. A restarted operator
 has applied nothing yet. So it keeps a digest of each listed object until the first reconcile of the object's service.
-That reconcile applies only objects whose digest differs from that of their manifest.
+That reconcile applies only objects whose digest differs from the manifest's digest.
 
 The digest is computed from the object's fields. A digest in an annotation would stay the same when somebody edits the
 object, and a NetworkPolicy that was opened while no operator ran would stay open. Secrets and ConfigMaps are not
@@ -70,7 +70,7 @@ class Drift:
     ) -> None:
         self._on_change = on_change
         self._written: dict[ServiceKey, dict[str, str]] = {}  # uid -> version after our apply, or in the first list
-        # uid -> version that a watch reported later, if it differs from the one in `_written`; "" if deleted
+        # uid -> version that a watch reported later, if it differs from the version in `_written`; "" if deleted
         self._seen: dict[ServiceKey, dict[str, str]] = {}
         # (kind, name) -> uid of our object, until somebody else changes it
         self._ours: dict[ServiceKey, dict[tuple[str, str], str]] = {}
@@ -162,7 +162,7 @@ class Drift:
                 self._listed.setdefault(key, {})[kind, name] = Listed(uid, version, digest(kind, found))
         if self._written.get(key, {}).get(uid) != version:
             self._seen.setdefault(key, {})[uid] = version
-            # Without an entry in `_ours`, the next apply first reads to whom the object belongs.
+            # Without an entry in `_ours`, the next apply first reads the object's owner.
             self._ours.get(key, {}).pop((kind, name), None)
             self._on_change(key)
 
@@ -178,7 +178,7 @@ def _version(kind: str, found: Manifest) -> str:
 
 
 class VersionReflector(Reflector):
-    """Keeps no copy of the objects, but calls `on_object` for each: with (key, kind, object, whether it was deleted).
+    """Calls `on_object` for each event with (key, kind, object, whether the object was deleted). Keeps no copies.
 
     `on_object` is also called for objects that were deleted while no watch ran.
     """
@@ -212,8 +212,8 @@ class VersionReflector(Reflector):
         uid = found["metadata"]["uid"]
         at = key[0], name
         before = self._key_at.get(at, key)
-        # The service label may have been edited, or a new object may have the name of an earlier one. Then the earlier
-        # object counts as deleted.
+        # The service label may have been edited, or a new object may have an earlier object's name. In both cases the
+        # earlier object counts as deleted.
         if kind == "DELETED" or (before, self._uids.get(at, uid)) != (key, uid):
             self.drop(before, name)
         if kind != "DELETED":

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class FailureEvents:
-    """Reads the Events about failed Jobs and volumes. Each call asks the API server, because Events are not watched."""
+    """Reads the Events about failed Jobs and volumes. Each call sends a request, because Events are not watched."""
 
     def __init__(self, kube: Kube) -> None:
         self._kube = kube

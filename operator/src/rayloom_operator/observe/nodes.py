@@ -13,7 +13,7 @@ from rayloom_operator.names import Manifest, ServiceKey
 from rayloom_operator.times import moment
 
 # Autoscalers set these taints before they evict pods, instead of cordoning the node. Karpenter up to 0.37 sets the last
-# of them.
+# of these taints.
 _EMPTYING_TAINTS = frozenset({"ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted", "karpenter.sh/disruption"})
 
 
@@ -88,7 +88,7 @@ class Nodes:
         return was_unready != (since is not None)
 
     def _note_cordoned(self, name: str, *, is_cordoned: bool) -> bool:
-        """Records whether the node is cordoned. Returns True if it was not recorded so before."""
+        """Records whether the node is cordoned. Returns True if the record changes."""
         was_cordoned = name in self.cordoned
         if is_cordoned:
             self.cordoned.add(name)
@@ -98,12 +98,12 @@ class Nodes:
 
 
 def _key(node: Manifest) -> ServiceKey:
-    """Returns the key of a node in the reflector. It names no service, because nodes belong to none."""
+    """Returns the key of a node in the reflector. The key names no service, because nodes belong to no service."""
     return "", node["metadata"]["name"]
 
 
 def _slim(node: Manifest) -> Manifest:
-    """Returns the part of a Node document to keep. It lacks images and addresses, which are most of the document."""
+    """Returns a Node document without images and addresses, which are most of the document."""
     ready = [each for each in node.get("status", {}).get("conditions", ()) if each["type"] == "Ready"]
     spec = {"unschedulable": True} if is_cordoned(node) else {}
     status: Manifest = {"conditions": ready}

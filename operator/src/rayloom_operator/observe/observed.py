@@ -11,8 +11,8 @@ from rayloom_operator.engines.progress import NO_PROGRESS, StartProgress
 from rayloom_operator.engines.status import MAX_RANKS, EngineStatus
 from rayloom_operator.texts import head, plain
 
-# The period in which the pods that KubeRay created for an engine replica are counted. A high number means that its pods
-# keep failing, because KubeRay replaces each failed pod at once.
+# The period, in seconds, for which the pods that KubeRay creates for an engine replica are counted. A high number means
+# that the replica's pods keep failing, because KubeRay replaces each failed pod at once.
 NEW_POD_S = 600.0
 MAX_MESSAGE = 600  # the most characters of another program's text that a message in the status quotes
 
@@ -45,18 +45,18 @@ class Pod:
     ip: str  # empty until the pod has one
     node: str  # empty until the pod is scheduled
     is_head: bool
-    is_ready: bool  # the pod's condition Ready, on which the Service relies
-    is_engine_ready: bool  # the engine takes requests; False for workers
+    is_ready: bool  # the pod's condition Ready, without which a Service sends it no requests
+    is_engine_ready: bool  # the engine accepts requests; False for workers
     is_routed: bool  # carries the route label
     is_mounting: bool  # scheduled, and its containers wait, perhaps for volumes
     running_since: datetime | None  # start of the container that started last; None while any container does not run
     is_exhausted: bool  # the engine gave up, or a container keeps crashing; False if only settings are wrong
     num_engine_starts: int  # restarts of the engine's container: 0 after its first start
-    owner_uid: str  # uid of its RayCluster
-    grace_s: float | None  # the grace period of a terminating pod; None for any other
+    owner_uid: str  # uid of the pod's RayCluster
+    grace_s: float | None  # the grace period of a terminating pod; None for other pods
     fault: Verdict | None
     stays_when_cordoned: bool = False  # tolerates a cordoned node
-    models_label: str = ""  # MODELS_LABEL of a gateway pod; empty without
+    models_label: str = ""  # value of a gateway pod's MODELS_LABEL; empty without this label
     was_starved: bool = False  # a container was killed for lack of memory (OOMKilled), and may have been restarted
 
     @property
@@ -87,14 +87,15 @@ class EngineReplica:
     pods: tuple[Pod, ...]
     refusal: str  # the reason why KubeRay could not create a pod; empty if it could
     is_headless: bool  # the head pod existed and is gone; KubeRay does not recreate it
-    num_new_pods: int  # pods that were created for it within the last NEW_POD_S, including deleted ones
+    num_new_pods: int  # pods, including deleted pods, that were created within the last NEW_POD_S seconds
     reading: Reading | None  # None until the poller has an answer, or has failed to get one
     num_ranks: int = MAX_RANKS  # an upper bound
-    is_found: bool = False  # an EndpointSlice of the service lists its head pod, so clients can reach it
-    is_cordoned: bool = False  # one of its pods is on a cordoned node, and does not tolerate the cordon
-    # one of its pods is on a cordoned node and tolerates the cordon, so moving the replica is of no use
+    is_found: bool = False  # an EndpointSlice of the service lists the head pod, so clients can reach the engine
+    is_cordoned: bool = False  # a pod is on a cordoned node, and does not tolerate the cordon
+    # A pod is on a cordoned node and tolerates the cordon. The pod's replacement might be placed there again, so moving
+    # the replica is of no use.
     is_tolerant: bool = False
-    is_suspended: bool = False  # KubeRay creates no pods for it: a queue has not admitted it, or admits it no longer
+    is_suspended: bool = False  # KubeRay creates no pods: a queue has not admitted the RayCluster, or not any more
     is_head_evicted: bool = False  # the head pod was deleted or evicted from outside, on a node that is ready
 
     @property
@@ -117,10 +118,10 @@ class EngineReplica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentProgress:
-    """The Deployment of the gateway pods, as far as its controller has carried it out."""
+    """The progress of the Deployment controller with the Deployment of the gateway pods."""
 
     is_seen: bool  # the controller has seen the last change
-    num_pods: int  # without terminating ones
+    num_pods: int  # without terminating pods
     num_updated: int  # pods with the present settings
     refusal: str = ""  # why a pod could not be created; empty if it could
     is_late: bool = False  # True without progress within the Deployment's progress deadline
@@ -133,8 +134,8 @@ class ServingGateway:
     name: str
     uid: str
     model: str  # the name of the service's model at this gateway
-    replicas: int  # pods that its spec asks for
-    pods: tuple[Pod, ...] = ()  # without terminating ones
+    replicas: int  # number of pods in the LLMGateway's spec
+    pods: tuple[Pod, ...] = ()  # without terminating pods
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +146,7 @@ class ParentReport:
     namespace: str  # empty: the namespace of the HTTPRoute
     section_name: str | None
     port: int | None
-    refused: str = ""  # the condition that is False, Accepted or ResolvedRefs; empty if the Gateway takes the route
+    refused: str = ""  # the condition that is False, Accepted or ResolvedRefs; empty if the Gateway accepts the route
     reason: str = ""
     message: str = ""
 
@@ -165,8 +166,8 @@ class Observed:
     """Everything that was observed of a service at one moment."""
 
     replicas: tuple[EngineReplica, ...] = ()
-    gateways: tuple[Pod, ...] = ()  # gateway pods, without terminating ones
-    gateway_progress: DeploymentProgress | None = None  # None if their Deployment is not known
+    gateways: tuple[Pod, ...] = ()  # gateway pods, without terminating pods
+    gateway_progress: DeploymentProgress | None = None  # None if the gateway pods' Deployment is not known
     routes: Mapping[str, SeenRoute] = field(default_factory=dict)  # kind -> existing route to the gateways
     unknown_kinds: frozenset[str] = frozenset()  # kinds of routes that the API server does not know
     # The LLMGateways that send requests to the service; None while some LLMGateways of the namespace are unknown.

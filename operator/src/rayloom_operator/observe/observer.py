@@ -73,11 +73,11 @@ class Observer:
         *,
         polls_gateways: bool = False,
     ) -> Observed:
-        """Returns what exists of the service with this uid.
+        """Returns the observations of the service with this uid.
 
         RayClusters that belong to another uid are left over from a deleted service of the same name. `remembered`: the
         names of RayClusters in the service's status. `node_loss`: a node that has not been ready for this long counts
-        as lost. `polls_gateways`: gateway pods are asked for their /status, too, and LLMGateways are observed.
+        as lost. `polls_gateways`: the /status of gateway pods is polled, too, and LLMGateways are observed.
         """
         # The requests to the API server come first. Nothing is awaited after them, so all documents are of one moment.
         mount_failures = await self.events.mount_failures(key, self._watches.pods.of_service(key))
@@ -110,7 +110,7 @@ class Observer:
     async def found(self, key: ServiceKey) -> frozenset[str]:
         """Returns the uids of head pods listed in the Service's EndpointSlices.
 
-        Asks the API server, because watches may lag.
+        Lists the EndpointSlices at the API server, because watches may lag.
         """
         selector = {"labelSelector": f"{SERVICE_LABEL}={key[1]}"}
         slices, _ = await self._kube.list(object_path("discovery.k8s.io/v1", "EndpointSlice", key[0]), selector)
@@ -151,7 +151,7 @@ class Observer:
     def _gateway_targets(
         self, key: ServiceKey, uid: str, own: Sequence[Pod], llmgateways: Sequence[ServingGateway]
     ) -> dict[str, Target]:
-        """Returns name of a gateway pod -> its address. All pods of one Deployment have one token."""
+        """Returns name of a gateway pod -> its address. All pods of a Deployment share one token."""
         deployments = [(uid, gateway_name(key[1]), own, "")]
         deployments += [(each.uid, object_name(each.name), each.pods, each.model) for each in llmgateways]
         found: dict[str, Target] = {}

@@ -35,12 +35,12 @@ _CREATE_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError
 _MOUNT_REASONS = frozenset({"ContainerCreating", "PodInitializing"})
 # Exit codes of the engine.
 _EXIT_CONFIG = 78  # exit code: settings or model cannot be used, so a restart would not help
-_EXIT_GIVEN_UP = 70  # one of its processes kept dying
+_EXIT_GIVEN_UP = 70  # one of the engine's processes kept dying
 # The kubelet restarts a container at once, and then at growing intervals. After this many exits the pod itself may be
 # the cause, so another restart in the same pod is not expected to help.
 _MAX_ENDS = 3
-# The engine's last message is a text for people. If it has one of these phrases, the first that matches tells what is
-# wrong with the model.
+# The engine's last message is a text for people. The first of these phrases that the message contains tells why the
+# model cannot be used.
 HUB_SENTENCES = {
     "the hub cannot be reached": Reason.HUB_UNREACHABLE,
     "accept its terms": Reason.MODEL_GATED,
@@ -54,7 +54,7 @@ _MORE_DISK = (
 
 
 def pod(document: Manifest, mount_failure: str = "") -> Pod:
-    """Returns the pod in a Pod document. `mount_failure` is the kubelet's message about its volumes, or empty."""
+    """Returns the pod in a Pod document. `mount_failure`: the kubelet's message about the pod's volumes, or empty."""
     meta, spec, status = document["metadata"], document["spec"], document.get("status", {})
     labels = meta.get("labels", {})
     conditions = _conditions(document)
@@ -84,7 +84,7 @@ def pod(document: Manifest, mount_failure: str = "") -> Pod:
 
 
 def staying_pods(documents: Iterable[Manifest]) -> tuple[Pod, ...]:
-    """Returns the pods in these Pod documents, without terminating ones."""
+    """Returns the pods in these Pod documents, without terminating pods."""
     return tuple(pod(each) for each in documents if "deletionTimestamp" not in each["metadata"])
 
 
@@ -141,7 +141,7 @@ def _room(labels: Mapping[str, str]) -> str:
 
 
 def _unschedulable(name: str, scheduled: Manifest, cure: str) -> Verdict | None:
-    """Returns a verdict if no node has room for the pod. `cure`: a sentence, what to do against it."""
+    """Returns a verdict if no node has room for the pod. `cure`: a sentence with the remedy."""
     if (scheduled.get("status"), scheduled.get("reason")) != ("False", "Unschedulable"):
         return None
     cause = _head(scheduled.get("message", ""))
@@ -244,7 +244,7 @@ def _end_fault(pod_name: str, container: Manifest, gateways: str) -> Verdict | N
 
 
 def _model_fault(words: str) -> Reason:
-    """Returns the reason for which a model cannot be used, found in `words`: the engine's last message."""
+    """Returns the reason why a model cannot be used, according to `words`, the engine's last message."""
     for sentence, reason in HUB_SENTENCES.items():
         if sentence in words:
             return reason

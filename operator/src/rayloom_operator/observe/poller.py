@@ -1,4 +1,4 @@
-"""Asks engines for their /status, each at its own interval, and reports answers that may change a service's status."""
+"""Polls /status of each engine at an interval, and reports answers that may change a service's status."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rayloom_operator.texts import head
 
 logger = logging.getLogger(__name__)
 
-# If few engines serve, each is asked every second, so that the status shows a hang as soon as the engine notices it.
+# If few engines serve, each is polled every second, so that the status shows a hang as soon as the engine notices it.
 # With more engines the intervals grow, so that the operator keeps up. Even the longest interval is below `STALE_S`.
 _MIN_SERVING_INTERVAL_S = 1.0
 _USUAL_ANSWERS_PER_S = 50
@@ -57,12 +57,12 @@ class Target(NamedTuple):
     ip: str
     token: str  # token of the engine's admin port
     pod_uid: str
-    num_starts: int = 0  # restarts of its container: answers from before a restart do not count after it
+    num_starts: int = 0  # restarts of the engine's container: answers from before a restart do not count any more
     max_ranks: int = MAX_RANKS
     old_token: str = ""  # derived from the operator's previous key; empty if the key was never changed
-    is_gateway: bool = False  # makes no tokens, and is never asked more often than an engine that serves
-    model: str = ""  # name of a model at a gateway with several models: this model's status is asked for
-    has_models: bool = False  # a gateway with several models, which is asked for the models file that it has read
+    is_gateway: bool = False  # a gateway makes no tokens, and is never polled more often than an engine that serves
+    model: str = ""  # name of a model at a gateway with several models: this model's status is polled
+    has_models: bool = False  # a gateway with several models, whose status describes the models file that it has read
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,12 +77,12 @@ class _PolledEngine:
 
 
 class EnginePoller:
-    """Asks each engine for its /status again and again, and keeps the last answers.
+    """Polls the /status of each engine, and keeps the last answers.
 
-    Not thread-safe: used in one event loop. `on_report` is called with the service of an engine whose answer, or lack
-    of one, may change the service's status. `num_expected` returns how many more engines may be followed soon. A
-    restarted operator finds the engines one by one; with `num_expected` it asks the first engines at the interval that
-    all of them will need.
+    Not thread-safe: used in one event loop. `on_report` is called with the service of an engine whose answer, or
+    missing answer, may change the service's status. `num_expected` returns how many more engines may be polled soon. A
+    restarted operator finds the engines one by one; with `num_expected` it polls the first engines at the interval that
+    all engines together will need.
     """
 
     def __init__(self, on_report: Callable[[ServiceKey], None], num_expected: Callable[[], int] = lambda: 0) -> None:
@@ -119,8 +119,8 @@ class EnginePoller:
         return None if engine is None or engine.reading is _NEVER else engine.reading
 
     def silent(self, since: float) -> list[ServiceKey]:
-        """Returns the services of engines whose last answer is older than the loop time `since`, although their last
-        request did not fail."""
+        """Returns the services of engines whose last answer is older than the loop time `since`, although the last
+        request to them did not fail."""
         engines = (each for engines in self._engines.values() for each in engines.values())
         return [each.service for each in engines if each.reading.at < since and not _is_failing(each.reading)]
 
@@ -134,7 +134,7 @@ class EnginePoller:
         return max(_OTHER_INTERVAL_S, self.num_failing / _MAX_RETRIES_PER_S)
 
     def note_drain(self, service: ServiceKey, replica: str, is_to_drain: bool) -> None:
-        """Notes that the engine was just asked to drain, or to take requests again.
+        """Notes that a request to drain, or to accept requests again, was just sent to the engine.
 
         Earlier answers do not count any more, nor does the answer to a poll that is under way.
         """
@@ -152,7 +152,7 @@ class EnginePoller:
         engine.is_nudged.set()
 
     def nudge(self, service: ServiceKey) -> None:
-        """Asks the engines of `service` now, because their pods changed, or they were sent a PUT /adapters."""
+        """Polls the engines of `service` now, because their pods changed or a PUT /adapters was sent to them."""
         for engine in self._engines.get(service, {}).values():
             engine.is_nudged.set()
 
@@ -164,7 +164,7 @@ class EnginePoller:
             engine.is_nudged.clear()
             reading = await self._read(engine, before)
             if engine.reading is not before:
-                continue  # The poll began before the engine was asked to drain or to take requests again.
+                continue  # The poll began before the request to drain, or to accept requests again.
             engine.reading = reading
             self.num_failing += _is_failing(reading) - _is_failing(before)
             has_turned = _is_failing(reading) != _is_failing(before)
@@ -172,8 +172,8 @@ class EnginePoller:
             if _note_essence(engine, loop.time()) or has_turned or has_other_start:
                 self._on_report(engine.service)
             await asyncio.sleep(_MIN_INTERVAL_S)
-            # Not `wait_for`: in Python 3.11 it loses a cancellation that comes together with the nudge, as both do when
-            # a pod ends.
+            # Not `wait_for`: in Python 3.11 it loses a cancellation that comes together with the nudge, which happens
+            # when a pod ends.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._interval_s(engine, has_turned) - _MIN_INTERVAL_S):
                     await engine.is_nudged.wait()
@@ -227,8 +227,8 @@ class EnginePoller:
 
 
 def serving_interval_s(num_engines: int) -> float:
-    """Returns the seconds between requests to an engine that serves: from 1 s, to 5 s with 250 engines and 15 s with
-    9000."""
+    """Returns the seconds between requests to an engine that serves: 1 s with few engines, 5 s with 250 engines, 15 s
+    with 9000."""
     usual = min(max(num_engines / _USUAL_ANSWERS_PER_S, _MIN_SERVING_INTERVAL_S), _SERVING_INTERVAL_S)
     return max(usual, min(num_engines / _MAX_ANSWERS_PER_S, _MAX_SERVING_INTERVAL_S))
 
@@ -275,12 +275,12 @@ def _essence(status: EngineStatus | None) -> _Essence | None:
         status.has_token_within(TOKEN_AGE_LIMIT_S),
         # The rollout waits until a draining engine has no requests.
         status.state == "draining" and status.requests.unfinished == 0,
-        status.is_held,  # a service without engines is woken at once
+        status.is_held,  # the scaler adds an engine at once if a service has none
         STALLED.search(status.reason) is not None,
         len(status.ranks),
         status.adapters,
         status.gateway,
     )
-    # The reason of an engine that makes no progress contains the seconds since then, which differ in each answer.
+    # The reason of an engine that makes no progress contains the seconds without progress, which each answer changes.
     reason = re.sub(r"\d+ s\b", "", status.reason)
     return _Essence(state=state, words=(reason, status.nodes))

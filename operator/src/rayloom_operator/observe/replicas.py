@@ -30,14 +30,14 @@ class Documents:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouped:
     replicas: tuple[EngineReplica, ...]
-    gateways: tuple[Pod, ...]  # gateway pods, without terminating ones
+    gateways: tuple[Pod, ...]  # gateway pods, without terminating pods
     terminating_pods: tuple[Pod, ...]  # terminating pods of any RayCluster and of the gateway
     taken: frozenset[str]  # names of RayClusters that are terminating, or belong to a deleted service of this name
     num_ending: int  # terminating RayClusters of this service
 
 
 def group(documents: Documents) -> Grouped:
-    """Returns the engine replicas of the service. Their `reading` is None here: the observer fills it in."""
+    """Returns the engine replicas and gateway pods of the service. The observer sets `reading`, which is None here."""
     remaining = [each for each in documents.pods if not _is_terminating(each)]
     found = {uid for each in documents.slices for uid in each["uids"]}
     replicas, taken, num_ending = [], set(), 0
@@ -107,8 +107,8 @@ def cluster_refusal(cluster: Manifest) -> str:
 def without_suffixes(message: str, owner: str) -> str:
     """Returns `message` about pods of `owner` without the random ends of the pods' names.
 
-    Each attempt to create a pod uses a new random end. If the message kept it, each attempt would cause a status write
-    and an Event.
+    Each attempt to create a pod uses a new random end. If the message kept that end, each attempt would cause a status
+    write and an Event.
     """
     # Kubernetes cuts names of 58 characters and more before it appends five random characters.
     return re.sub(rf'"({re.escape(owner[:57])}[^"]*?)-?[a-z0-9]{{5}}"', r'"\1"', message)

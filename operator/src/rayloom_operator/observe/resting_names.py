@@ -69,9 +69,9 @@ class RestingNames:
         known |= dict.fromkeys(self._names(key))
 
     async def _ask(self, key: ServiceKey, uid: str, known: dict[str, datetime | None], now: datetime) -> None:
-        """Asks the API server for each known RayCluster that the watch does not list, to see whether it is gone.
+        """Reads each known RayCluster that the watch does not list from the API server. Notes the deleted RayClusters.
 
-        Repeats until each of these names exists or is noted as gone, because the watch may change meanwhile.
+        Repeats until each of these RayClusters exists or is noted as gone, because the watch may change meanwhile.
         """
         existing: set[str] = set()
         while missing := {name for name, at in known.items() if at is None} - self._names(key) - existing:

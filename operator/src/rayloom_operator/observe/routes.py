@@ -13,7 +13,7 @@ _READ = ("Accepted", "ResolvedRefs")
 
 
 class Routes:
-    """The routes of each service. `on_change` is called with the key of the service when one of them changes."""
+    """The routes of each service. `on_change` is called with the key of the service when one of its routes changes."""
 
     def __init__(self, on_change: Callable[[ServiceKey], None]) -> None:
         self._on_change = on_change
@@ -41,7 +41,7 @@ class Routes:
 
 
 def seen_route(found: Manifest) -> SeenRoute:
-    """Returns the part that the operator reads of an HTTPRoute or Ingress, as the API server returned it."""
+    """Returns the fields that the operator uses of `found`, an HTTPRoute or Ingress."""
     meta, status = found["metadata"], found.get("status", {})
     addresses = [each.get("hostname") or each.get("ip") for each in status.get("loadBalancer", {}).get("ingress", ())]
     return SeenRoute(
@@ -71,7 +71,7 @@ def _reports(parents: Any, generation: int) -> Iterator[ParentReport]:
 
 
 def _is_current(condition: Mapping[str, Any], generation: int) -> bool:
-    # Some controllers leave the generation out. Their reports count.
+    # Some controllers leave the generation out. Such reports count.
     return int(condition.get("observedGeneration", generation)) >= generation
 
 

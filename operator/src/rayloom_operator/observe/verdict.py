@@ -1,6 +1,6 @@
 """The verdict on an engine replica, from its observations. Pure.
 
-The engine's own answer is the surest sign. Without a valid answer the verdict follows from the pods, or from their
+The engine's own answer is the surest evidence. Without a valid answer the verdict follows from the pods, or from their
 absence. Messages contain nothing that changes with time alone.
 """
 
@@ -17,19 +17,19 @@ from rayloom_operator.observe.observed import EngineReplica, Pod, Reading, Verdi
 # through every rank every 10 s.
 TOKEN_AGE_LIMIT_S = 15.0
 # After a first unanswered request, the engine's last answer stays valid for this many seconds. A request fails after
-# 3 s, and the next one follows a second later, so a second request can fail within this time.
+# 3 s, and the next request is sent a second later, so a second request can fail within this time.
 SILENCE_LIMIT_S = 8.0
 # Once a request has failed, an answer that is older than this many seconds is no longer valid: requests are up to 5 s
 # apart, and a request fails after 3 s.
 _ANSWER_AGE_LIMIT_S = 9.0
 # The last answer, however old, stays valid for this many seconds after the first request that fails. With thousands of
-# engines, requests are more than 5 s apart. A second request follows within 4 s, and an engine that serves answers it.
+# engines, requests are more than 5 s apart. A second request is sent within 4 s, and an engine that serves answers it.
 _SECOND_ANSWER_S = 4.5
 # An answer that is older than this many seconds is not valid, even if no request has failed. Engines that serve are
-# asked at least every 15 s.
+# polled at least every 15 s.
 STALE_S = 20.0
-# Matches the reason that an engine reports while it recovers from a rank that stands still. The reason does not match
-# while the engine recovers from a lost rank.
+# Matches the reason that an engine reports while it recovers from a hung rank, but not the reason that it reports while
+# it recovers from a lost rank.
 STALLED = re.compile(r"has not advanced for|no step has ended for")
 
 

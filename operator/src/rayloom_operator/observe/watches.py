@@ -1,4 +1,4 @@
-"""All watches except that of LLMServices: objects of engine replicas, nodes, and the definition of RayClusters."""
+"""The watches of the objects of engine replicas, of nodes, and of the definition of RayClusters."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Watches:
         self._all = (self.clusters, self.pods, self.jobs, self.endpoints, self._definitions, self.nodes.reflector)
         self._on_kuberay = on_kuberay
         # Returns the LLMGateways that send requests to a service; None while some LLMGateways of its namespace are
-        # unknown. The watch of LLMGateways replaces this function, unless the cluster lacks the kind.
+        # unknown. `Runtime` replaces this function by `GatewayController.serving`.
         self.llmgateways_of: Callable[[ServiceKey], tuple[ServingGateway, ...] | None] = lambda key: ()
         self.kuberay_problem = kuberay.problem(None)  # why no RayCluster can be created; empty if one can
         self.is_synced = asyncio.Event()  # every kind was listed, or cannot be listed

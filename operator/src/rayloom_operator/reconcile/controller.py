@@ -2,8 +2,8 @@
 
     event of a service, RayCluster or pod, answer of an engine, timer  ->  work queue  ->  Reconciler.reconcile(service)
 
-All events are handled in the same way. All state is in the cluster, so a restarted operator continues where the one
-before it stopped.
+All events are handled in the same way. All state is in the cluster, so a restarted operator continues where the earlier
+process stopped.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Controller:
         return chain.from_iterable(each.conditions for each in self._services.marks())
 
     def _uids(self) -> dict[ServiceKey, str]:
-        """Returns the uids of all known services, and of listed ones that kopf has not reported yet."""
+        """Returns the uids of all known services, and of listed services that kopf has not reported yet."""
         known = {key: mark.uid for key in self._services if (mark := self._services.mark(key))}
         return self._unreported | known
 
@@ -175,7 +175,7 @@ class Controller:
             self._queue.add(key)
 
     async def _watch_silence(self) -> None:
-        """Queues services whose engine replicas stopped answering. Their next regular reconcile may be minutes away."""
+        """Queues services whose engine replicas stopped answering: the next regular reconcile may be minutes away."""
         while True:
             await asyncio.sleep(_SILENCE_CHECK_S)
             for key in self._poller.silent(asyncio.get_running_loop().time() - STALE_S):

@@ -24,7 +24,7 @@ class EventSender:
         self._unsent.pop(key, None)
 
     def add(self, key: ServiceKey, events: Iterable[Manifest]) -> None:
-        """Notes Events for the next `send`. An Event with the name of an earlier one replaces it."""
+        """Notes Events for the next `send`. An Event replaces an earlier Event of the same name."""
         self._unsent.setdefault(key, {}).update({each["metadata"]["name"]: each for each in events})
 
     async def send(self, key: ServiceKey) -> bool:

@@ -14,7 +14,7 @@ class Known(NamedTuple):
     uid: str
     version: int  # metadata.resourceVersion
     generation: int
-    conditions: tuple[tuple[str, str], ...]  # (type, status) of each
+    conditions: tuple[tuple[str, str], ...]  # (type, status) of each condition
 
     @classmethod
     def of(cls, document: Manifest) -> Self:
@@ -26,5 +26,5 @@ class Known(NamedTuple):
 
 @lru_cache(maxsize=1000)
 def _shared(conditions: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-    """Returns one shared tuple for equal conditions. Most services have the same ones, so this saves memory."""
+    """Returns one shared tuple for equal conditions. Most services have the same conditions, so this saves memory."""
     return conditions

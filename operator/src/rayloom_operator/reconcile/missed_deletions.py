@@ -4,8 +4,8 @@ When kopf's watch of LLMServices breaks, kopf lists them again and reports each 
 every service that was created or changed in the meantime. But a service that was deleted in the meantime is not in the
 list and gets no event: the operator would poll its engine replicas and count the service in metrics for ever.
 
-So the operator lists the names of all services every five minutes. A list shows the services at one moment after its
-request. If a service was known before the request and is not in the list, it was deleted.
+So the operator lists the names of all services every five minutes. A list shows the services at one moment after the
+list request. If a service was known before the request and is not in the list, it was deleted.
 
 If a service is deleted after that moment and its event is lost, the service is missing in the next list. A recreated
 service has another uid, and kopf reports the new service.

@@ -23,7 +23,7 @@ from rayloom_operator.telemetry.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-# The CRD of LLMServices may be installed at the same moment as the operator, so the operator waits for it.
+# The CRD of LLMServices may be installed at the same moment as the operator, so the operator waits for the CRD.
 _DEFINITION_TIMEOUT_S = 60
 _DEFINITION_PATH = f"/apis/{API_GROUP}/{API_VERSION_NAME}"
 # At shutdown: the longest wait for running reconciles, and then for the release of the Lease.
@@ -58,8 +58,8 @@ class Runtime:
         self._lease = Lease(
             namespace=settings.lease_namespace,
             name=settings.lease_name,
-            # The identity is random: before a restart, the container may have held the Lease under its identity of that
-            # time.
+            # The random part distinguishes this process from the container's earlier process, which had the same host
+            # name and may have held the Lease.
             identity=f"{platform.node()}_{uuid.uuid4().hex[:8]}",
             seconds=settings.lease_seconds,
             connect=lambda: Kube(on_request=self._metrics.count_request),

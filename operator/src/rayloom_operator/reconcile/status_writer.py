@@ -67,7 +67,7 @@ class StatusWriter:
     async def write(self, key: ServiceKey, document: Manifest, computed: Status) -> float | None:
         """Writes the status `computed`, if it differs from the status in `document`.
 
-        Returns None, or, if `WritePace` does not allow the write yet, the seconds until it does.
+        Returns the seconds until `WritePace` allows the write; None if nothing is left to write.
         """
         content = computed.model_dump(mode="json", by_alias=True, exclude_none=True)
         previous = document.get("status", {})
@@ -121,7 +121,7 @@ class StatusWriter:
             self._on_service(document, True)
 
     def _note_written(self, key: ServiceKey, document: Manifest, written: Manifest) -> None:
-        """Stores the written service, even if its spec was edited meanwhile: only its status has the last failures."""
+        """Stores the written service, even if its spec was edited meanwhile: only this status has the last failures."""
         meta = document["metadata"]
         known = self._services.mark(key)
         version = int(written["metadata"]["resourceVersion"])

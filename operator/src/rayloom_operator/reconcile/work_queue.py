@@ -26,8 +26,8 @@ _MAX_DOUBLINGS = 10
 # failure. The event rarely cures the failure. But an engine that fails meanwhile must not wait for the whole back-off.
 _EVENT_AFTER_FAILURE_S = 2.0
 # So that no priority starves, every 8th reconcile takes a key of the second priority if one waits, and every 64th a key
-# of the third. New services get no larger share: each of them causes about six reconciles of the first priority, and
-# these would pile up.
+# of the third. New services get no larger share: each new service causes about six reconciles of the first priority,
+# and those reconciles would pile up.
 _KNOWN_EACH = 8
 _NEW_EACH = 64
 PRIORITIES = ("news", "known", "new")  # values of the metric's label, from the first priority to the third
@@ -118,7 +118,7 @@ class WorkQueue:
     def add_after(self, key: ServiceKey, seconds: float) -> None:
         """Requeues the key after `seconds`. If the key has a requeue that is due earlier, that requeue stays.
 
-        A requeue that is asked for during a reconcile of the key comes after that reconcile.
+        If the key is being reconciled, the requeue comes after that reconcile.
         """
         loop = asyncio.get_running_loop()
         timer = self._timers.get(key)
@@ -164,8 +164,8 @@ class WorkQueue:
         timer = self._timers.get(key)
         try:
             delay = await reconcile(key)
-            # After a success, an older requeue is cancelled. The delays that count are the one that this reconcile
-            # returned, and those that were asked for during the reconcile.
+            # After a success, an older requeue is cancelled. The delay that this reconcile returned still counts, and
+            # so do requeues that were added during the reconcile.
             if timer is not None and self._timers.get(key) is timer and key not in self._relied_on:
                 timer.cancel()
                 del self._timers[key]

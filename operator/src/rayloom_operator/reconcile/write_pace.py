@@ -1,4 +1,4 @@
-"""Limits how often the status of a service is written. Pure; the caller has the clock.
+"""Limits how often the status of a service is written. Pure: the caller passes the time.
 
 An engine's answers become part of the status, and users choose the engine's image. Without a limit, an engine that
 gives a different answer every time would cause a write to the API server every time.
@@ -22,7 +22,7 @@ _WRITES_PER_S = 2.0
 
 @dataclass(slots=True)
 class _Pace:
-    words_at: float = float("-inf")  # time of the last write that changed only words, not `without_words`
+    words_at: float = float("-inf")  # time of the last write that changed nothing in `without_words`
     left: float = _BURST  # writes left in the budget
     at: float = field(default=0.0)  # time at which `left` was computed
 
@@ -40,7 +40,7 @@ class WritePace:
     def wait_s(self, key: ServiceKey, before: Mapping[str, Any], content: Mapping[str, Any], now: float) -> float:
         """Returns the seconds until `content` may replace the status `before`.
 
-        If it returns 0, the caller has to write: the write is counted already.
+        If the result is 0, the caller has to write: the write is counted already.
         """
         pace = self._paces.setdefault(key, _Pace(at=now))
         pace.left = min(_BURST, pace.left + (now - pace.at) * _WRITES_PER_S)

@@ -1,4 +1,4 @@
-"""Load: the memory that the ranks need under one choice of parallelism, and whether they have it. Pure."""
+"""Load: the memory that the ranks need under one choice of parallelism, and whether it fits. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rayloom_operator.resolve.stage_split import Stages, stages
 GPU_SHARE = 0.9
 CPU_SHARE = 0.5
 CPU_CAP = 4 * GIB
-# Estimates, rounded up. The first is for the CUDA context, libraries and their workspaces. The second is for NCCL's
+# Estimates, rounded up. _CUDA_BYTES is for the CUDA context, libraries and their workspaces, and _NCCL_BYTES for NCCL's
 # buffers, which exist only with several ranks.
 _CUDA_BYTES = GIB
 _NCCL_BYTES = GIB // 2
@@ -33,8 +33,8 @@ class Load:
     """The load of one candidate: a tensor size and a number of stages."""
 
     weights: int  # bytes of weights on the rank with the most
-    reserve: int  # bytes that a rank's process takes beside weights and KV cache
-    room: int  # bytes for KV blocks on the rank with room for the fewest
+    reserve: int  # bytes that a rank's process needs beside weights and KV cache
+    room: int  # bytes for KV blocks on the rank that has room for the fewest blocks
     block_bytes: int  # bytes of one KV block on that rank
     num_blocks: int  # KV blocks that the engine allocates
     is_given: bool  # the spec gives the number or the bytes of KV blocks
@@ -72,7 +72,7 @@ class Scale:
     def _room(self, rank: RankMemory, memory: int | None, reserve: int) -> tuple[int, int, int]:
         """Returns (number of KV blocks that there is room for, bytes of one block, bytes for all blocks) of a rank.
 
-        `memory`: the bytes that the rank has; None if unknown. The rank's process takes `reserve` of them.
+        `memory`: the bytes that the rank has; None if unknown. The rank's process needs `reserve` bytes of them.
         """
         free = None if memory is None else memory - reserve - rank.weights
         room = _kv_room(self._question, self._tensor, free)
@@ -88,7 +88,7 @@ class Scale:
         if question.is_cpu:
             memory = None if memory is None else memory // self._tensor
             reserve = CPU_RANK_BYTES + RAY_POD_BYTES // self._tensor
-        # All ranks have the same number of blocks, so the rank with room for the fewest decides.
+        # All ranks have the same number of blocks, so the rank with room for the fewest blocks determines the number.
         num_blocks, block_bytes, kv_bytes = min(self._room(rank, memory, reserve) for rank in ranks)
         largest = max(1, *(rank.kv_block for rank in ranks))
         given = question.num_kv_blocks or (question.kv_cache_memory_bytes or 0) // largest

@@ -14,7 +14,7 @@ from rayloom_operator.resolve.rank_memory import BLOCK_SIZE
 MAX_NUM_SEQS = 64
 CPU_STEP_TOKENS = 512
 GPU_STEP_TOKENS = 8192
-DENSE = "dense"  # of `Question.quantization`: no setting, but the engine makes all weights dense
+DENSE = "dense"  # for `Question.quantization`: the spec gives no value, and the engine makes all weights dense
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Question:
     num_step_tokens: int | None = None
     kv_cache_memory_bytes: int | None = None
     num_kv_blocks: int | None = None
-    # none, int8 or DENSE: ranks count as if all weights were dense. Only none is part of the hash.
+    # With none, int8 or DENSE, memory is computed as if all weights were dense. Only none is part of the hash.
     quantization: str | None = None
 
     def num_blocks_of(self, num_tokens: int) -> int:

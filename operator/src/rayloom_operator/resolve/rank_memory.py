@@ -30,7 +30,7 @@ class Layers:
     """Sums of the bytes of consecutive layers, for any run of layers that a stage may have."""
 
     def __init__(self, costs: Costs, of_kinds: Sequence[int]) -> None:
-        """`of_kinds`: for each of `costs.kinds`, the bytes that one such layer takes."""
+        """`of_kinds`: for each kind in `costs.kinds`, the bytes of one layer of that kind."""
         self._runs = costs.runs
         self._of_kinds = of_kinds
         self.total = sum(map(mul, costs.numbers, of_kinds))

@@ -35,7 +35,7 @@ class Hub:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """The spec, with image, parallelism and commit decided if it leaves them open. Equal objects give equal engines."""
+    """The spec, with a value for each of image, parallelism and commit. Equal objects give equal engines."""
 
     service: LLMService
     image: str
@@ -81,7 +81,7 @@ def resolve(
     `image`: the image of the engine's pods. `facts`: None until the model is inspected; only a service on CPU can be
     resolved then. Facts without costs also suffice if the spec gives both numbers of ranks.
 
-    `previous`: the last written status. If it has a sizing with the same inputs, that choice stays, even if this
+    `previous`: the last written status. If it has a sizing with the same inputs, that sizing stays, even if this
     version of the operator would choose differently.
 
     `memory_of` is called only if the spec leaves out the accelerator's memory, and only for a new choice. So a node
@@ -131,8 +131,8 @@ def is_sized(service: LLMService, facts: ModelFacts, previous: Mapping[str, Any]
 
 
 def is_given(service: LLMService) -> bool:
-    """Returns True if no number of ranks has to be computed: the spec gives both, or is for CPU, where each defaults to
-    1."""
+    """Returns True if no number of ranks has to be computed: the spec gives both numbers, or is for CPU, where each
+    number defaults to 1."""
     asked = service.spec.parallelism
     return service.spec.accelerator is None or (asked.tensor is not None and asked.pipeline is not None)
 
@@ -212,7 +212,7 @@ def question(service: LLMService, facts: ModelFacts, memory: int | None = None) 
 
 
 def _quantization(service: LLMService) -> str | None:
-    """Returns the setting as far as it counts for memory.
+    """Returns the setting, or DENSE if the engine makes all weights dense although the spec does not demand it.
 
     A GGUF file with a given dtype has dense weights. So has every model in float16, which the CPU library lacks.
     """

@@ -22,7 +22,7 @@ def revision(resolved: Resolved) -> str:
     revisions.
     """
     # `replicas` and the settings of autoscaling, gateways, drains, recovery and rollouts are excluded, because they do
-    # not change an engine: a change of them is no reason to interrupt streams. The operator takes them from the current
+    # not change an engine: a change of them is no reason to interrupt streams. The operator reads them from the current
     # spec. The pull policy does not change an engine either. The other excluded fields are added below in their
     # resolved form.
     service = resolved.service

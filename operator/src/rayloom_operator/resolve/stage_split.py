@@ -1,6 +1,6 @@
 """The number of layers of each pipeline stage. A contract test checks that the engine splits in the same way. Pure.
 
-The operator computes the split itself. The inspection cannot return a split for each number of stages: a model
+The operator computes the split itself, because the inspection cannot return a split for each number of stages: a model
 with a thousand layers has a thousand splits, and the inspection's result must fit into a termination message of 4,096
 bytes.
 """
@@ -26,7 +26,7 @@ class Stages(NamedTuple):
 
 
 def split_layers(num_layers: int, num_stages: int, head_layers: float) -> tuple[int, ...]:
-    """Returns the number of layers of each stage: as even as possible, but fewer for the last, which has the head too.
+    """Returns the number of layers of each stage: as even as possible, but fewer for the last stage, with the head.
 
     `head_layers`: the head's work, as a number of layers with equal work. `num_stages` is at most `num_layers`.
     """
@@ -53,8 +53,9 @@ def _num_last_layers(num_layers: int, num_stages: int, head_layers: float) -> in
     """Returns how many layers the last of several stages gets, so that the slowest stage is as fast as possible.
 
     Of equally good numbers it returns the largest. A larger number makes the last stage slower and the other stages
-    faster. So the best numbers are near the one at which all stages take equally long, and only those are tried. The
-    function has to be fast: one reconcile may split a model of a thousand layers into every possible number of stages.
+    faster. So the best numbers are near the number at which all stages take equally long, and only numbers near it are
+    tried. The function has to be fast: one reconcile may split a model of a thousand layers into every possible number
+    of stages.
     """
     most = num_layers // num_stages
     equal = math.floor((num_layers - head_layers * (num_stages - 1)) / num_stages)

@@ -26,7 +26,7 @@ class Goal(Part):
         le=600,
         description="Seconds within which a request should have its first token. Engines are added when the prompts "
         "that wait would take longer. A change restarts no engine.",
-        # The API server compares a whole number with the whole part of `minimum`, so it takes 0 without this rule.
+        # The API server compares a whole number with the whole part of `minimum`, and would accept 0 without this rule.
         json_schema_extra=rules((f"self >= {_LEAST_GOAL_S}", f"ttftSeconds is too small; use {_LEAST_GOAL_S} or more")),
     )
 

@@ -1,7 +1,7 @@
-"""The state of a service's scaler: everything that it knows from earlier reconciles, as plain data.
+"""The state of a service's scaler: everything that the scaler knows from earlier reconciles, as plain data.
 
-The module `stored` converts it to and from `status.autoscaling`. Times are RFC 3339 strings to the second. An empty
-string means no time.
+The module `stored` converts the state to and from `status.autoscaling`. Times are RFC 3339 strings to the second. An
+empty string means no time.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ class ScalingReason(StrEnum):
     STEADY = "Steady"  # the load fits the engines, or no window is full yet
     SCALED_UP = "ScaledUp"
     SCALED_DOWN = "ScaledDown"
-    SCALING_TO_ZERO = "ScalingToZero"  # replicas becomes 0 with the next write; this reason is stored before it
+    SCALING_TO_ZERO = "ScalingToZero"  # replicas becomes 0 with the next write; this reason is stored before that write
     SCALED_TO_ZERO = "ScaledToZero"
     WOKEN = "Woken"  # a gateway held a request, or needed an engine for its tokenizer, so the first engine was created
     BOUNDED = "Bounded"  # replicas was below minReplicas or above maxReplicas
-    AT_MAXIMUM = "AtMaximum"  # the load takes more engines than maxReplicas
-    FIGURES_MISSING = "FiguresMissing"  # an engine does not report its load, so none is removed
+    AT_MAXIMUM = "AtMaximum"  # the load needs more engines than maxReplicas
+    FIGURES_MISSING = "FiguresMissing"  # an engine does not report its load, so no engine is removed
     ROLLING_OUT = "RollingOut"  # engines are being replaced
     WAITING_FOR_CAPACITY = "WaitingForCapacity"  # an engine finds no node
     OTHER_WRITER = "OtherWriter"  # another client set replicas last
@@ -49,6 +49,6 @@ class ScalingState:
     message: str = ""
     inputs: ScalingInputs = field(default_factory=ScalingInputs)
     last_scale_time: str = ""  # time of the last change of replicas
-    starting_since: str = ""  # time at which engines were last added; empty once all serve
-    start_seconds: int = 0  # time from the last addition of engines until all served; 0 = not measured yet
+    starting_since: str = ""  # time at which engines were last added; empty once all engines serve
+    start_seconds: int = 0  # time from the last addition of engines until all engines served; 0: not measured yet
     idle_since: str = ""  # time since which no engine has had a request

@@ -193,7 +193,7 @@ class GatewayRoute(Part):
         """The URL for clients outside of the cluster.
 
         The operator reads no Gateway. So the URL begins with https:// unless every parentRef of the HTTPRoute names
-        port 80. The port in the URL is that of the first parentRef, if it names one.
+        port 80. The URL has the port of the first parentRef, if that parentRef names a port.
         """
         if self.ingress is not None:
             scheme = "http" if self.ingress.tls_secret_name is None else "https"

@@ -84,7 +84,7 @@ class LLMGatewayStatus(StatusPart):
 
 
 def stored_status(status: Mapping[str, Any]) -> LLMGatewayStatus:
-    """Returns the status in a status document; an empty one if it cannot be read."""
+    """Returns the status in a status document; an empty status if the document cannot be read."""
     try:
         return LLMGatewayStatus.model_validate(dict(status), strict=False)
     except ValidationError:

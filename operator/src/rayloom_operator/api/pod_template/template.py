@@ -307,8 +307,8 @@ class PodTemplates(Part):
     def problems(self, *, accelerator: str | None, model_paths: Sequence[str], has_adapters: bool = False) -> list[str]:
         """Returns messages about conflicts with the rest of the spec.
 
-        `accelerator`: the resource of spec.accelerator; None without one. `model_paths`: the paths of file:// models
-        and of adapters in containers. `has_adapters`: spec.model.adapters is given.
+        `accelerator`: the resource of spec.accelerator; None without spec.accelerator. `model_paths`: the paths of
+        file:// models and of adapters in containers. `has_adapters`: spec.model.adapters is given.
         """
         found = []
         resources = [each.resources for each in self.head.spec.every_container if each.resources is not None]

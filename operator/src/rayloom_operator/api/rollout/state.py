@@ -1,6 +1,6 @@
 """The state of a rollout: everything that the planner knows from earlier reconciles, as plain data.
 
-The module `stored` converts it to and from `status.rollout`. Times are RFC 3339 strings to the second, as in the
+The module `stored` converts the state to and from `status.rollout`. Times are RFC 3339 strings to the second, as in the
 status, so a state that is read back equals the state that was written. An empty string means no time.
 """
 
@@ -19,7 +19,8 @@ class RequestCounts:
 
     requests: int = 0  # requests that ended, with or without an error
     errors: int = 0  # number of the `requests` that ended with an error of the engine
-    # A Prometheus histogram: seconds -> requests whose first token took at most this long. +Inf: all that got a token.
+    # A Prometheus histogram: seconds -> requests whose first token took at most this long. +Inf: all requests that got
+    # a token.
     first_token_seconds: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -34,7 +35,7 @@ class AnalysisWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutFailure:
-    """The failure of the update revision. This revision is tried again only after the spec has had another one."""
+    """The failure of the update revision. It is tried again only after the spec has had another revision."""
 
     revision: str
     reason: FailureReason
@@ -50,7 +51,7 @@ class RolloutState:
     update_revision: str = ""  # the spec's revision; empty before the first reconcile
     has_served: bool = False  # an engine of the current revision has served
     is_promoted: bool = False  # the first engine of the update revision has passed its analysis
-    counts: Mapping[str, int] = field(default_factory=dict)  # revision -> number of engines that it should have, not 0
+    counts: Mapping[str, int] = field(default_factory=dict)  # revision -> wanted number of engines, if that is not 0
     # Name of an engine that is to be drained and deleted -> time at which its drain began; empty before.
     terminating: Mapping[str, str] = field(default_factory=dict)
     window: AnalysisWindow | None = None  # None while no analysis runs

@@ -1,7 +1,7 @@
 """Decides which objects of the gateway are applied and which are deleted. Pure.
 
-The status names the gateway before its first object is created, and until its last one is deleted. So an operator that
-was interrupted, and its successor, know which objects may exist.
+The status names the gateway before the gateway's first object is created, and until the last object is deleted. So a
+restarted operator knows which objects may exist.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def num_wanted(resolved: Resolved) -> int:
 
 
 def is_announced(situation: Situation, resolved: Resolved) -> bool:
-    """Returns whether the written status names every object of the gateway that is needed, so that it may be
+    """Returns whether the written status names every object of the gateway that is needed, so that the objects may be
     created."""
     stored = stored_gateway(situation.previous)
     if stored is None:
@@ -44,7 +44,7 @@ def is_announced(situation: Situation, resolved: Resolved) -> bool:
 def has_front_ports(situation: Situation, resolved: Resolved) -> bool:
     """Returns whether an engine has a port for gateways, or may get one.
 
-    Engines of a revision whose spec is not known may have one as well, if the status names a gateway.
+    Engines of a revision whose spec is not known may have such a port, too, if the status names a gateway.
     """
     known = [each.resolved for each in situation.revisions if each.resolved is not None]
     if any(each.service.spec.gateway is not None for each in (resolved, *known)):
@@ -81,7 +81,7 @@ def renewed_certificates(situation: Situation, service: LLMService) -> tuple[Man
 
 
 def gateway_route(situation: Situation, resolved: Resolved) -> RoutePlan:
-    """Returns what becomes of the route to the gateway pods."""
+    """Returns the plan for the route to the gateway pods."""
     service = resolved.service
     gateway = service.spec.gateway
     status = route_status(situation)
@@ -110,7 +110,8 @@ def gateway_deletions(situation: Situation, resolved: Resolved) -> Iterator[Dele
         engines = object_path("v1", "Service", meta.namespace, engines_name(meta.name))
         yield Deletion(engines, owner_uid=meta.uid)
         service = resolved.service
-        # The operator cannot read Secrets, so it does not look at their owner. Their names contain a hash of its uid.
+        # The operator cannot read Secrets, so it does not check their owner: the names contain a hash of the owner's
+        # uid.
         for name in (
             gateway_secret_name(meta.name, meta.uid),
             tls_files.gateway_secret_name(service),

@@ -1,7 +1,7 @@
 """The plan for a service whose spec the operator's settings do not allow. Pure.
 
-No engine replica is created from such a spec, not even to replace a failed one. Existing replicas stay reachable, and
-protected by the NetworkPolicy. The user can still lower `spec.replicas`.
+No engine replica is created from such a spec, not even to replace a failed replica. Existing replicas stay reachable,
+and protected by the NetworkPolicy. The user can still lower `spec.replicas`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def held_plan(planned: Plan, service: LLMService, situation: Situation) -> Plan:
         wanted=(
             service_account(service),
             client_service(service),
-            # This budget blocks no eviction, because no replica is created that could replace an evicted one.
+            # This budget blocks no eviction, because no replica is created that could replace an evicted replica.
             disruption_budget(service),
             network_policy(service, situation.settings.namespace),
             *renewed_certificates(situation, service),

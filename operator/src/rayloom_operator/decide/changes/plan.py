@@ -1,8 +1,8 @@
 """The changes that one reconcile makes to the cluster, so that it matches the spec of a service. Pure.
 
 `decide.rollout` chooses how many engine replicas each revision has, and which replicas are terminated.
-`decide.recovery` finds the replicas that have failed. The only change that is ever made to an existing engine replica
-is that of its head pod's route label.
+`decide.recovery` finds the replicas that have failed. Of an existing engine replica's pods and RayCluster, only the
+head pod's route label is ever changed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Drain:
     replica: str  # name of the engine replica
     ip: str
     token: str  # token of the engine's admin port
-    wanted: bool  # True: take no more requests
+    wanted: bool  # True: accept no more requests
     old_token: str = ""  # derived from the operator's previous key; empty if the key was never changed
 
 
@@ -79,8 +79,8 @@ class Plan:
 def plan(situation: Situation) -> Plan:
     """Returns the changes to make now.
 
-    While the spec cannot be used, nothing is created and existing replicas stay. Their routes still depend on whether
-    they serve, and evictions are allowed.
+    While the spec cannot be used, nothing is created and existing replicas stay. The route of a replica still depends
+    on whether the replica serves, and evictions are allowed.
     """
     resolved, step = situation.resolved, situation.step
     routes = route_changes(situation)
@@ -123,7 +123,7 @@ def _scale(situation: Situation, resolved: Resolved) -> ScaleWrite | None:
 def _of_running_engines(situation: Situation) -> tuple[Manifest, ...]:
     """Returns the objects that engines need while the spec cannot be used.
 
-    The disruption budget blocks no eviction, because no replica can be created to replace an evicted one.
+    The disruption budget blocks no eviction, because no replica can be created to replace an evicted replica.
     """
     service = situation.service
     if service is None or not situation.observed.replicas:
@@ -239,7 +239,7 @@ def _revisions(state: RolloutState) -> set[str]:
 def replica_deletions(replica: EngineReplica, namespace: str) -> tuple[Deletion, ...]:
     """Returns the deletions of an engine replica and of its own objects.
 
-    The RayCluster comes last: as long as it exists, an operator that was interrupted deletes the other objects later.
+    The RayCluster comes last: as long as it exists, a restarted operator repeats the deletion of the other objects.
     """
     return (*_own_objects(replica.name, namespace), _cluster_deletion(replica, namespace))
 

@@ -1,7 +1,7 @@
 """RoutePlan: which HTTPRoute or Ingress of gateway pods is applied and which is deleted. Pure.
 
-It depends on no kind: LLMServices and LLMGateways use it. Routes are not announced in a status as other objects of
-gateways are, because a watch shows which of them exist.
+LLMServices and LLMGateways both use RoutePlan. The status does not announce routes, as it announces other objects of
+gateways, because a watch shows which routes exist.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class RoutePlan:
     def deletions(self) -> Iterator[Deletion]:
         """Yields the routes that exist and are not wanted or allowed any more.
 
-        A route of the other kind stays until the wanted one `is_accepted`: until then it may be the only way of clients
-        to the gateway pods.
+        A route of the other kind stays until the wanted route `is_accepted`: until then, clients may reach the gateway
+        pods only by the other route.
         """
         route = self._wanted()
         for kind, found in self.seen.items():

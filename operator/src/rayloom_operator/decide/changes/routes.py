@@ -1,4 +1,4 @@
-"""Decides which head pods start or stop taking requests of the service. Pure."""
+"""Decides which head pods get or lose the route label, by which the Service sends them requests. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rayloom_operator.decide.situation import Situation
 from rayloom_operator.observe.observed import EngineReplica, Pod
 from rayloom_operator.observe.verdict import is_well
 
-# States in which an engine takes requests. In a recovering engine the requests wait.
+# States in which an engine accepts requests. In a recovering engine the requests wait.
 _TAKES_REQUESTS = ("serving", "recovering")
 
 
@@ -18,7 +18,7 @@ class Route:
     """A change of the route label of a head pod."""
 
     pod: Pod
-    wanted: bool  # True: the pod gets the label, and so takes requests
+    wanted: bool  # True: the pod gets the label, so the Service sends it requests
 
 
 def route_changes(situation: Situation) -> tuple[Route, ...]:
@@ -56,9 +56,9 @@ def _is_wanted(replica: EngineReplica, head: Pod, situation: Situation, *, has_s
     if not head.is_engine_ready or status is None or status.state not in _TAKES_REQUESTS:
         return False
     if is_well(replica, situation.now.mono):
-        # Only the rollout gives a new route: an engine of a failed revision gets none, although it serves.
+        # Only the rollout gives a new route: an engine of a failed revision gets no route, although it serves.
         return head.is_routed or step is None or replica.name in step.route_on
-    # Requests may wait in an engine that recovers or does not answer, but only while no other engine takes requests.
+    # Requests may wait in an engine that recovers or does not answer, but only while no other engine accepts requests.
     return not has_serving
 
 
@@ -77,9 +77,8 @@ def _has_routed_engine_that_serves(situation: Situation) -> bool:
 def _step_to_follow(situation: Situation) -> Step | None:
     """Returns the rollout's step if its state is written; None if there is no such step.
 
-    A step whose state is not written yet routes no engine, and while KubeRay cannot be used, the state is never
-    written. So this function then returns None: otherwise an engine that has recovered would get no route until KubeRay
-    can be used.
+    A step whose state is not written yet routes no engine. While KubeRay cannot be used, the state is never written: if
+    this function returned the step then, an engine that has recovered would get no route until KubeRay can be used.
     """
     step = situation.step
     return step if step is not None and step.is_stored else None

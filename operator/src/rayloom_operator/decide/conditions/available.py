@@ -26,7 +26,7 @@ SCALED_TO_ZERO = Verdict(
 
 
 def availability(evidence: Evidence) -> Verdict:
-    """Returns the verdict of the first check that applies; if none applies, that of the best replica.
+    """Returns the verdict of the first check that applies; if none applies, the verdict on the best replica.
 
     Other conditions use this verdict while no replica is wanted.
     """
@@ -45,7 +45,7 @@ def available(evidence: Evidence) -> Finding:
 
 
 def without_engines(evidence: Evidence) -> Verdict | None:
-    """Returns the verdict of a service that has no engines because `spec.replicas` is 0; None for any other."""
+    """Returns the verdict on a service that has no engines because `spec.replicas` is 0; None for other services."""
     verdict = availability(evidence)
     return verdict if verdict in (SUSPENDED, SCALED_TO_ZERO) else None
 
@@ -81,8 +81,8 @@ _CHECKS: tuple[Callable[[Evidence], Verdict | None], ...] = (_spec_unusable, _mo
 
 
 def _best(replicas: Sequence[JudgedReplica]) -> Verdict:
-    """Returns the verdict of a replica that serves. If none serves, that of a replica without a fault; if all have
-    faults, that of the first replica."""
+    """Returns the verdict on a replica that serves. If none serves: on a replica without a fault. If all have faults:
+    on the first replica."""
     verdicts = [each.verdict for each in replicas] or [judge(None, 0.0)]
     for verdict in verdicts:
         if verdict.reason is Reason.SERVING:

@@ -28,7 +28,7 @@ def _verdict(evidence: Evidence) -> Verdict:
 
 
 def _unscheduled(judged: JudgedReplica, num_pods: int) -> Verdict | None:
-    """Returns why a pod of the replica has no node; None if all have one.
+    """Returns why a pod of the replica has no node; None if all pods have a node.
 
     `num_pods` is the number of pods that the replica should have, or 0 while that is unknown.
     """

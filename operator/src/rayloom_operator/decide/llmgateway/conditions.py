@@ -35,7 +35,7 @@ _REFUSED_NAMES = (
 _REFUSED_ADVICE = (
     "If the image of the pods is of another release than the operator, set spec.image to one of the operator's release."
 )
-# Reasons for which Progressing is True. After DEADLINE_EXCEEDED the Deployment's rollout stands still.
+# Reasons for which Progressing is True. DEADLINE_EXCEEDED is missing: the Deployment's rollout makes no progress then.
 _IN_PROGRESS = (Reason.STARTING, Reason.REPLACING, Reason.READING_MODELS)
 
 

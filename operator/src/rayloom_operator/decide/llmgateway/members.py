@@ -36,8 +36,8 @@ class SelectedService:
 def members(gateway: LLMGateway, services: Iterable[Manifest]) -> tuple[SelectedService, ...]:
     """Returns the services of the namespace that the LLMGateway selects, the oldest first.
 
-    Of two services with one served name the older one has the name. Of two that were created in the same second, the
-    one whose metadata.name comes first has it.
+    If two services have the same served name, the older service gets the name. If both were created in the same second,
+    the service whose metadata.name comes first gets it.
     """
     selected = [each for each in services if gateway.spec.services.selects(each["metadata"].get("labels") or {})]
     found: list[SelectedService] = []
@@ -130,7 +130,7 @@ def _availability(status: Mapping[str, Any]) -> tuple[NameState, Reason, str]:
     message = str(found.get("message", ""))
     if reason is Reason.GATEWAY_NOT_READY:
         # An engine of the service generates tokens, and only the gateway pods of the service itself are missing. The
-        # LLMGateway needs none of them.
+        # LLMGateway does not need those pods.
         return "Serving", Reason.SERVING, ""
     if found.get("status") != "True":
         return "Waiting", reason, message

@@ -1,7 +1,8 @@
 """Decides which names of an LLMGateway have no API keys in the gateway pods, and what to change. Pure.
 
-The file of a name's keys is a key of a Secret. It is missing in the pods if the Secret or its key does not exist, and
-it cannot be used if it is empty. A gateway then refuses every request for the name, so it opens nothing.
+The file of a name's keys is a key of a Secret. The file is missing in the pods if the Secret or its key does not exist,
+and it cannot be used if it is empty. In both cases a gateway refuses every request for the name, so nobody gets access
+without a key.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class KeyFault:
     """A name whose API keys at least one gateway pod cannot read."""
 
     name: str
-    is_closed: bool  # every gateway pod that takes requests has answered, and refuses all requests for the name
+    is_closed: bool  # every ready gateway pod has answered, and refuses all requests for the name
     message: str
 
 
@@ -38,7 +39,7 @@ def key_faults(
 ) -> tuple[KeyFault, ...]:
     """Returns the faults of all names, those of services first.
 
-    `reports`: one for each gateway pod that takes requests; None: the pod has no recent answer.
+    `reports`: the report of each ready gateway pod; None for a pod without a recent answer.
     """
     with_keys = {each.name for each in gateway.spec.aliases if each.auth is not None}
     common = "spec.auth" if gateway.spec.auth is not None else ""
@@ -62,9 +63,10 @@ def key_faults(
 
 
 def _accepted(report: GatewayReport, name: str, named: Mapping[str, tuple[SecretKey, str]]) -> int | None:
-    """Returns the number of keys that a pod still accepts for a name; None if it can read the name's file.
+    """Returns the number of keys that a pod still accepts for a name; None if the pod can read the name's file.
 
-    A report lists a limited number of names. Beyond that limit, the answer is that of a listed name with the same file.
+    A report lists a limited number of names. A name beyond that limit gets the number of a listed name with the same
+    file.
     """
     listed = {each.name: each.accepted for each in report.unusable_keys}
     if name in listed or len(listed) < LISTED_NAMES:

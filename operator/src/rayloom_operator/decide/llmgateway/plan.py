@@ -34,7 +34,7 @@ def gateway_plan(situation: GatewaySituation) -> Plan:
 
 
 def _outdated_pods(situation: GatewaySituation) -> Iterator[PodLabel]:
-    """Yields the labels by which the kubelet brings the present models file to pods that have an earlier one."""
+    """Yields labels for pods with an earlier models file: a changed label makes the kubelet update the file at once."""
     if situation.gateway is None:
         return
     present = situation.models_hash
@@ -45,7 +45,7 @@ def _outdated_pods(situation: GatewaySituation) -> Iterator[PodLabel]:
 
 
 def wanted_objects(situation: GatewaySituation) -> tuple[Manifest, ...]:
-    """Returns the objects to apply; none while the spec cannot be read, so that existing ones stay."""
+    """Returns the objects to apply; none while the spec cannot be read, so that existing objects stay."""
     gateway, route = situation.gateway, route_plan(situation)
     if gateway is None or route is None:
         return ()
@@ -86,6 +86,6 @@ def reapply_after_s(situation: GatewaySituation) -> float:
 def requeue_after_s(situation: GatewaySituation) -> float:
     """Returns the seconds until the next reconcile, unless an event comes before."""
     mono = situation.now.mono
-    # A pod that does not answer is Unknown once its last answer is too old.
+    # The state of a pod that does not answer becomes Unknown once its last answer is too old.
     looks = (stale_after_s(each, mono) for each in situation.readings.values() if each.failing_since is not None)
     return min(reapply_after_s(situation), REGULAR_S, *route_requeues(situation), *(each for each in looks if each > 0))

@@ -1,4 +1,4 @@
-"""PodModels: whether each gateway pod of an LLMGateway has read the present models file, by its last answer. Pure."""
+"""PodModels: whether a gateway pod has read the LLMGateway's present models file, by the pod's last answer. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PodModels:
 
     name: str  # of the pod
     state: ReadState
-    models_hash: str = ""  # of the file that the pod serves by; empty if unknown
+    models_hash: str = ""  # hash of the file that is in force in the pod; empty if unknown
     message: str = ""  # cause of the state; empty if it is Current
 
 
@@ -33,9 +33,9 @@ def pod_models(
     present_hash: str,
     mono: float,
 ) -> tuple[PodModels, ...]:
-    """Returns the models file of each pod, in the order of their names. `present_hash`: of the present file.
+    """Returns the models file of each pod, sorted by the pods' names. `present_hash`: the hash of the present file.
 
-    `stored`: status.pods as last written, which counts for pods that this process of the operator has not asked yet.
+    `stored`: status.pods as last written, which counts for pods from which this operator process has no answer yet.
     """
     before = {each.name: each for each in stored}
     return tuple(
@@ -54,7 +54,7 @@ def fresh_report(reading: Reading | None, mono: float) -> GatewayReport | None:
 
 
 def stale_after_s(reading: Reading, mono: float) -> float:
-    """Returns the seconds until the last answer is too old; negative if it is, infinity before the first one."""
+    """Returns the seconds until the last answer is too old; negative afterwards, infinity before the first answer."""
     return reading.at + STALE_S - mono
 
 

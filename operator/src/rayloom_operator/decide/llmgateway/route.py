@@ -14,7 +14,7 @@ from rayloom_operator.observe.observed import Verdict
 
 
 def route_plan(situation: GatewaySituation) -> RoutePlan | None:
-    """Returns what becomes of the route; None while the spec cannot be read, so that an existing one stays."""
+    """Returns the plan for the route; None while the spec cannot be read, so that an existing route stays."""
     gateway = situation.gateway
     if gateway is None:
         return None
@@ -31,7 +31,7 @@ def route_plan(situation: GatewaySituation) -> RoutePlan | None:
 
 
 def route_status(situation: GatewaySituation) -> RouteStatus | None:
-    """Returns status.route; None without a route. While the spec cannot be read, returns the last written one."""
+    """Returns status.route; None without a route. While the spec cannot be read, it is status.route as last written."""
     gateway = situation.gateway
     if gateway is None:
         return stored_status(situation.previous).route

@@ -31,7 +31,7 @@ class GatewaySituation:
     accepted: Verdict  # VALID, or why the spec cannot be used
     members: tuple[SelectedService, ...] = ()
     aliases: tuple[AliasState, ...] = ()
-    pods: tuple[Pod, ...] = ()  # gateway pods, without terminating ones
+    pods: tuple[Pod, ...] = ()  # gateway pods, without terminating pods
     progress: DeploymentProgress | None = None  # None if the Deployment is not known
     routes: Mapping[str, SeenRoute] = field(default_factory=dict)  # kind -> existing route to the gateway pods
     unknown_kinds: frozenset[str] = frozenset()  # kinds of routes that the API server does not know
@@ -40,7 +40,7 @@ class GatewaySituation:
 
     @property
     def num_ready(self) -> int:
-        """The number of gateway pods that take requests."""
+        """The number of gateway pods that are ready, and so accept requests."""
         return sum(each.is_ready for each in self.pods)
 
     @property
@@ -57,7 +57,7 @@ class GatewaySituation:
 
     @property
     def pod_models(self) -> tuple[PodModels, ...]:
-        """The models file of each gateway pod, compared with the present one."""
+        """The models file of each gateway pod, compared with the present file."""
         stored = stored_status(self.previous).pods
         return pod_models(self.pods, self.readings, stored, self.models_hash, self.now.mono)
 
@@ -71,7 +71,7 @@ class GatewaySituation:
             return ()
         ready = [each.name for each in self.pods if each.is_ready]
         if any(name not in self.readings for name in ready):
-            return stored_faults(stored_status(self.previous))  # the operator has just started, or the pod has
+            return stored_faults(stored_status(self.previous))  # the operator or the pod has just started
         reports = [fresh_report(self.readings[name], self.now.mono) for name in ready]
         return key_faults(self.gateway, self.members, self.aliases, reports)
 
@@ -86,6 +86,6 @@ def with_closed_names(situation: GatewaySituation) -> GatewaySituation:
 def names_of(
     gateway: LLMGateway, services: tuple[Manifest, ...]
 ) -> tuple[tuple[SelectedService, ...], tuple[AliasState, ...]]:
-    """Returns those of `services` (all of the namespace) that the LLMGateway selects, and its aliases."""
+    """Returns the services that the LLMGateway selects, and its aliases. `services`: all services of the namespace."""
     found = members(gateway, services)
     return found, alias_states(gateway, found)

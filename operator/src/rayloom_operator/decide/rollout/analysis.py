@@ -19,8 +19,8 @@ from rayloom_operator.times import moment
 
 # If only the new revision has too few requests, the analysis lasts this many times holdSeconds.
 MAX_HOLDS = 3
-# The longest time from an engine's place in the EndpointSlice until gateways send it requests: CoreDNS keeps an answer
-# for 30 s, and gateways look it up every second.
+# The longest time, in seconds, from an engine's entry in an EndpointSlice until gateways send requests to the engine:
+# CoreDNS caches an answer for 30 s, and gateways repeat the DNS query every second.
 DISCOVERY_S = 35
 _QUANTILE = 0.99
 
@@ -54,7 +54,7 @@ def since(begin: RequestCounts, now: RequestCounts) -> RequestCounts:
 
 
 def longest_s(analysis: Analysis, *, is_behind_gateways: bool) -> int:
-    """Returns the most seconds that an analysis takes."""
+    """Returns the longest duration of an analysis, in seconds."""
     return max(MAX_HOLDS * analysis.hold_seconds, _found_hold_s(analysis) if is_behind_gateways else 0)
 
 
@@ -110,9 +110,9 @@ def problem(
         return ""
     fast, _ = _quantile_bounds(new)
     _, slow = _quantile_bounds(old)
-    # A histogram only tells the bucket of a quantile. The edges of a bucket may be 2.5 times apart, and nearly equal
+    # A histogram shows only the bucket of a quantile. The edges of a bucket may be 2.5 times apart, and nearly equal
     # times may fall into neighbouring buckets. So the lower edge of the new revision's bucket is compared with the
-    # upper edge of the old one's.
+    # upper edge of the old revision's bucket.
     if fast > analysis.max_ttft_ratio * slow:
         return (
             f"99 % of first tokens take more than {fast:g} s in the new revision, and at most {slow:g} s in the old; "

@@ -1,8 +1,8 @@
 """Computes how many engines each revision should have. Pure.
 
 The counts are like the replicas of a Deployment's ReplicaSets: engines beyond a revision's count are terminated, and
-missing ones are created. Two bounds hold at every moment: at most `replicas + maxSurge` engines exist, and no decision
-of the planner leaves fewer than `replicas - maxUnavailable` engines available.
+missing engines are created. Two bounds hold at every moment: at most `replicas + maxSurge` engines exist, and no
+decision of the planner leaves fewer than `replicas - maxUnavailable` engines available.
 
 | the rollout | engines of the target revision | engines of all other revisions together |
 |---|---|---|
@@ -60,10 +60,10 @@ def _split(desired: Desired, state: RolloutState, view: View) -> _Split:
             num_others = sum(engine.is_available for engine in view.engines if engine.revision != target)
             most_others = min(most_others, num_others)
         return _Split(of_target=replicas, most_others=most_others, least_others=0)
-    # At first a single engine has to prove the target revision. More than one may run if the spec went back to a
+    # At first a single engine has to prove the target revision. More than one engine may run if the spec went back to a
     # revision that still has engines.
     of_target = min(max(num_decided, 1), replicas)
-    # With maxSurge 0 one old engine makes room for the new one. With a larger maxSurge all old engines stay.
+    # With maxSurge 0 one old engine makes room for the new engine. With a larger maxSurge all old engines stay.
     most_others = min(replicas, desired.max_engines - of_target)
     least_others = min(replicas - view.num_available(target), most_others)
     return _Split(of_target=of_target, most_others=most_others, least_others=least_others)
@@ -78,7 +78,8 @@ def _is_proven(desired: Desired, state: RolloutState) -> bool:
 def _num_decided(desired: Desired, state: RolloutState, view: View) -> int:
     """Returns how many engines of the target revision may run: its stored count, or fewer if room is short.
 
-    If there are too many engines, for example after `replicas` was lowered, those of the unproven revision go first.
+    If there are too many engines, for example after `replicas` was lowered, engines of the unproven revision are
+    terminated first.
     """
     target = target_revision(desired, state)
     current = state.current_revision
@@ -90,7 +91,7 @@ def _num_decided(desired: Desired, state: RolloutState, view: View) -> int:
 
 
 def _others(desired: Desired, state: RolloutState, view: View) -> list[str]:
-    """Returns the revisions other than the target, in the order in which they get the engines that may be kept.
+    """Returns the revisions other than the target, in the order in which their engines are kept.
 
     The current revision comes first, because it has proven itself. A failed update revision comes last. Once the target
     is proven, revisions without an available engine come after all others: they would take room that the target needs.

@@ -10,11 +10,11 @@ from rayloom_operator.api.rollout.state import RequestCounts, RolloutState
 
 EngineState: TypeAlias = Literal[
     "pending",  # no engine process runs: the container has not started yet, or has ended
-    "unschedulable",  # pending, because no node has room for one of its pods
+    "unschedulable",  # pending, because no node has room for one of the engine's pods
     "starting",  # the engine has not served yet
     "well",  # a token passed through every rank a moment ago
     "ill",  # the engine has served and does not now; it may hold requests
-    "draining",  # the engine takes no new requests
+    "draining",  # the engine accepts no new requests
 ]
 # An engine in one of these states has no requests.
 IDLE: tuple[EngineState, ...] = ("pending", "unschedulable", "starting")
@@ -28,10 +28,10 @@ class ReplicaView:
     revision: str
     state: EngineState
     is_routed: bool = False  # the engine's head pod carries the route label
-    is_listed: bool = False  # an EndpointSlice of the service has its address
-    is_cordoned: bool = False  # one of its pods is on a cordoned node, and does not tolerate the cordon
+    is_listed: bool = False  # an EndpointSlice of the service has the engine's address
+    is_cordoned: bool = False  # one of the engine's pods is on a cordoned node, and does not tolerate the cordon
     is_tolerant: bool = (
-        False  # one of its pods is on a cordoned node and tolerates the cordon, so moving the engine is of no use
+        False  # one of the pods is on a cordoned node and tolerates the cordon, so moving the engine is of no use
     )
     num_in_flight: int = 0  # unfinished requests or sequences, also those of gateways
     counts: RequestCounts = field(default_factory=RequestCounts)
@@ -44,7 +44,7 @@ class ReplicaView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Desired:
-    """The part of the spec that the planner follows."""
+    """The part of the spec that the planner uses."""
 
     revision: str
     replicas: int

@@ -10,8 +10,8 @@ from rayloom_operator.decide.rollout.analysis import is_over, longest_s, problem
 from rayloom_operator.decide.rollout.inputs import Desired, View, is_stopped, room, target_revision
 from rayloom_operator.times import moment, stamp
 
-# The number of crashes at which the update revision has failed. Once it has passed its analysis, a single crash may be
-# chance.
+# The number of crashes at which the update revision has failed. After the revision has passed its analysis, a single
+# crash may be chance.
 _MAX_CRASHES_BEFORE_PROMOTION = 1
 _MAX_CRASHES_AFTER_PROMOTION = 2
 

@@ -24,7 +24,7 @@ letter is an available engine.
     b crashes           AA -> AAb      -> AAb         -> AA
                               Starting    RollingBack    RolledBack
 
-An engine is terminated in five steps. Each begins only after the one before is confirmed:
+An engine is terminated in five steps. Each step begins only after the step before is confirmed:
 
 1. its head pod loses the route label
 2. no EndpointSlice lists its address any more
@@ -35,10 +35,10 @@ An engine is terminated in five steps. Each begins only after the one before is 
 Until step 5 the engine can be taken back: by `DELETE /drain` and the route label.
 
 All that the planner knows of earlier reconciles is the state in `status.rollout`. A reconcile that changes this state
-only writes the state, and is followed by another reconcile at once. A reconcile that leaves the state unchanged acts on
-it. So the operator may stop at any moment, and its successor makes the same decision. A failed revision stays failed
-until the spec asks for another revision. While no engine of the current revision has ever served, a new revision
-replaces it without a rollout: there is nothing to protect.
+only writes the state, and is followed by another reconcile at once. A reconcile that leaves the state unchanged carries
+out what the state says. So the operator may stop at any moment: its successor makes the same decision. A failed
+revision stays failed until the spec asks for another revision. While no engine of the current revision has ever served,
+a new revision replaces the current revision without a rollout: there is nothing to protect.
 
 Data flow: `view_of` makes the `View`; `next_step` decides; `revision_places` gives each revision its places for
 engines; `plan` turns the step into changes, in this order: `undrain`, `route_on`, new engines, `route_off`, `drain`,
@@ -83,7 +83,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A step with the input from which the planner made it."""
+    """A step, and the input from which the planner computed the step."""
 
     desired: Desired
     view: View
@@ -91,7 +91,7 @@ class Planned:
 
 
 def next_step(desired: Desired, stored: RolloutState, view: View, wall: datetime) -> Step:
-    """Returns the next step. `stored` is the last written state, or an empty one before the first reconcile.
+    """Returns the next step. `stored` is the last written state, or an empty state before the first reconcile.
 
     If the new state differs from `stored`, the step has no changes: the state must be written before it is acted on.
     """
@@ -123,7 +123,7 @@ def _had_ended(stored: RolloutState, state: RolloutState) -> bool:
 
 
 def _with_changes(step: Step, desired: Desired, view: View, wall: datetime) -> Step:
-    """Returns `step` with the changes that its state asks for."""
+    """Returns `step` with the changes that the step's state requires."""
     state = step.state
     barred = _barred(desired, state, view)
     terminating = [engine for engine in view.engines if engine.name in state.terminating]

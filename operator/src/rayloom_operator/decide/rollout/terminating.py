@@ -1,4 +1,4 @@
-"""Chooses the engines to terminate: replaced ones on cordoned nodes, and those beyond their revision's count. Pure.
+"""Chooses the engines to terminate: replaced engines on cordoned nodes, and engines beyond a revision's count. Pure.
 
 An engine is terminated in steps: it loses its route label, then its endpoint, is asked to drain, finishes its requests,
 and is deleted.
@@ -13,7 +13,7 @@ from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.decide.rollout.inputs import IDLE, Desired, EngineState, ReplicaView, View, target_revision
 from rayloom_operator.times import moment
 
-# kube-proxy on every node learns of a removed endpoint a moment after the API server. Until then kube-proxy may send
+# kube-proxy on a node drops a removed endpoint a moment after the API server does. Until then kube-proxy may send
 # requests to that endpoint.
 UNLISTED_S = 2.0
 # The further an engine is from serving, the earlier it is terminated. The order is from far to near.
@@ -53,8 +53,8 @@ def engines_to_terminate(desired: Desired, state: RolloutState, view: View) -> d
 def engines_to_move(desired: Desired, state: RolloutState, view: View) -> list[ReplicaView]:
     """Returns the engines on cordoned nodes that can go because `replicas` engines remain without them.
 
-    At most maxSurge engines are returned, because no more than that have been replaced by additional engines. Further
-    engines on cordoned nodes may be surplus, like engines on other nodes.
+    At most maxSurge engines are returned, because additional engines have replaced no more than maxSurge engines.
+    Further engines on cordoned nodes may be surplus, like engines on other nodes.
     """
     if not _may_move(desired, state):
         return []
@@ -64,7 +64,7 @@ def engines_to_move(desired: Desired, state: RolloutState, view: View) -> list[R
 
 
 def needs_surge(desired: Desired, state: RolloutState, view: View) -> bool:
-    """Returns True while an engine should be created to replace one on a cordoned node. Engines move one at a time."""
+    """Returns True while an engine should be created to replace an engine on a cordoned node: one engine at a time."""
     staying, cordoned = _by_node(desired, state, view)
     is_missing = len(staying) < desired.replicas and len(cordoned) > len(engines_to_move(desired, state, view))
     return _may_move(desired, state) and is_missing
@@ -91,8 +91,8 @@ def _may_move(desired: Desired, state: RolloutState) -> bool:
 
 
 def _by_node(desired: Desired, state: RolloutState, view: View) -> tuple[list[ReplicaView], list[ReplicaView]]:
-    """Returns two lists of engines of the target revision: available ones on nodes that are not cordoned, and serving
-    or draining ones on cordoned nodes."""
+    """Returns two lists of engines of the target revision: available engines on nodes that are not cordoned, and
+    serving or draining engines on cordoned nodes."""
     engines = view.of(target_revision(desired, state))
     staying = [engine for engine in engines if engine.is_available and not engine.is_cordoned]
     return staying, [engine for engine in engines if engine.is_cordoned and engine.state in ("well", "draining")]
@@ -120,8 +120,8 @@ def _revision_order(desired: Desired, state: RolloutState, engine: ReplicaView) 
 def _termination_order(state: RolloutState, engine: ReplicaView) -> tuple[bool, str, bool, int, bool, int, int]:
     """Returns a key that sorts engines of one revision in the order in which they are terminated.
 
-    Engines that are terminating already come first, with the one that has drained for the longest at the front. Then
-    come engines that do not serve, those on cordoned nodes, the least busy ones and, among equals, the newest.
+    Engines that are terminating already come first, with the engine that has drained for the longest at the front. Then
+    come engines that do not serve, engines on cordoned nodes, the least busy engines and, among equals, the newest.
     """
     drained_at = state.terminating.get(engine.name)
     number = int(engine.name.rpartition("-")[2])

@@ -16,11 +16,11 @@ from rayloom_operator.times import stamp
 
 
 def next_state(desired: Desired, stored: RolloutState, view: View, wall: datetime) -> RolloutState:
-    """Returns the state after `stored`, without the step's name. Each function works on the result of the one before:
+    """Returns the state after `stored`, without the step's name. Each function gets the result of the function before:
 
     1. `_try_begin`: no state is stored yet
     2. `_try_retarget`: the spec has another revision
-    3. `_try_settle`: the current revision has served; if it never has, the spec's revision becomes the current one
+    3. `_try_settle`: the current revision has served; if it never has, the spec's revision becomes the current revision
     4. `judged`: the update revision has failed, or passed its analysis
     5. `_try_complete`: every engine is of the update revision
     6. `revision_counts`: how many engines each revision should have
@@ -43,7 +43,7 @@ def next_state(desired: Desired, stored: RolloutState, view: View, wall: datetim
 def _try_begin(desired: Desired, stored: RolloutState, view: View) -> RolloutState | None:
     """If no state is stored (at the beginning, or because it was lost), returns a state made from the existing engines.
 
-    Its current revision is the one with the most available engines, or the spec's if no engine is available.
+    The current revision is the revision with the most available engines, or the spec's if no engine is available.
     """
     if stored.update_revision:
         return None
@@ -77,7 +77,7 @@ def _try_settle(desired: Desired, state: RolloutState, view: View) -> RolloutSta
 
 
 def _try_complete(desired: Desired, state: RolloutState, view: View) -> RolloutState | None:
-    """Once every engine is of the update revision and serves, returns a state in which that is the current revision."""
+    """Once every engine is of the update revision and serves, returns a state with it as the current revision."""
     update = state.update_revision
     is_rolling = target_revision(desired, state) != state.current_revision and not is_stopped(desired, state)
     is_proven = state.is_promoted or desired.replicas == 0

@@ -16,7 +16,7 @@ _NOT_BY_REVISION = (Reason.NODE_LOST, Reason.HEAD_LOST)
 
 
 def desired_of(resolved: Resolved, revision: str) -> Desired:
-    """Returns the part of the spec that the planner follows. `revision` is the revision of this spec."""
+    """Returns the part of the spec that the planner uses. `revision` is the revision of this spec."""
     spec = resolved.service.spec
     return Desired(
         revision=revision,
@@ -28,7 +28,7 @@ def desired_of(resolved: Resolved, revision: str) -> Desired:
 
 
 def view_of(observed: Observed, memory: Memory, revision: str, *, mono: float) -> View:
-    """Returns the engines of a service. `revision` is that of the spec; its failures are counted from `memory`."""
+    """Returns the engines of a service. `revision`: the spec's revision, whose failures are counted from `memory`."""
     failed = [
         each
         for each in memory.values()

@@ -1,9 +1,9 @@
 """The requests in the gateways of a service, from the last answers of its gateway pods. Pure.
 
-A service without engines depends on its gateways: they hold requests, and only their tokenizers can read them. So the
+A service without engines depends on its gateways: they hold requests, and must have a tokenizer to read them. So the
 scaler removes the last engine only once every gateway pod that the spec asks for is ready and has a tokenizer. Each
 ready pod of an LLMGateway that serves the model must have a tokenizer, too. While there is no engine, a gateway pod
-without a tokenizer, for example a recreated one, makes the scaler create an engine, as a held request does.
+without a tokenizer, for example a recreated pod, makes the scaler create an engine, as a held request does.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def held_in(observed: Observed, num_wanted: int, ended_before: Mapping[str, int]
     """Returns the requests in the gateways.
 
     `num_wanted`: gateway pods that the spec asks for. `ended_before`: the result of `ended_requests` in the last
-    reconcile; None in the first one.
+    reconcile; None in the first reconcile.
     """
     others = [each for gateway in observed.llmgateways or () for each in gateway.pods]
     pods = (*observed.gateways, *others)

@@ -22,7 +22,7 @@ class RolloutActivity(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """The part of the spec that the scaler follows."""
+    """The part of the spec that the scaler uses."""
 
     least: int
     most: int
@@ -36,11 +36,11 @@ class Fleet:
 
     replicas: int  # spec.replicas
     num_available: int
-    num_for_load: int  # engines that should exist, without unproven ones
+    num_for_load: int  # engines that should exist, without unproven engines
     # Engines without requests, of a revision that a waiting or stopped rollout has not proven. They stay if `replicas`
     # becomes less.
     num_unproven: int = 0
-    num_surge: int = 0  # unproven engines that are kept beyond `replicas`; no engine is created beyond it
+    num_surge: int = 0  # unproven engines that are kept beyond `replicas`; no engine is created beyond `replicas`
     num_unschedulable: int = 0  # other engines that find no node; they are terminated first if `replicas` becomes less
     rollout: RolloutActivity
     load: ServiceLoad

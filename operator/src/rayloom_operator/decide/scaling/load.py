@@ -1,10 +1,10 @@
-"""The load of a service: how many fully used engines its tokens take. Pure.
+"""The load of a service: the number of fully used engines that the service's tokens need. Pure.
 
     load of an engine = seconds that its queue takes / seconds that the queue may take
                       + tokens in its KV cache / tokens that the KV cache or the slots can hold
 
-The first part is about prompts, the second about running sequences. Each is 1 for a fully used engine, so the sum over
-all engines is a number of engines. The engines measure the rates themselves.
+The first part is about prompts, the second about running sequences. Each part is 1 for a fully used engine, so the sum
+over all engines is a number of engines. The engines measure the rates themselves.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from rayloom_operator.api.autoscaling.state import ScalingInputs
 
-# The mean wait in a queue may take this share of the goal, because waits scatter: the longest of ten waits is about
+# The mean wait in a queue may take this share of the goal, because waits differ: the longest of ten waits is about
 # twice the mean.
 _QUEUE_SHARE = 0.5
-# From this share of its slots or KV cache on, an engine is full: a sequence gets a slot only when another one ends.
+# From this share of its slots or KV cache on, an engine is full: a sequence gets a slot only when another has ended.
 _FULL = 0.95
 _MOST_ENGINES = 99_999.0
 
@@ -27,10 +27,10 @@ class EngineLoad:
     """The load that an engine reported. `is_known` is False if its last report is missing or old."""
 
     is_known: bool
-    # Requests at the engine's own API port that are not answered in full. `Held.in_flight` counts only those at
+    # Requests at the engine's own API port that are not answered in full. `Held.in_flight` counts only requests at
     # gateways.
     in_flight: int = 0
-    had_requests: bool = False  # requests ended since the last look, or this is the first one
+    had_requests: bool = False  # requests ended since the last reconcile, or this is the first reconcile
     queued_tokens: int = 0
     num_waiting: int = 0  # sequences
     running_tokens: int = 0
@@ -46,18 +46,18 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """The requests in the gateways of a service. The default is that of a service whose gateways are not asked."""
+    """The requests in the gateways of a service. The defaults are for a service whose gateways are not polled."""
 
     tokens: int = 0  # tokens of sequences that no engine has accepted yet
     requests: int = 0  # number of these sequences
     in_flight: int = 0  # all requests that are not answered in full, held or running
     is_complete: bool = True  # every gateway pod that the spec asks for is ready and has answered recently
-    had_requests: bool = False  # requests ended since the last look, or this is the first one
-    num_blind: int = 0  # gateway pods without a tokenizer, and ready ones that do not answer
+    had_requests: bool = False  # requests ended since the last reconcile, or this is the first reconcile
+    num_blind: int = 0  # gateway pods without a tokenizer, and ready gateway pods that do not answer
 
     @property
     def wakes(self) -> bool:
-        """Returns whether a service without engines needs one."""
+        """Returns whether a service without engines needs an engine."""
         return bool(self.requests or self.tokens or self.num_blind)
 
     @property
@@ -70,7 +70,7 @@ NOTHING_HELD = Held()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceLoad:
-    engines: float  # number of fully used engines that the load takes
+    engines: float  # number of fully used engines that the load needs
     queue: float  # the part of `engines` for waiting tokens; inversely proportional to the goal
     is_complete: bool  # every engine reported its load, and if tokens wait, a rate is known
     is_idle: bool  # `is_complete`, and no request waits, runs or is held, or has ended since the last reconcile
@@ -84,7 +84,7 @@ def load_of(engines: Sequence[EngineLoad], held: Held, ttft_s: float, earlier_pe
     """
     known = [each for each in engines if each.is_known]
     rates = [each.prefill_per_s for each in known if each.prefill_per_s]
-    # An engine that has not measured its rate is assumed to have the mean rate of the others.
+    # An engine that has not measured its rate is assumed to have the mean rate of the other engines.
     usual_per_s = sum(rates) / len(rates) if rates else earlier_per_s
     queued = sum(each.queued_tokens for each in known)
     running = sum(each.running_tokens for each in known)

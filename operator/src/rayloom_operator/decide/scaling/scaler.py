@@ -5,16 +5,16 @@
 | `replicas` is 0, and another client set it | 0: the service is suspended |
 | `replicas` is 0, and the scaler set it | 1 or more once a gateway holds a request, or has no tokenizer |
 | a rollout replaces engines | unchanged |
-| an engine finds no node | unchanged, or less by one of the rules for less |
+| an engine finds no node | unchanged, or less by one of the rules that remove engines |
 | outside `minReplicas` and `maxReplicas` | the nearer bound |
-| the load of the panic window takes twice as many engines | as many as it takes |
-| the load of the usual window takes more engines, and no added engine still starts | as many as it takes |
-| no request for `idleSeconds`, and `minReplicas` is 0 | 0, once the stored state announces it |
-| the peak of the stable window takes fewer engines | as many as it takes, at least half |
+| the load of the panic window needs twice as many engines | as many as the load needs |
+| the load of the usual window needs more engines, and no added engine still starts | as many as the load needs |
+| no request for `idleSeconds`, and `minReplicas` is 0 | 0, once the stored state announces the 0 |
+| the peak of the stable window needs fewer engines | as many as the peak needs, at least half |
 
-The windows are described in `windows.py`. Each engine should have 70 % of the load of a fully used one, because waits
-grow fast beyond that share. An engine is removed only if the others then have a load of at most 50 %, so a steady load
-never makes the number go up and down.
+The windows are described in `windows.py`. Each engine should have 70 % of the load of a fully used engine, because
+waits grow fast beyond that share. An engine is removed only if each remaining engine then has at most 50 %, so a steady
+load never makes the number go up and down.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _UP_SHARE = 0.7
 _DOWN_SHARE = 0.5
 _PANIC_FACTOR = 2
 _LONGEST_START_S = 3600.0
-# While added engines start, the usual window adds no more. This wait ends after the longer of two times: this one, and
-# several times the time of the last start.
+# While added engines start, the usual window adds no more engines. This wait ends after _START_PATIENCE_S seconds, or
+# after _START_PATIENCE times the duration of the last start if that is longer.
 _START_PATIENCE_S = 600.0
 _START_PATIENCE = 3
 # These reasons are not replaced by Steady, so that the status is not written again while nothing happens.
@@ -54,7 +54,7 @@ class ScalingDecision:
 
 
 def decide_scaling(bounds: Bounds, stored: ScalingState, fleet: Fleet, windows: Windows, now: Now) -> ScalingDecision:
-    """Returns the decision. `stored` is the last written state, or an empty one before the first reconcile."""
+    """Returns the decision. `stored` is the last written state, or an empty state before the first reconcile."""
     state = _noted(bounds, stored, fleet, now.wall)
     state = replace(state, idle_since=_idle_since(bounds, state, fleet, windows, now.wall))
     reason, number = _reason_and_number(bounds, state, fleet, windows, now)
@@ -121,7 +121,7 @@ def _noted(bounds: Bounds, stored: ScalingState, fleet: Fleet, wall: datetime) -
 def _idle_since(bounds: Bounds, state: ScalingState, fleet: Fleet, windows: Windows, wall: datetime) -> str:
     """Returns the time since which the service is idle, or an empty text if it has been idle for less than a window.
 
-    Otherwise requests that come every few seconds would cause writes of the status.
+    Without this minimum, requests that come every few seconds would cause writes of the status.
     """
     if bounds.least > 0 or not fleet.load.is_idle:
         return ""
@@ -131,7 +131,7 @@ def _idle_since(bounds: Bounds, state: ScalingState, fleet: Fleet, windows: Wind
 
 
 def _own_change(bounds: Bounds, stored: ScalingState, fleet: Fleet, wall: datetime) -> ScalingState:
-    """Returns the state after a change of the scaler whose status was not written, for example before a restart."""
+    """Returns the state if the scaler changed `replicas` but the status was not written, for example at a restart."""
     is_more = fleet.replicas > stored.desired
     reason = ScalingReason.SCALED_UP if is_more else ScalingReason.SCALED_DOWN
     if fleet.replicas == 0:
@@ -191,7 +191,7 @@ def _woken(bounds: Bounds, state: ScalingState, fleet: Fleet) -> tuple[ScalingRe
 
 
 def _asked(state: ScalingState, fleet: Fleet, windows: Windows, now: Now) -> int:
-    """Returns the `replicas` that the load takes; the present `replicas` if the load takes no more engines."""
+    """Returns the `replicas` that the load needs; the present `replicas` if the load needs no more engines."""
     present = fleet.num_for_load
     asked = present
     sudden = panic_mean(fleet.samples, windows, now.mono)

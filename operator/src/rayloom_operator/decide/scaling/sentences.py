@@ -8,7 +8,7 @@ from __future__ import annotations
 from rayloom_operator.api.autoscaling.state import ScalingInputs, ScalingReason
 from rayloom_operator.decide.scaling.inputs import Bounds
 
-# The field managers with which a HorizontalPodAutoscaler, also one of KEDA, writes replicas.
+# The field managers with which HorizontalPodAutoscalers, including those of KEDA, write replicas.
 _AUTOSCALERS = ("kube-controller-manager", "horizontal-pod-autoscaler", "keda-operator")
 
 
@@ -32,7 +32,7 @@ def change_sentence(reason: ScalingReason, before: int, after: int, inputs: Scal
 
 
 def state_sentence(reason: ScalingReason, replicas: int, bounds: Bounds, writer: str = "") -> str:
-    """Returns the reason why `replicas` stays. `writer`: the field manager that set it, for OtherWriter."""
+    """Returns the reason why `replicas` stays. `writer`: the field manager that set `replicas`, for OtherWriter."""
     if reason is ScalingReason.OTHER_WRITER:
         both = ""
         if writer in _AUTOSCALERS:

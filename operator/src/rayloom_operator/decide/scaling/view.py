@@ -21,7 +21,7 @@ _SETTLED = (RolloutStep.COMPLETE, RolloutStep.SCALING, RolloutStep.ROLLED_BACK)
 
 
 def may_be_empty(spec: Spec) -> bool:
-    """Returns whether the scaler may remove the last engine. If so, the gateways are asked for their requests."""
+    """Returns whether the scaler may remove the last engine. If so, the gateways are polled for their requests."""
     return spec.autoscaling is not None and spec.autoscaling.min_replicas == 0
 
 
@@ -74,8 +74,8 @@ def activity_of(planned: Planned) -> RolloutActivity:
     state = planned.step.state
     if is_stopped(planned.desired, state):
         return RolloutActivity.STOPPED
-    # The step's name does not show this: a rollback, and a rollout that had ended before, keep their step while an
-    # engine waits for a node.
+    # The step's name does not show a missing node: a rollback, and a rollout that had ended before, keep their step
+    # while an engine waits for a node.
     staying = (each for each in planned.view.engines if each.name not in state.terminating)
     if any(each.state == "unschedulable" for each in staying):
         return RolloutActivity.WAITING
@@ -115,7 +115,7 @@ def engine_loads(
 ) -> tuple[EngineLoad, ...]:
     """Returns the load of each engine that may have requests.
 
-    `ended_before`: the result of `engine_requests` in the last reconcile; None in the first one.
+    `ended_before`: the result of `engine_requests` in the last reconcile; None in the first reconcile.
     """
     ended_before = {} if ended_before is None else ended_before
     return tuple(_load(each, mono, ended_before) for each in observed.replicas if each.name in staying.loaded)

@@ -1,8 +1,10 @@
 """The windows over which the load of a service is averaged. Pure.
 
-| window | length | use | |---|---|---| | panic window | `panic_s` | its mean adds engines at once | | usual window |
-`window_s` | its mean adds engines | | stable window | `stable_s`: several usual windows | engines are removed by the
-largest mean of these |
+| window | length | use |
+|---|---|---|
+| panic window | `panic_s` | its mean adds engines at once |
+| usual window | `window_s` | its mean adds engines |
+| stable window | `stable_s`: several usual windows | the largest mean of these usual windows removes engines |
 
 Samples begin with the last change of `replicas`, because earlier samples are about another number of engines. A
 restarted operator has no samples, so it removes no engine before a whole window has passed.
@@ -26,7 +28,7 @@ class Sample:
     at: float  # seconds of a clock that only advances
     engines: float  # the load, see load.py
     is_complete: bool
-    queue: float = 0.0  # the part of the load that waits
+    queue: float = 0.0  # the part of the load for waiting tokens
 
     def under(self, before_s: float, goal_s: float) -> Sample:
         """Returns the sample for another goal: the shorter the goal, the more engines the queue needs."""
@@ -55,7 +57,7 @@ class Windows:
 
 
 def panic_mean(samples: Sequence[Sample], windows: Windows, now: float) -> float | None:
-    """Returns the mean load of the panic window, or of the last two samples; None if there are fewer."""
+    """Returns the mean load of the panic window, or of the last two samples; None if there are fewer samples."""
     if len(samples) < _LEAST_SAMPLES:
         return None
     recent = [each.engines for each in samples if each.at > now - windows.panic_s]
@@ -65,7 +67,7 @@ def panic_mean(samples: Sequence[Sample], windows: Windows, now: float) -> float
 
 
 def usual_mean(samples: Sequence[Sample], windows: Windows, now: float) -> float | None:
-    """Returns the mean load of the usual window; None if the samples do not cover it."""
+    """Returns the mean load of the usual window; None if the samples do not cover the window."""
     if not covers_window(samples, windows, now):
         return None
     recent = [each.engines for each in samples if each.at > now - windows.window_s]

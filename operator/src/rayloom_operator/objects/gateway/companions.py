@@ -31,8 +31,8 @@ def engines_service(service: LLMService) -> Manifest:
     """The headless Service whose DNS records are the engines that may get requests.
 
     It selects the same pods as the Service for clients, so a rollout moves the gateways' requests, too. Pods that are
-    not ready are included. A gateway itself finds out which engines serve, and an engine that drains or replaces ranks
-    keeps its streams.
+    not ready are included: a gateway itself finds out which engines serve, and the streams of an engine that drains or
+    replaces ranks must continue.
     """
     return {
         "apiVersion": "v1",
@@ -68,7 +68,7 @@ def gateway_secret(service: LLMService, operator_key: bytes) -> Manifest:
 
 
 def front_key(operator_key: bytes, namespace: str, service_uid: str) -> str:
-    """Returns the key by which a gateway proves to the engines of a service that it may use them."""
+    """Returns the key with which a gateway authenticates itself to the engines of a service."""
     return hmac.new(operator_key, f"front/{namespace}/{service_uid}".encode(), hashlib.sha256).hexdigest()
 
 

@@ -19,7 +19,7 @@ def selector(service: LLMService) -> dict[str, str]:
 
 
 def gateway_deployment(resolved: Resolved, gateway: Gateway, tls: TlsMode = "off") -> Manifest:
-    """The Deployment. A replaced pod takes requests before an old one ends."""
+    """The Deployment. In an update, a new pod accepts requests before an old pod ends."""
     service = resolved.service
     meta = service.metadata
     image = gateway.image or resolved.image

@@ -1,7 +1,7 @@
 """Builds the Deployment of gateway pods: of an LLMService, or of an LLMGateway.
 
-The configuration is an annotation of the pods, which the downward API makes a file. So a pod and its configuration are
-one object: a changed setting replaces the pods, and no pod starts with settings that are not its own.
+The configuration is an annotation of the pods, which the downward API mounts as a file. So a pod and its configuration
+are one object: a changed setting replaces the pods, and no pod starts with other settings than its own.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _UNROUTE_SECONDS = 2
 # The grace period is longer than drainSeconds by this many seconds.
 _END_SECONDS = 15
 _READINESS = {"periodSeconds": 1, "timeoutSeconds": 2, "failureThreshold": 2}
-# The liveness probe asks for /version, which answers as long as the event loop runs. It does not ask for /health: a
-# gateway without a tokenizer waits for an engine and answers 503 there, so the kubelet would restart the gateway again
-# and again.
+# The liveness probe requests /version, which answers as long as the event loop runs. A gateway without a tokenizer
+# waits for an engine and meanwhile answers 503 to /health: with a probe of /health, the kubelet would restart that
+# gateway again and again.
 _LIVENESS = {"periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6}
 
 
@@ -44,14 +44,14 @@ class GatewayPods:
     config: Mapping[str, Any]  # the GatewayConfig document
     pod: Manifest  # fields of the pod's spec from `objects/pod.py`
     container: Manifest  # fields of the container from `objects/pod.py`
-    secret: str  # name of the Secret in the folder of the configuration
+    secret: str  # name of the Secret whose files are in the folder of the configuration
     secret_files: Sequence[tuple[str, str]]  # (key of that Secret, path of its file)
     tls_secret: str = ""  # name of the Secret with the certificate; empty: gateways speak clear text with engines
     volumes: Sequence[tuple[Manifest, str]]  # (further volume, folder where it is mounted)
 
 
 def deployment(pods: GatewayPods) -> Manifest:
-    """The Deployment. A replaced pod takes requests before an old one ends."""
+    """The Deployment. In an update, a new pod accepts requests before an old pod ends."""
     config = json.dumps(pods.config, sort_keys=True)
     return {
         "apiVersion": "apps/v1",
@@ -104,8 +104,8 @@ def _pod(pods: GatewayPods) -> Manifest:
             {
                 "maxSkew": 1,
                 "topologyKey": "kubernetes.io/hostname",
-                # Not DoNotSchedule, because it counts a lost node as a domain: the replacement of a pod on that node
-                # would stay pending.
+                # Not DoNotSchedule, which counts a lost node as a domain: the replacement of a pod on that node would
+                # stay pending.
                 "whenUnsatisfiable": "ScheduleAnyway",
                 "labelSelector": {"matchLabels": dict(pods.selector)},
             }
@@ -120,7 +120,7 @@ def _pod(pods: GatewayPods) -> Manifest:
 
 
 def _sources(pods: GatewayPods) -> list[Manifest]:
-    """Returns the files in the folder of the configuration: the configuration itself, and those of the Secret."""
+    """Returns the sources of the folder of the configuration: the configuration itself, and files of the Secrets."""
     field = {"fieldPath": f"metadata.annotations['{CONFIG_ANNOTATION}']"}
     items = [{"key": key, "path": path.removeprefix(f"{names.CONFIG_FOLDER}/")} for key, path in pods.secret_files]
     return [
@@ -133,7 +133,7 @@ def _sources(pods: GatewayPods) -> list[Manifest]:
 def _container(pods: GatewayPods) -> Manifest:
     ports = {"http": names.API_PORT, "admin": names.ADMIN_PORT}
     given = pods.resources
-    # Kubernetes takes a limit as the request if no request is given.
+    # Kubernetes uses a limit as the request if no request is given.
     requests = {name: value for name, value in _REQUESTS.items() if name not in given.limits} | given.requests
     return pods.container | {
         "command": ["rayloom-engine", "gateway", "--config", f"{names.CONFIG_FOLDER}/{names.CONFIG_KEY}"],

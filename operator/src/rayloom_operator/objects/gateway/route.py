@@ -18,7 +18,7 @@ ROUTE_VERSIONS = {HTTP_ROUTE: f"{GATEWAY_API}/v1", INGRESS: "networking.k8s.io/v
 def route_object(route: GatewayRoute, metadata: Manifest, service: str) -> Manifest:
     """Returns the object that leads to the port for clients of the Service named `service`.
 
-    `metadata` has the object's name, namespace, labels and owner. The route's own labels are added to it.
+    `metadata` has the object's name, namespace, labels and owner. The labels and annotations in `route` are added.
     """
     if route.ingress is not None:
         return _ingress(route.ingress, metadata, service)
@@ -39,7 +39,7 @@ def _http_route(route: HttpRoute, metadata: Manifest, service: str) -> Manifest:
                 {
                     "matches": [{"path": {"type": "PathPrefix", "value": route.path}}],
                     "backendRefs": [{"group": "", "kind": "Service", "name": service, "port": API_PORT, "weight": 1}],
-                    # A time-out of the request covers a whole stream, and proxies have one by default (Envoy: 15 s).
+                    # A time-out of the request covers a whole stream, and proxies set it by default (Envoy: 15 s).
                     # 0s switches it off: https://gateway-api.sigs.k8s.io/guides/http-timeouts. `backendRequest` is left
                     # out, because it is a limit for one attempt of a request and there is no retry.
                     "timeouts": {"request": "0s"},

@@ -30,7 +30,7 @@ def labels(gateway: LLMGateway) -> dict[str, str]:
 
 
 def metadata(gateway: LLMGateway, name: str = "") -> Manifest:
-    """Returns the metadata of an object that is deleted with its LLMGateway. Without `name`, it has `object_name`."""
+    """Returns the metadata of an object that is deleted with its LLMGateway. `name`: by default `object_name`."""
     return names.owned_metadata(KIND, gateway.metadata, name or object_name(gateway.metadata.name), labels(gateway))
 
 

@@ -1,4 +1,4 @@
-"""Builds the models file (version v1) of an LLMGateway: the names that its gateway pods serve, and where.
+"""Builds the models file (version v1) of an LLMGateway: the names that its gateway pods serve, and their engines.
 
 The file is in a Secret, because it has the keys of the engines. The kubelet updates the mounted file and the gateway
 reads it again, so an added service or a changed weight replaces no pod.
@@ -44,7 +44,7 @@ class ModelEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AliasEntry:
-    """A further name, whose requests are shared between models."""
+    """A further name, whose requests are distributed over one or several models."""
 
     name: str
     targets: tuple[tuple[str, int], ...]  # (served name, weight)
@@ -55,9 +55,10 @@ class AliasEntry:
 def models_document(
     models: Sequence[ModelEntry], aliases: Iterable[AliasEntry], operator_key: bytes, previous_key: bytes = b""
 ) -> dict[str, Any]:
-    """The document of the models file. Each entry names its own file of API keys; no entry inherits one.
+    """The document of the models file. Each entry names its own file of API keys, or none: no entry inherits keys.
 
-    `previous_key`: the operator's key before `operator_key`, or empty. Keys of running engines may be derived from it.
+    `previous_key`: the operator's key before `operator_key`, or empty. Keys of running engines may be derived from the
+    previous key.
     """
     return {
         "version": "v1",
@@ -79,8 +80,8 @@ def models_document(
             }
             for each in aliases
         },
-        # At the top level: gateway pods of an earlier release only report an unknown field here, but do not serve a
-        # model whose entry has one.
+        # At the top level, gateway pods of an earlier release only report an unknown field. They do not serve a model
+        # whose entry has an unknown field.
         "adapters": {each.served_name: list(each.adapters) for each in models if each.adapters},
     }
 
@@ -91,7 +92,7 @@ def models_text(document: Mapping[str, Any]) -> str:
 
 
 def content_hash(text: str) -> str:
-    """Returns the hash by which a gateway pod names the file that it has read, in its `/status` document."""
+    """Returns the hash of a models file. A gateway pod's `/status` has the hash of the file that the pod has read."""
     return hashlib.sha256(text.encode()).hexdigest()[:_HASH_CHARS]
 
 

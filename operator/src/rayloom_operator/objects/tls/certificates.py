@@ -1,8 +1,8 @@
 """Makes the certificates of engines and gateway pods. Pure: equal arguments give equal bytes.
 
-The CA's private key and those of the certificates are derived from the operator's key, as admin tokens are. So nothing
-must be read or kept: a restarted operator writes the Secrets that exist already, and a deleted one comes back. Ed25519
-keys are any 32 bytes, and Ed25519 signatures have no random part.
+The private keys of the CA and of the certificates are derived from the operator's key, as admin tokens are. So the
+operator stores no keys and reads no Secrets: after a restart, or if a Secret was deleted, it writes the same content
+again. Ed25519 permits this, because any 32 bytes are a key, and signatures have no random part.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-# A certificate is renewed at the beginning of each period, and is valid for three of them. So running pods keep
-# connecting while no operator runs for 20 days.
+# A certificate is renewed at the beginning of each period, and is valid for three periods. So running pods can connect
+# even if no operator runs for 20 days.
 PERIOD = timedelta(days=10)
 LIFE = 3 * PERIOD
 _CLOCK_SKEW = timedelta(days=1)  # between the machines of the operator and of the pods
@@ -29,7 +29,7 @@ _MOST_KEPT = 4096  # results in memory, 3 kB each
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The owner of a certificate. An engine's is valid for servers alone, a gateway's for clients alone."""
+    """The owner of a certificate. An engine's certificate is valid only for servers, a gateway's only for clients."""
 
     role: Literal["engine", "gateway"]
     name: str  # DNS name, with the namespace
@@ -48,8 +48,8 @@ class CertificateFiles:
 def certificate_files(operator_key: bytes, previous_key: bytes, owner: Owner, now: datetime) -> CertificateFiles:
     """Returns the files of the current period, which begins at another time of the day for each owner.
 
-    `previous_key`: the operator's key before `operator_key`, or empty. As long as there is one, its CA signs, and both
-    CAs are trusted: pods read their new files at different times, and some know only the previous CA.
+    `previous_key`: the operator's key before `operator_key`, or empty. As long as there is a previous key, its CA
+    signs, and both CAs are trusted: pods read their new files at different times, and some know only the previous CA.
     """
     return _files(operator_key, previous_key, owner, _begin(owner, now))
 
@@ -83,7 +83,7 @@ def _files(operator_key: bytes, previous_key: bytes, owner: Owner, begin: int) -
 
 
 def _ca_certificate(key: Ed25519PrivateKey, begin: int) -> x509.Certificate:
-    """Returns the CA's own certificate. It is made anew with each certificate, from the same key and name."""
+    """Returns the CA's own certificate. Each period gets a new CA certificate with the same key and name."""
     return (
         _builder(key, key, _ca_name(key), begin)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -120,7 +120,7 @@ def _private_key(operator_key: bytes, of: str) -> Ed25519PrivateKey:
 
 
 def _ca_name(key: Ed25519PrivateKey) -> x509.Name:
-    # CAs of different keys need different names. Otherwise a peer that trusts both might try only one of them.
+    # CAs of different keys need different names. Otherwise a peer that trusts both CAs might try only one of them.
     return _name(f"rayloom pod CA {hashlib.sha256(key.public_key().public_bytes_raw()).hexdigest()[:8]}")
 
 

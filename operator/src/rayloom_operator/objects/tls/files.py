@@ -1,4 +1,4 @@
-"""The files for TLS in engine and gateway pods: the names of their Secrets, their mounts, and the settings for them."""
+"""The files for TLS in engine and gateway pods: names of the Secrets, mounts, and settings with the files' paths."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def tls_source(name: str) -> Manifest:
 def engine_tls() -> dict[str, str]:
     """The fields of an EngineConfig for TLS at the port for gateways.
 
-    Clear text is accepted, too. A gateway that demands TLS never speaks it, and a change of `podTLS` must not need
-    other engines.
+    Clear text is accepted, too, so that a change of `podTLS` does not require new engines. A gateway that demands TLS
+    never sends clear text.
     """
     return {**_files("front_tls"), "front_tls_mode": "permissive"}
 

@@ -1,4 +1,4 @@
-"""The Secrets with the certificates of engines and gateway pods. The operator renews them, and pods read them again."""
+"""The Secrets with the certificates of engines and gateway pods. The operator renews them while the pods run."""
 
 from __future__ import annotations
 

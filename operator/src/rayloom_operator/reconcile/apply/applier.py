@@ -41,7 +41,7 @@ class Applier:
     """Carries out plans.
 
     Not thread-safe: used in one event loop. `on_cluster` and `on_drain`: see `OnCluster` and `OnDrain`. `on_adapters`
-    is called after PUT /adapters was sent to engines of a service, also if none has answered.
+    is called after PUT /adapters was sent to engines of a service, also if no engine has answered.
     """
 
     def __init__(
@@ -62,14 +62,15 @@ class Applier:
         self._objects.forget(key)
 
     def route_refusal(self, key: ServiceKey) -> str:
-        """Returns why the gateway's HTTPRoute or Ingress could not be written last time; empty if it could."""
+        """Returns why the last write of the gateway's HTTPRoute or Ingress failed; empty if that write succeeded."""
         return self._objects.route_refusal(key)
 
     async def carry_out(self, key: ServiceKey, planned: Plan, interval_s: float) -> None:
         """Carries out the plan. Objects that were applied before are applied again after `interval_s`.
 
-        If a change fails, the others are still made, unless the API server cannot be reached or this process lost the
-        Lease. At the end the first failure is raised: a Refused, if there is one, because a user has to act on it.
+        If a change fails, the other changes are still made, unless the API server cannot be reached or this process
+        lost the Lease. At the end the first Refused is raised, because a user has to act on it, or else the first
+        other failure.
         """
         errors: list[OperatorError] = []
 
@@ -104,7 +105,7 @@ class Applier:
             raise error
 
     async def _drain(self, key: ServiceKey, drains: Sequence[Drain]) -> None:
-        """Asks engines to drain or to accept requests again. If an engine refuses, the next reconcile asks it again."""
+        """Asks engines to drain or to accept requests again. If an engine refuses, the next reconcile repeats this."""
         if drains and not self._kube.may_write():
             raise Deposed("drains: no engine was asked, because another operator may lead")
         await asyncio.gather(*(self._ask(key, each) for each in drains))
@@ -125,7 +126,7 @@ class Applier:
         self._on_drain(key, drain.replica, drain.wanted)
 
     async def _set_adapters(self, key: ServiceKey, orders: Sequence[AdapterListRequest]) -> None:
-        """Tells engines their LoRA adapters. If an engine does not answer, the next reconcile asks it again."""
+        """Sends engines their LoRA adapters. If an engine does not answer, the next reconcile sends them again."""
         if orders and not self._kube.may_write():
             raise Deposed("adapters: no engine was asked, because another operator may lead")
         await asyncio.gather(*(self._set_adapters_of(key, each) for each in orders))
@@ -149,7 +150,7 @@ class Applier:
         await self._label(route.pod, ROUTE_LABEL, "true" if route.wanted else None)
 
     async def _try_label(self, label: PodLabel) -> None:
-        """Sets a label that only saves time. A failure is logged: the kubelet brings the files without it, too."""
+        """Sets a label that only makes the kubelet update a pod's files earlier. So a failure is logged, not raised."""
         try:
             await self._label(label.pod, label.name, label.value)
         except (KubeUnreachable, Deposed):

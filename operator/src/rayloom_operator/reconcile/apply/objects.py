@@ -22,7 +22,7 @@ from rayloom_operator.reconcile.apply.writer import ObjectWriter
 
 logger = logging.getLogger(__name__)
 
-# The least seconds between two times at which all objects are applied.
+# The least time between two applies of all objects, in seconds.
 _LEAST_S = 10.0
 # These objects start pods, and the pods need all other objects. So RayClusters and Jobs are written last: if one
 # exists, all objects that its pods need were created.
@@ -39,9 +39,9 @@ class _Applied(NamedTuple):
 
     hashes: frozenset[int] = frozenset()
     at: float = 0.0  # event loop time at which all objects were applied last
-    # All objects are applied again after this share of the interval. The first share is random, and every later one is
-    # the whole interval. Without the random share, the objects of all services that existed at the operator's start
-    # would be applied at the same moments for ever.
+    # All objects are applied again after this share of the interval. The first share is random, and every later share
+    # is 1. Without the random share, the objects of all services that existed at the operator's start would be applied
+    # at the same moments for ever.
     share: float = 1.0
 
 
@@ -55,7 +55,7 @@ class ObjectApplier:
         self._route_refusals: dict[ServiceKey, str] = {}
 
     def route_refusal(self, key: ServiceKey) -> str:
-        """Returns why the last write of a route failed; empty if it did not."""
+        """Returns why the last write of a route failed; empty if that write succeeded."""
         return self._route_refusals.get(key, "")
 
     def forget(self, key: ServiceKey) -> None:
@@ -70,7 +70,7 @@ class ObjectApplier:
 
         Applies all objects of the plan if `interval_s` have passed since the last time that all were applied, if the
         last attempt failed, or if somebody else changed an object. If a service existed when this process began to
-        lead, its first reconcile applies no objects that exist as planned.
+        lead, the service's first reconcile applies only objects that are missing or differ from the plan.
         """
         now = asyncio.get_running_loop().time()
         listed = self._drift.take_listed(key)
@@ -117,7 +117,7 @@ class ObjectApplier:
         return self._drift.is_right(key, manifest, listed)
 
     async def _write(self, key: ServiceKey, due: Sequence[Manifest], new: frozenset[str]) -> None:
-        """Writes the objects shared by all replicas, those of each replica, RayClusters and Jobs, and last the routes.
+        """Writes first the objects that all replicas share, then those of each replica, RayClusters and Jobs, routes.
 
         A route that cannot be written is no failure: `route_refusal` has the cause.
         """

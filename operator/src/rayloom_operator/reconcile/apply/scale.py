@@ -13,7 +13,7 @@ async def write_scale(kube: Kube, write: ScaleWrite) -> None:
 
     Raises OperatorError in that case, and KubeError if the API server refuses the write.
     """
-    # A Scale shows neither the rest of the spec nor its generation. So the whole object is read here, and the write
+    # A Scale shows neither the rest of the spec nor the generation. So the whole object is read here, and the write
     # tests the version that was read.
     found = await kube.get(write.path)
     if (found["metadata"]["uid"], found["metadata"]["generation"]) != (write.uid, write.generation):

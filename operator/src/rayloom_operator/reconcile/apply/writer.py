@@ -38,7 +38,7 @@ class ObjectWriter:
         self._kube = kube
         self._drift = drift
         self._on_cluster = on_cluster
-        # Service -> name of a Secret that seems to be another owner's -> event loop time at which it was found first.
+        # Service -> name of a Secret that seems to be another owner's -> event loop time of the first such finding.
         self._taken_since: dict[ServiceKey, dict[str, float]] = {}
 
     def forget(self, key: ServiceKey) -> None:
@@ -55,7 +55,8 @@ class ObjectWriter:
         """
         kind = manifest["kind"]
         if kind == KIND_OF_OLD_SPECS:
-            # A leftover is from a deleted service of the same name. Kubernetes will delete it, so it is replaced.
+            # A leftover belongs to a deleted service of the same name. Kubernetes will delete the leftover, so it is
+            # replaced.
             await self._create(manifest, is_new=is_new)
         elif kind == "Secret" and manifest["metadata"]["labels"].keys() & {LLMGATEWAY_LABEL, RENEWED_LABEL}:
             # The content changes with services and aliases, or because a certificate is renewed. An update, unlike a
@@ -95,8 +96,8 @@ class ObjectWriter:
     async def _create(self, manifest: Manifest, *, is_new: bool) -> bool:
         """Creates an object that is never changed afterwards. Returns True if no object of that name existed.
 
-        If the object `is_new`, an existing one of its name is deleted and recreated. Raises Refused if the existing one
-        is another owner's.
+        If the object `is_new`, an existing object of that name is deleted and recreated. Raises Refused if the existing
+        object belongs to another owner.
         """
         if await self._kube.create(manifest):
             return True
@@ -113,7 +114,7 @@ class ObjectWriter:
 
         If the ConfigMap existed before, an earlier reconcile created it, so an existing Secret is ours as well. If the
         ConfigMap `is_first` (created just now), an existing Secret is another owner's. Then the ConfigMap is deleted
-        again, because in the next reconcile it would make the Secret look like ours.
+        again, because in the next reconcile the ConfigMap would make the Secret look like ours.
         """
         meta = manifest["metadata"]
         if await self._kube.create(manifest) or not is_new:
@@ -141,7 +142,7 @@ class ObjectWriter:
             )
 
     async def _apply(self, key: ServiceKey, manifest: Manifest) -> Manifest:
-        """Applies an object. Reads its owner first, unless the drift watch knows the uid of our object."""
+        """Applies an object. Reads an existing object's owner first, unless the drift watch knows our object's uid."""
         uid = self._drift.uid_of_ours(key, manifest["kind"], manifest["metadata"]["name"])
         if uid is None:
             return await self._claim(manifest)
@@ -154,7 +155,7 @@ class ObjectWriter:
             return await self._claim(manifest)
 
     async def _claim(self, manifest: Manifest) -> Manifest:
-        """Reads the owner of an existing object, and applies ours unless the owner is somebody else."""
+        """Reads the owner of an existing object, and applies `manifest` unless the owner is somebody else."""
         found = await self._found(path_of(manifest))
         if found is None:
             # Created by an apply, not by POST: the first apply after a POST would change the object's managedFields.

@@ -1,4 +1,4 @@
-"""Reads old specs and EndpointSlices from the API server for a rollout, and asks the planner for the next step."""
+"""Reads old specs and EndpointSlices from the API server for a rollout, and calls the planner for the next step."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class OldSpecs:
-    """Reads the old specs of services, and caches those of a service during its rollout.
+    """Reads the old specs of services, and caches them while a rollout needs them.
 
     Not thread-safe: used in one event loop.
     """

@@ -1,4 +1,4 @@
-"""Keeps the samples of each service's load, and asks the scaler for its decision."""
+"""Keeps the samples of each service's load, and calls the scaler for a decision."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ScalingGatherer:
         self._windows = windows
         self._interval_s = interval_s
         self._histories: dict[ServiceKey, _History] = {}
-        # time of the first reconcile that found the service idle, if all later ones did, too
+        # time of the first reconcile that found the service idle, if all later reconciles found it idle, too
         self._idle_at: dict[ServiceKey, float] = {}
         # Requests that had ended by the last reconcile: of each gateway pod, and of each engine.
         self._ended: dict[ServiceKey, dict[str, int]] = {}
@@ -97,7 +97,7 @@ class ScalingGatherer:
         return decide_scaling(bounds, stored, fleet, self._windows, now)
 
     def _held(self, key: ServiceKey, spec: Spec, seen: Observed, mono: float) -> Held:
-        """Returns the requests in the gateways, and keeps their counts for the next reconcile."""
+        """Returns the requests in the gateways, and keeps the counts of ended requests for the next reconcile."""
         if not may_be_empty(spec) or spec.gateway is None:
             self._ended.pop(key, None)
             return NOTHING_HELD
@@ -110,7 +110,7 @@ class ScalingGatherer:
         return max(self._windows.sample_s, self._interval_s())
 
     def _sampled(self, history: _History, sample: Sample, window_s: float) -> tuple[Sample, ...]:
-        """Adds the sample, unless the last one is younger than half of the interval, and returns all samples.
+        """Adds the sample, unless the last sample is younger than half of the interval, and returns all samples.
 
         Drops samples that are older than `window_s`, because memory may hold the samples of thousands of services.
         """
@@ -125,7 +125,7 @@ class ScalingGatherer:
         return tuple(samples)
 
     def _history(self, key: ServiceKey, uid: str, replicas: int, ttft_s: float) -> _History:
-        """Returns the samples since the last change of `replicas`, under the present goal."""
+        """Returns the samples since the last change of `replicas`, converted to the present goal."""
         history = self._histories.get(key)
         if history is None or history.replicas != replicas or history.uid != uid:
             history = self._histories[key] = _History(uid, replicas, ttft_s)

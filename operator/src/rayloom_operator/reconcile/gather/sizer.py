@@ -20,7 +20,7 @@ Computed = TypeVar("Computed")
 
 
 class Sizer:
-    """The thread, and the calls that wait for it. Not thread-safe itself: used in one event loop."""
+    """The sizing thread, and the calls that wait for a result. Not thread-safe itself: used in one event loop."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "sizing")

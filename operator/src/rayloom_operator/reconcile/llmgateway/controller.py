@@ -3,7 +3,7 @@
     event of an LLMGateway, of its objects, or of an LLMService of its namespace  ->  work queue  ->  GatewayReconciler
 
 The operator watches LLMGateways itself, and not with kopf. So the operator also works without their CRD, for example
-after an upgrade that did not install the CRD, and finds one that is installed later within seconds.
+after an upgrade that did not install the CRD, and finds the CRD within seconds if it is installed later.
 """
 
 from __future__ import annotations
@@ -143,8 +143,8 @@ class GatewayController:
 
     def _gateway_changed(self, key: ServiceKey) -> None:
         in_namespace = self._in_namespace.setdefault(key[0], set())
-        # A terminating LLMGateway is not reconciled. If it counted, `serving` would return None for each service of the
-        # namespace until the LLMGateway is gone.
+        # A terminating LLMGateway is not reconciled. If the set contained it, `serving` would return None for each
+        # service of the namespace until the LLMGateway is gone.
         if any(not _is_terminating(each) for each in self._gateways.of_service(key)):
             in_namespace.add(key)
         else:

@@ -44,9 +44,9 @@ class GatewayStatusWriter:
         return status
 
     async def write(self, key: ServiceKey, document: Manifest, computed: LLMGatewayStatus) -> float | None:
-        """Writes the status `computed`, if it differs from the newest one.
+        """Writes the status `computed`, if it differs from the newest status.
 
-        Returns None, or, if `WritePace` does not allow the write yet, the seconds until it does.
+        Returns the seconds until `WritePace` allows the write; None if nothing is left to write.
         """
         content = computed.model_dump(mode="json", by_alias=True, exclude_none=True)
         previous = self.newest_status(key, document)
