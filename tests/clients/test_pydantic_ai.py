@@ -33,9 +33,7 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import ToolDefinition
 
 SETTINGS = ModelSettings(temperature=0, max_tokens=300, timeout=120.0)
-TOOLS = [
-    ToolDefinition(name=name, parameters_json_schema=schema, strict=True) for name, schema in PARAMETERS.items()
-]
+TOOLS = [ToolDefinition(name=name, parameters_json_schema=schema, strict=True) for name, schema in PARAMETERS.items()]
 
 
 def calls_whole_and_streamed(model: Model, question: str, **settings: Any) -> list[list[tuple[str, dict[str, Any]]]]:
