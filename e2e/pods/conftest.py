@@ -1,5 +1,5 @@
-"""Tokens that services must give, and fixtures that print the effects of faults, rollouts and disturbances on clients,
-with tables of them at the end.
+"""Expected tokens of services, and fixtures that print the effects of faults, rollouts and disturbances. The effects
+are those on clients. At the end, tables of all effects are printed.
 
 The tables are also written to faults.md, rolls.md and gateways.md in artifacts/pods/.
 """
@@ -28,7 +28,7 @@ _gateway_rows: list[str] = []
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Tokens of an engine on this machine, with one rank, in float32."""
+    """The tokens of an engine with one rank on this machine, in float32."""
     log = tmp_path_factory.mktemp("engine") / "log"
     command = [sys.executable, "-m", "rayloom_engine", "serve", "--port", "0", "--admin-port", "0"]
     command += ["--dtype", "float32", "--served-model-name", "smollm2-pp2", "--num-kv-blocks", "64"]
