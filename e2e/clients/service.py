@@ -141,8 +141,7 @@ def manifest(path: Path, namespace: str, **spec: Any) -> dict[str, Any]:
 
 
 def wait(condition: Callable[[], bool], seconds: float, story: Callable[[], str], pause_s: float = 0.25) -> float:
-    """Waits until `condition` holds; returns the seconds. Repeats failed commands. Fails with `story` after
-    `seconds`."""
+    """Waits until `condition` holds; returns the seconds. Repeats failed commands, until it fails with `story`."""
     began = time.monotonic()
     problem: ClusterError | None = None
     while True:

@@ -111,7 +111,7 @@ def roll_out(
     """Calls `change` while streams run. `expected` is the result of `undisturbed` with NUM_TOKENS tokens.
 
     `events`: words of Events that must be in the timeline before it ends, because the operator creates an Event only
-      after it has written the status.
+    after it has written the status.
     """
     wait(lambda: _has_no_leaving_pods(service), DRAIN_SECONDS + STATUS_SECONDS, service.story)
     load: dict[str, Any] = {"steady": NUM_STEADY, "late_tokens": LATE_TOKENS, "strike_at": STRIKE_AT}

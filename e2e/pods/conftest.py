@@ -1,7 +1,6 @@
-"""Expected tokens of services, and fixtures that print the effects of faults, rollouts and disturbances. The effects
-are those on clients. At the end, tables of all effects are printed.
+"""Expected tokens of services, and fixtures that print the effects of faults, rollouts and disturbances on clients.
 
-The tables are also written to faults.md, rolls.md and gateways.md in artifacts/pods/.
+At the end, tables of these effects are printed, and written to faults.md, rolls.md and gateways.md in artifacts/pods/.
 """
 
 from __future__ import annotations

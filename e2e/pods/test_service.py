@@ -112,8 +112,9 @@ def test_the_kv_cache_is_as_large_as_predicted(pipeline: tuple[Service, float]) 
 
 
 def _expect_predicted_kv_cache(service: Service) -> None:
-    """The prediction for a CPU is 4 GiB. If less than 8 GiB are free, a starting rank allocates only half of them. So
-    both sizes are equal only if other work leaves the node much more free memory.
+    """Compares both sizes of the KV cache, if other work leaves the node enough memory.
+
+    The prediction for a CPU is 4 GiB. A rank that starts with less than 8 GiB of free memory allocates half of this.
     """
     predicted = service.get()["status"]["sizing"]["kvTokens"]
     cache = service.engine_status()["kv_cache"]

@@ -1,6 +1,7 @@
-"""The list spec.model.adapters on a real API server, in engines and in the status. Engines start with the list. They
-receive a changed list while they serve, and again after a restart. The status shows the number of engines that have
-each adapter.
+"""The list spec.model.adapters on a real API server, in engines and in the status.
+
+Engines start with the list. They receive a changed list while they serve, and again after a restart. The status shows
+the number of engines that have each adapter.
 """
 
 from __future__ import annotations
