@@ -26,8 +26,7 @@ EARLY_TOKENS = 5
 
 @dataclass
 class World:
-    """An engine without TLS ("old"), an engine with TLS and clear text ("new"), and the files of engine and
-    gateways."""
+    """An engine without TLS ("old"), another with TLS and clear text ("new"), and the files of engine and gateways."""
 
     folder: Path
     model: str  # of both engines
