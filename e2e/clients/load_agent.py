@@ -192,8 +192,7 @@ class Agent:
         self.had = [len(each.times) for each in first]
 
     async def _arrive(self, session: aiohttp.ClientSession, tasks: Tasks, running: asyncio.Future[Any]) -> None:
-        """Sends new requests after the fault, by default until `late_for_s` is over and the first streams have ended.
-        """
+        """Sends requests after the fault, by default until `late_for_s` is over and the first streams have ended."""
         asked = self.settings
         await self.arrivals_start.wait()
         if asked.get("arrivals"):
