@@ -1,4 +1,4 @@
-"""Nodes that can hold a model's stages, compared with a search of all placements, and the message if they cannot."""
+"""Whether nodes can hold a model's stages, compared with a search of all placements; and the message if not."""
 
 from __future__ import annotations
 
