@@ -33,7 +33,7 @@ def test_a_minimal_status_has_only_the_fields_that_the_operator_reads(front: Fro
     answer = front.admin.get("/status", headers={"Prefer": "return=minimal"})
     whole, minimal = full.json(), answer.json()
 
-    # By this header the operator knows how long the answer may be.
+    # By this header the operator chooses its limit on the answer's size.
     assert answer.headers["Preference-Applied"] == "return=minimal"
     assert "Preference-Applied" not in full.headers
 

@@ -1,4 +1,4 @@
-"""Whether nodes can hold a model's stages, compared with a search of all placements; and the message if not."""
+"""The check that nodes can hold a model's stages, compared with a search of all placements; and its message."""
 
 from __future__ import annotations
 
