@@ -29,7 +29,7 @@ from real_api_server.world import ENGINE_IMAGE, LEASE, LLM, World
 from simulated_endpoint_slices import EndpointSlices
 from simulated_ray_clusters import RayClusters
 
-# Index of the local cluster. Tests use other ones.
+# Index of the local cluster. Tests use other indices.
 _INDEX = 5
 # Services that are created at the same time. With more, each would only wait longer for the API server.
 _NUM_AT_ONCE = 24

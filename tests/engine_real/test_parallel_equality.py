@@ -1,8 +1,8 @@
 """Servers give the same tokens as one rank in this process; cases with several ranks run only in `make faults`.
 
-In `make test` these tests have one rank in a process of its own, which receives a plan before it has run the last one.
-test_rank_death.py, test_tensor_parallel.py, test_external.py and test_ray_placement.py also compare tokens, so that
-each executor has stages and shards. `make faults` adds each architecture with each executor.
+In `make test` these tests have one rank in a process of its own, which receives a plan before it has run the previous
+plan. test_rank_death.py, test_tensor_parallel.py, test_external.py and test_ray_placement.py also compare tokens, so
+that each executor has stages and shards. `make faults` adds each architecture with each executor.
 engine_unit/test_shard_processes.py shows without servers that each architecture can be cut in each way, also for three
 ranks.
 """

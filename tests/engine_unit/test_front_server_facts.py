@@ -1,5 +1,4 @@
-"""Small endpoints of vLLM (/ping, /load, /server_info, /tokenizer_info), metrics under vLLM's names, and root_path.
-"""
+"""Small endpoints of vLLM (/ping, /load, /server_info, /tokenizer_info), vLLM's names of metrics, and root_path."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_the_second_request_finds_the_first_ones_full_blocks() -> None:
     computed = rank.num_computed_tokens
     scheduler.add(make_sequence("b", prompt=range(9), max_tokens=1))
     outputs = run_to_end(scheduler, rank)
-    assert rank.num_computed_tokens - computed == 1  # 8 of 9 tokens lie in full blocks
+    assert rank.num_computed_tokens - computed == 1  # 8 of 9 tokens are in full blocks
     assert outputs[0].num_cached_tokens == 8
     assert ids_of(outputs, "b") == expected_ids(range(9), 1)
 

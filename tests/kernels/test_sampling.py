@@ -89,7 +89,7 @@ def test_many_seeds_choose_the_tokens_of_the_reference(params: dict[str, Any]) -
     logits=st.lists(st.integers(-3, 3), min_size=2, max_size=90),
     seed=st.integers(0, 2**63 - 1),
     top_k=st.integers(0, 9),
-    top_p=st.sampled_from([0.1234, 0.5678, 0.9123, 1.0]),  # no sum of such masses reaches these shares exactly
+    top_p=st.sampled_from([0.1234, 0.5678, 0.9123, 1.0]),  # no sum of the probabilities is exactly one of these values
     min_p=st.sampled_from([0.0, 0.03, 0.3]),
 )
 def test_of_equal_logits_the_lowest_ids_are_kept(

@@ -84,7 +84,7 @@ def test_a_failure_that_nothing_else_repairs_recreates_the_engine(pods, facts, r
 @pytest.mark.parametrize(
     ("pods", "facts"),
     [
-        # KubeRay creates pods: the first pods, and later ones of workers.
+        # KubeRay creates pods: the first pods, and later pods of workers.
         ((), {}),
         ((worker(),), {}),
         ((make_pod(), worker()), {"reading": make_reading(make_said()), "lost": ["n9"]}),

@@ -2,9 +2,10 @@
 
 The invariants of every reconcile: No RayCluster is created beyond replicas + maxSurge, of a revision that failed, or
 with the name of one that exists or existed within the last minute. A serving engine loses its route only if the status
-has it as terminating and enough others serve. Also, it must be one too many, or the new revision must have served. An
-engine is deleted only after clients no longer find it and it has drained, unless it has failed for good. Pods are
-deleted without a grace period only on lost nodes. No engine is created more often than its back-off allows.
+has it as terminating and enough others serve. In addition there must be an engine too many, or the new revision must
+have served. An engine is deleted only after clients no longer find it and it has drained, unless it has failed for
+good. Pods are deleted without a grace period only on lost nodes. No engine is created more often than its back-off
+allows.
 """
 
 import pytest

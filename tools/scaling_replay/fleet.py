@@ -65,7 +65,7 @@ def _scaled(engines: list[SimulatedEngine], rule: Rule, now: float, start_s: flo
     """Marks engines that leave, and returns those that are added."""
     staying = [each for each in engines if not each.is_leaving]
     number = rule.number(staying, now)
-    # Engines that start leave first, then the least busy ones.
+    # Starting engines are removed first, then the least busy engines.
     order = sorted(staying, key=lambda each: (each.ready_at <= now, each.num_running))
     for each in order[: max(0, len(staying) - number)]:
         each.is_leaving = True

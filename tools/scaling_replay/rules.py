@@ -25,7 +25,7 @@ class Rule(Protocol):
     name: str
 
     def number(self, engines: Sequence[SimulatedEngine], now: float) -> int:
-        """Returns the number of engines from now on. `engines`: all except leaving ones, including starting ones."""
+        """Returns the number of engines from now on. `engines`: serving and starting engines, but no leaving ones."""
 
 
 class Fixed:

@@ -55,7 +55,7 @@ def _make_base(name: str, key: str) -> None:
             (root / junk).mkdir(parents=True)
         with _container("scratch") as container:
             run("buildah", "copy", "-q", container, f"{root}/", "/", timeout_s=1200)
-            # Images built on this one inherit the label.
+            # Images built on this image inherit the label.
             run("buildah", "config", "--label", f"{LABEL}=base", container)
             run("buildah", "commit", "-q", container, name, timeout_s=1200)
     finally:

@@ -84,9 +84,9 @@ TRAFFIC = {
         inputs=Lengths(mu=8.74, sigma=1.20, least=513, most=126_000),
         outputs=Lengths(mu=5.34, sigma=1.36, most=2000),
         num_common=512,
-        # In the trace 39 % of the requests reuse more than the common block, mostly long ones. Here requests of all
-        # lengths continue a prompt, so the share is larger: with 47 %, 36.6 % of the tokens are reused, as in the
-        # trace.
+        # In the trace 39 % of the requests reuse more than the common block. Most of these requests are long. Here
+        # requests of all lengths continue a prompt, so the share is larger: with 47 %, 36.6 % of the tokens are reused,
+        # as in the trace.
         continued=0.47,
         ages=(123.0, 0.95),
     ),
