@@ -13,7 +13,7 @@
 A running cluster, a built image and an installed release are reused, so a second run starts at once; `make
 cluster-down` removes them. E2E_CLUSTER=kind runs on Docker; E2E_KUBECONFIG=PATH on an existing cluster. When a test
 fails, logs, events and objects are written to artifacts/FOLDER/TEST, before the test's namespace is deleted. FOLDER is
-the folder of the tests, because `.ci/run` runs those of api/ and tool/ at the same time.
+the folder of the test, because `.ci/run` runs the tests of api/ and tool/ at the same time.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from local_kubernetes.prepare import prepare
 
 _HERE = Path(__file__).parent
 ARTIFACTS = _HERE / "artifacts"
-# The namespace controller checks a terminating namespace again after half of the longest grace period of its pods, and
-# again 8 s later if it has other objects.
+# The namespace controller checks a terminating namespace again after half of the longest grace period of its pods. If
+# the namespace still has other objects, it checks again 8 s later.
 _NAMESPACE_ENDS_S = 90.0
 _NAMESPACE_WAIT_S = 180.0
 
@@ -58,7 +58,7 @@ def operator(cluster: Cluster) -> Iterator[Kubectl]:
     delete = ("delete", "namespace", "--selector", "rayloom.dev/e2e=true", "--timeout=120s")
     kubectl(*delete, timeout_s=130)
     yield kubectl
-    # No finalizer of ours may keep a namespace. Those of the last tests may need a little longer.
+    # No finalizer of ours may keep a namespace. The namespaces of the last tests may need a little longer.
     wait(lambda: _kept_namespaces(kubectl) == [], _NAMESPACE_WAIT_S, lambda: f"kept: {_kept_namespaces(kubectl)}")
 
 
@@ -93,7 +93,7 @@ def client(kubectl: Kubectl, namespace: str) -> Client:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # processes of `pytest -n` do not clear the folder, because other processes write into it already
+    # workers of `pytest -n` do not clear the folder, because other workers may have written into it already
     if not hasattr(config, "workerinput"):
         for path in (Path(each.partition("::")[0]).resolve() for each in config.args):
             if path.is_relative_to(_HERE):
@@ -101,7 +101,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _folder_of(path: Path) -> str:
-    """The folder of tests to which the path belongs; empty for all of them."""
+    """The folder of tests to which the path belongs; empty if the path contains all folders."""
     return next(iter(path.relative_to(_HERE).parts), "")
 
 

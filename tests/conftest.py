@@ -19,10 +19,10 @@ collect_ignore = ["clients"]  # `make client-tests` runs them, in an environment
 
 
 def pytest_configure() -> None:
-    """Makes HTTP clients cheap in this process and in those that tests start: tests use plain HTTP.
+    """Makes HTTP clients cheap in this process and in processes that tests start. Tests use plain HTTP.
 
-    Otherwise each httpx.Client, and so each httpx.get, first parses a file of all certificates: 25 ms of CPU time. From
-    a folder, OpenSSL reads a certificate only when a connection needs it.
+    Otherwise each httpx.Client, and so each httpx.get, would first parse a file with all certificates, which takes 25
+    ms of CPU time. In a folder, OpenSSL reads a certificate only when a connection needs it.
     """
     os.environ.pop("SSL_CERT_FILE", None)
     os.environ.setdefault("SSL_CERT_DIR", ssl.get_default_verify_paths().openssl_capath)
@@ -30,8 +30,9 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Iterator[None]:
-    """Sets up hypothesis in a process that runs tests. Exempts imported modules and collected tests from garbage
-    collections, because all of them stay.
+    """Sets up hypothesis in a process that runs tests.
+
+    Exempts imported modules and collected tests from garbage collection, because they are needed until the end.
     """
     if hasattr(session.config, "workerinput") or not session.config.getoption("numprocesses", None):
         _let_hypothesis_take_its_time()
@@ -45,10 +46,10 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
 
 
 def _let_hypothesis_take_its_time() -> None:
-    """On a busy machine an example takes longer than 200 ms, and ten examples are generated in more than a second.
+    """Removes hypothesis' time limits: on a busy machine an example takes over 200 ms, and ten examples over a second.
 
-    With CI in the environment, the examples are the same in each run: a change is judged by its own faults. Runs
-    without it look for new ones.
+    With the variable CI in the environment, the examples are the same in each run, so that a change fails only by its
+    own faults. Runs without it try new examples.
     """
     try:
         from hypothesis import HealthCheck, settings
@@ -61,7 +62,7 @@ def _let_hypothesis_take_its_time() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sorts long files first. The files that share a server follow one another."""
+    """Sorts long files first. Files that share a server run one after the other."""
     items[:] = [items[index] for index in longest_first([item.nodeid for item in items], seconds_on_file())]
 
 

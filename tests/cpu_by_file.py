@@ -1,7 +1,7 @@
-"""A pytest plugin: `-p cpu_by_file` prints the CPU seconds of each test file, child processes that have ended included.
+"""A pytest plugin: `-p cpu_by_file` prints the CPU seconds of each test file, including ended child processes.
 
-Unlike durations, these seconds hardly depend on other programs on the machine. With `--write-seconds`, the durations of
-long files become the order of later runs (rt_schedule.py).
+Unlike durations, these seconds hardly depend on other programs on the machine. `--write-seconds` stores the durations
+of long files, which determine the order of later runs (rt_schedule.py).
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Iterator[None]:
     report: pytest.TestReport = yield  # type: ignore[assignment]
-    # Of this phase alone: the list of the item goes into the reports of all its phases.
+    # The value belongs only to this phase, but the item's own list would be in the reports of all phases.
     report.user_properties = [*report.user_properties, (_CPU, _meter.lap())]
     return report  # type: ignore[return-value]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    from rt_schedule import LISTED_S, SECONDS, file_of  # pytest finds it only after it has loaded plugins
+    from rt_schedule import LISTED_S, SECONDS, file_of  # pytest can import this module only after it has loaded plugins
 
     cpu_s: Counter[str] = Counter()
     wall_s: Counter[str] = Counter()

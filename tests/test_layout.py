@@ -1,4 +1,4 @@
-"""The repository's layout: no name hides a module of Python, test code has no import circles, and starts import little.
+"""The repository's layout: no name hides a Python module, tests have no import circles, processes import little.
 
 Import directions inside the products are contracts of import-linter, in pyproject.toml.
 """
@@ -18,12 +18,12 @@ from print_lines import lines_of_code
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = (ROOT / "engine" / "src", ROOT / "operator" / "src", ROOT / "bench" / "src")
 
-# Folders from which test code and tools are imported, each before the folders that it lies in.
+# Folders from which test code and tools are imported. Each folder comes before the folders that contain it.
 IMPORT_ROOTS = tuple(ROOT / name for name in ("tests/support", "e2e", "tools", "bench/operator", "."))
 
 
 def our_files():
-    """Every Python file of the repository, without what tools and builds have left there."""
+    """Every Python file of the repository, without files that tools and builds have left."""
     for name in ("engine", "operator", "bench", "tests", "tools", "docker", "charts", "e2e"):
         yield from (path for path in (ROOT / name).rglob("*.py") if "build" not in path.relative_to(ROOT).parts)
 
@@ -36,7 +36,7 @@ def run_python(code):
 
 
 def module_names(paths, roots):
-    """The name under which each file is imported: relative to the first root that it lies in."""
+    """File -> the name under which it is imported, relative to the first root that contains it."""
     names = {}
     for path in paths:
         root = next(root for root in roots if path.is_relative_to(root))
@@ -45,7 +45,7 @@ def module_names(paths, roots):
 
 
 def import_graph(paths, roots):
-    """The imported modules of each module, among these files; also imports in functions and for types alone."""
+    """Module -> imported modules among these files, including imports within functions and only for types."""
     names = module_names(paths, roots)
     known = set(names.values())
     graph = {}
@@ -71,7 +71,7 @@ def folder_graph(graph):
 
 
 def circle(graph):
-    """The nodes of an import circle in order, the first one again at the end; empty when there is none."""
+    """The nodes of an import circle in order, the first node again at the end; empty if there is no circle."""
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
@@ -163,8 +163,8 @@ def add(a, b):  # one more
     assert lines_of_code(source) == 4
 
 
-# By process, packages and modules that it needs later or never. The start of a front is part of every recovery, and the
-# start of a core consists of imports for the most part.
+# Process -> packages and modules that it must not import at its start, because it needs them later or never. The start
+# of a front is part of every recovery, and imports are most of the start of a core.
 HEAVY = {"torch", "transformers", "ray", "triton", "numpy", "kopf", "kubernetes"}
 OF_A_DOCUMENT = {"fastapi", "rayloom_engine.front.document.openapi"}
 OF_A_FRONT = OF_A_DOCUMENT | {"uvicorn", "tokenizers", "jinja2"}

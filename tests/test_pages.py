@@ -35,7 +35,7 @@ def named_paths(page):
 
 
 def anchors(page):
-    """Names of the page's headings, as GitHub makes them."""
+    """The anchors that GitHub makes for the page's headings."""
     headings = re.findall(r"^#+ (.*)$", text_of(page), flags=re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

@@ -1,4 +1,4 @@
-"""The words of the sources: docstrings begin with the thing that they describe; class names have one meaning."""
+"""The words of the sources: docstrings begin with a subject, and class names have one meaning."""
 
 import ast
 import functools
@@ -11,10 +11,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCTS = ("engine", "operator", "bench")
 
-# A docstring begins with what the function does or returns; a question word leaves the reader without a subject.
+# A docstring begins with what the function does or returns. After a question word the reader would miss the subject.
 QUESTION = re.compile(r"\s*(What|Who|Whom|Whose|Which|Whether)\b")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-# Modules whose docstring says "Pure." import no module by which a decision could read a clock, chance or the machine.
+# A module whose docstring says "Pure." imports no module that reads clocks, random numbers or the machine.
 IMPURE = frozenset(("asyncio", "httpx", "os", "random", "secrets", "socket", "subprocess", "threading", "time"))
 PURE = re.compile(r"\bPure[.,]")
 

@@ -1,7 +1,8 @@
 """Cuts OpenAI's published API description down to the answers that tests check.
 
 `python tools/cut_openai_schema.py openapi.json`, with the file of https://github.com/openai/openai-openapi, writes
-tests/data/openai-answers.json: the schemas of `ROOTS` and all that they refer to, without descriptions and examples.
+tests/data/openai-answers.json: the schemas of `ROOTS` and all schemas that they reference, without descriptions and
+examples.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ ROOTS = (
     "ErrorResponse",
 )
 PREFIX = "#/components/schemas/"
-# Keywords of prose and of documentation generators, which have no effect on validity.
+# Keywords that only hold prose or options of documentation generators: they have no effect on validation.
 _LEFT_OUT = ("description", "example", "examples", "x-oaiMeta", "x-stainless-const")
 _NOTICE = """\
 MIT License. Copyright (c) OpenAI (https://openai.com). Permission is hereby granted, free of charge, to any person \
@@ -67,7 +68,7 @@ def _without_prose(schema: Any) -> Any:
 
 
 def _is_prose(key: str, value: Any) -> bool:
-    # A property may be named "description", and then its value is a schema.
+    # If a property is named "description", the value of this key is a schema.
     return key != "description" or isinstance(value, str)
 
 

@@ -44,7 +44,7 @@ def table() -> str:
         lines: Counter[str] = Counter()
         for path in sorted((ROOT / place).rglob("*.py")):
             inside = path.relative_to(ROOT / place).parts
-            if "build" in inside:  # copies that the build of a package has left
+            if "build" in inside:  # copies of source files that a build of a package has left
                 continue
             folder = inside[0] if len(inside) > 1 else "."
             files[folder] += 1

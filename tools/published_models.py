@@ -1,8 +1,9 @@
-"""Published models whose config.json lies in tools/model_configs/, each with its repositories on the hub.
+"""Published models whose config.json is in tools/model_configs/, each with its repositories on the hub.
 
-The files have the fields that decide about sizes, with the values that the repositories publish; fields that no engine
-reads are left out. A file in gguf/ is what the engine writes for a GGUF file. `billions` and `active` are the numbers
-of parameters as the model's card gives them, which tests compare with what the engine and transformers count.
+The files have the fields that determine sizes, with the values that the repositories publish. Fields that no engine
+reads are left out. A file in gguf/ is the config.json that the engine writes for a GGUF file. `billions` and `active`
+are the numbers of parameters as the model's card gives them, which tests compare with what the engine and transformers
+count.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ CONFIGS = Path(__file__).resolve().parent / "model_configs"
 class Published:
     repositories: tuple[str, ...]  # owner/name on the hub; all have the same sizes
     billions: float
-    active: float | None = None  # billions that a token uses, of a mixture-of-experts model
+    active: float | None = None  # billions of parameters that a token uses in a mixture-of-experts model
 
 
 def _one(repository: str, billions: float, active: float | None = None) -> Published:
@@ -26,7 +27,7 @@ def _one(repository: str, billions: float, active: float | None = None) -> Publi
 
 
 def _chat(repository: str, billions: float, active: float | None = None, suffix: str = "-Instruct") -> Published:
-    """A base model and the model for chats beside it, whose name has a suffix."""
+    """A base model and its chat model, whose name has a suffix."""
     return Published((repository, repository + suffix), billions, active)
 
 

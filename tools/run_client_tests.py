@@ -1,12 +1,12 @@
 """`make client-tests`: runs tests/clients against one real server, in an environment that has the clients.
 
-`make client-packages` only installs that environment: `--install` instead of pytest flags.
+`make client-packages` only installs that environment, by the flag `--install` instead of pytest's flags.
 
 The environment is outside of the checkout, in the engine's cache, and its folder's name has a checksum of the pins. The
 clients need other versions of packages than the server, so they cannot be in `.venv`.
 
-The server has the built-in model, with the chat template in tests/clients. It differs from the model's own template
-only in that it can ask for reasoning.
+The server has the built-in model, with the chat template in tests/clients. The only difference from the model's own
+template: this template can request reasoning.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ REQUIREMENTS = FOLDER / "requirements.txt"
 CONSTRAINTS = FOLDER / "constraints.txt"
 TEMPLATE = FOLDER / "chat_template.jinja"
 MODEL = "smollm2"  # the name in docs/clients.md
-READY_SECONDS = 600.0  # .ci/run starts this server at a low priority, beside tests on clusters
-# No client may ask another host for prices, or send traces to another host.
+READY_SECONDS = 600.0  # long, because .ci/run starts this server at a low priority beside tests on clusters
+# With these variables no client requests prices from another host, or sends traces there.
 QUIET = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "LITELLM_TELEMETRY": "False",

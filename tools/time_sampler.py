@@ -84,7 +84,7 @@ class Comparison:
         slots = [make_slot(token_ids, seed, params) for seed in range(self._rounds + WARM_UP)]
         self._print(
             name,
-            # The copy is part of torch's time: that sampler overwrites the logits.
+            # The copy counts as torch's time, because torch's sampler overwrites the logits.
             lambda number: self._old(self._logits_1V.clone(), [slots[number]]),
             lambda number: self._new(self._logits_1V.numpy(), [slots[number]]),
         )

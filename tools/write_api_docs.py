@@ -1,6 +1,6 @@
 """Writes the tables of docs/api.md from the server's OpenAPI document: `make schemas`.
 
-A table lies between `<!-- begin NAME -->` and `<!-- end NAME -->`; the rest of the page is written by hand.
+A table is between `<!-- begin NAME -->` and `<!-- end NAME -->`. The rest of the page is written by hand.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from rayloom_engine.front.routes import ROUTES
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"
 Schema = dict[str, Any]
-# Table -> (requests that have its fields, requests that lack them). The table has the fields that all of the former
-# have and none of the latter.
+# Table -> (requests that have its fields, requests that lack them). The table has the fields that all requests of the
+# first list have and no request of the second list has.
 FIELD_TABLES = {
     "shared fields": (("ChatRequest", "CompletionRequest"), ()),
     "chat fields": (("ChatRequest",), ("CompletionRequest",)),
@@ -69,7 +69,7 @@ def tables(document: Schema) -> dict[str, str]:
 
 
 def written(page: str) -> str:
-    """`page` with every table as generated from the code. Raises ValueError for a table without a place on it."""
+    """`page` with every table as generated from the code. Raises ValueError if the page has no place for a table."""
     for name, table in tables(the_document()).items():
         pattern = rf"(?<=<!-- begin {name} -->\n).*?(?=<!-- end {name} -->)"
         page, count = re.subn(pattern, table.replace("\\", r"\\"), page, flags=re.DOTALL)
@@ -88,7 +88,7 @@ def _endpoints(paths: Schema) -> str:
 
 
 def _used_fields(schema: Schema) -> set[tuple[str, str]]:
-    """(name, meaning) of the fields that have an effect. A field is common to two requests if both are equal."""
+    """(name, meaning) of the fields that have an effect. Requests share a field if name and meaning are equal."""
     return {
         (name, field.get("description", "")) for name, field in schema["properties"].items() if NO_EFFECT not in field
     }

@@ -2,7 +2,8 @@
 
 A schema comes from the typed models. The API server accepts structural schemas only (https://kubernetes.io/docs/
 tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#specifying-a-structural-schema): no references, no
-alternatives, no null, no closed maps. The API server prunes unknown fields. `kubectl` refuses them before that.
+alternatives, no null, no closed maps. The API server prunes unknown fields. `kubectl` refuses manifests with unknown
+fields before that.
 """
 
 from __future__ import annotations
@@ -175,12 +176,13 @@ def structural_schema(model: type[BaseModel]) -> Schema:
 
 
 def _structural(schema: Schema, definitions: dict[str, Schema]) -> Schema:
-    """`schema` with references resolved, `X or null` as X, and only words of structural schemas."""
+    """`schema` with references resolved, `X or null` as X, and only keywords of structural schemas."""
     if "$ref" in schema:
         target = definitions[schema["$ref"].removeprefix("#/$defs/")]
         return _structural(target | {key: value for key, value in schema.items() if key != "$ref"}, definitions)
     if "anyOf" in schema:
-        # A field that may be null is optional: a structural schema expresses that only by leaving it out of `required`.
+        # A field that may be null is optional: a structural schema expresses this only by leaving the field out of
+        # `required`.
         (only,) = (option for option in schema["anyOf"] if option != {"type": "null"})
         return _structural(only | {key: value for key, value in schema.items() if key != "anyOf"}, definitions)
     result = {key: value for key, value in schema.items() if key not in _DROPPED}

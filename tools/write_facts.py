@@ -1,7 +1,7 @@
 """Writes the facts of published models, which `rayloom-operator plan` uses without an engine: `make facts`.
 
-The facts of a model are the output of `rayloom-engine inspect` for its config.json. A model that the engine cannot
-serve has the reason instead. tools/published_models.py names the models.
+The facts of a model are the output of `rayloom-engine inspect` for its config.json. If the engine cannot serve the
+model, the file has the reason instead. tools/published_models.py names the models.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def builtin_text() -> str:
 
 
 def published_text(outcomes: dict[str, dict[str, Any]]) -> str:
-    """Returns the text of the file about published models. `outcomes`: name -> outcome, of all of them."""
+    """Returns the text of the file about published models. `outcomes`: name -> outcome, for all published models."""
     repositories = {name: [f"hf://{each}" for each in PUBLISHED[name].repositories] for name in PUBLISHED}
     return _lines({name: {"sources": repositories[name], **outcomes[name]} for name in PUBLISHED})
 

@@ -75,7 +75,7 @@ def engine_rows() -> tuple[Row, ...]:
 
 
 def operator_rows() -> tuple[Row, ...]:
-    """Rows of the operator's metrics by name, with the gauges that only a running operator registers."""
+    """Rows of the operator's metrics by name, including the gauges that only a running operator registers."""
     metrics = OperatorMetrics()
     for name in GAUGES:
         metrics.gauge(name, lambda: 0.0)

@@ -29,9 +29,9 @@ from real_api_server.world import ENGINE_IMAGE, LEASE, LLM, World
 from simulated_endpoint_slices import EndpointSlices
 from simulated_ray_clusters import RayClusters
 
-# Index of the local cluster. Tests use other ones.
+# Index of the local cluster. Tests use other indices.
 _INDEX = 5
-# Services that are created at a time. More of them would only wait for the API server.
+# Services that are created at the same time. With more, each would only wait longer for the API server.
 _NUM_AT_ONCE = 24
 _PROGRESS_S = 15.0
 _PER_NAMESPACE = 100
@@ -42,7 +42,7 @@ _NUM_ARRIVALS = 60
 _ARRIVAL_S = 1.0
 _NEVER = 1_000_000_000
 _MODEL = {"source": "builtin://smollm2-135m"}
-# Waiting times in the work queue: of services with an event, which have priority, and of new ones.
+# Labels of the time in the work queue: for services with an event, which have priority, and for new services.
 _NEWS, _NEW = ("queue", 'priority="news"'), ("queue", 'priority="new"')
 # goals of the design: resync after a restart, resident memory, 99th percentile of a reconcile
 _GOALS = {"resync s": 60.0, "RSS MiB": 400.0, "p99 ms": 250.0}
@@ -127,7 +127,7 @@ class Bench:
         say(_table(self.rows[-1:]))
 
     def _arrive(self) -> dict[str, float | str]:
-        """Creates services one by one. The reconciles measured are those of new and of existing services."""
+        """Creates services one by one. The figures cover the reconciles of new and of existing services."""
         before, began, first = Scrape.of(self.operator), time.monotonic(), self._num_services
         self._num_services += _NUM_ARRIVALS
         new = range(first, self._num_services)
@@ -154,7 +154,7 @@ class Bench:
         def is_done() -> bool:
             if any(engine.num_asked == before[id(engine)] for engine in engines):
                 return False
-            said = Scrape.of(self.operator)  # empty while it is too busy to answer
+            said = Scrape.of(self.operator)  # empty while the operator is too busy to answer
             return said.total("reconcile_total") >= len(engines) and said.total("queue_depth") == 0
 
         self._wait("every engine to be asked", is_done, 600)
@@ -171,7 +171,7 @@ class Bench:
         }
 
     def _fill(self, numbers: range, timeout_s: float) -> None:
-        """Creates services, a few at a time, and returns when all are Available."""
+        """Creates services, at most _NUM_AT_ONCE at the same time, and returns when all are Available."""
         began, told_at = time.monotonic(), time.monotonic()
         left, on_their_way = iter(numbers), dict[int, None]()
         num_done = 0
@@ -260,7 +260,7 @@ def main() -> None:
 
 def _measure(sizes: list[int], what: str, timeout_s: float, folder: Path) -> list[dict[str, float | str]]:
     """The rows of all sizes, measured on a new cluster that is removed afterwards."""
-    # The API server shares the cores with the operator, so it gets memory instead of garbage collections.
+    # The API server shares the cores with the operator. A larger heap spares it garbage collections.
     os.environ |= {"GOGC": "300", "GOMEMLIMIT": "12GiB"}
     # A full garbage collection over the documents of 10,000 services would keep simulated engines silent for 5 s.
     youngest, middle, _ = gc.get_threshold()
@@ -277,7 +277,7 @@ def _measure(sizes: list[int], what: str, timeout_s: float, folder: Path) -> lis
             pods, endpoints = RayClusters(world.api), EndpointSlices(world.api)
             world.do(_call(pods.start))
             world.do(_call(endpoints.start))
-            # The simulated controllers do the work of both for these pods.
+            # For these pods the simulated controllers do the work of the scheduler and the controller manager.
             for name in ("kube-scheduler", "kube-controller-manager"):
                 Processes(Place.of(_INDEX).state).stop(name)
         bench = Bench(world, folder)

@@ -28,7 +28,7 @@ class SimulatedController(ABC):
 
     @abstractmethod
     async def _follow(self) -> None:
-        """Watches objects and begins the writes that follow from them, until it is cancelled."""
+        """Watches objects and begins the writes for each change, until the task is cancelled."""
 
     def _begin(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.ensure_future(work)

@@ -5,7 +5,7 @@ namespace    the name of a new namespace, deleted after the test
 operator     a running operator with the default flags, which tests share
 manifest     a function that returns the manifest of an LLMService in `namespace`
 
-Nodes and engines are simulated (tests/support/simulated_nodes/). `make e2e` tests real ones.
+Nodes and engines are simulated (tests/support/simulated_nodes/). `make e2e` tests with real nodes and engines.
 E2E_INDEX=6 chooses another local cluster, so that these tests can run beside a cluster with nodes.
 """
 
@@ -26,12 +26,12 @@ from real_api_server.world import World
 from simulated_nodes.nodes import NODES
 
 _LEFT = "rayloom.dev/e2e=true"
-# Folders whose test files run longest, the slowest first.
+# Folders of the slowest test files, the slowest folder first.
 _LONG = ("api/rollouts/", "api/scaling/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sorts long tests first, so that no process waits for another one's last file at the end."""
+    """Sorts slow tests first, so that at the end no process waits for another process's last file."""
     items.sort(key=lambda item: next((place for place, part in enumerate(_LONG) if part in item.nodeid), len(_LONG)))
 
 
@@ -44,12 +44,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     assert not others, f"these tests simulate the nodes, and this cluster has others ({others}): make cluster-down"
     install_chart(cluster.kubeconfig)
     found = World(cluster.kubeconfig, tmp_path_factory.mktemp("operators"))
-    # A killed run may have left namespaces. Their pods end only now, after the start of their kubelets.
+    # A killed run may have left namespaces. The pods in them end only now, because their kubelets run only now.
     kubectl("delete", "namespace", "--selector", _LEFT, "--timeout=180s", timeout_s=190)
     yield found
     kubectl("delete", "namespace", "--selector", _LEFT, "--wait=false")
     found.close()
-    # A cluster other than 0 is removed, because the next tests need its memory and cores and reuse cluster 0 alone.
+    # A cluster other than 0 is removed: the next tests need its memory and cores, and reuse only cluster 0.
     if WORKER:
         cluster.down()
 

@@ -31,14 +31,15 @@ def end_state(world: World, namespace: str, name: str) -> object:
     objects: dict[str, Any] = {"status": status}
     for path, each in world.objects(namespace, name).items():
         if path.startswith(("RayCluster/", "PodDisruptionBudget/")):
-            each = each | {"status": {}}  # other controllers write the status, with a delay
+            each = each | {"status": {}}  # other controllers write the status later
         if path.startswith("Secret/"):
             each = each | {"data": sorted(each["data"])}  # tokens depend on the service's uid
         objects[path] = each
     pods = world.pods(namespace, name)
     objects["pods"] = sorted((each["metadata"]["labels"] for each in pods), key=json.dumps)
     text = json.dumps(_plain(objects)).replace(name, "NAME")
-    # The number of an engine replica depends on the time of the old one's end, and KubeRay chooses the names of pods.
+    # The number of an engine replica depends on when the old replica ended. KubeRay adds random suffixes to names of
+    # pods.
     text = re.sub(r"(NAME-[0-9a-f]{8})-\d+", r"\1-N", text)
     return json.loads(re.sub(r"-N-head-[a-z0-9]{5}\b", "-N-head", text))
 
@@ -46,8 +47,8 @@ def end_state(world: World, namespace: str, name: str) -> object:
 def wait_same_end(world: World, namespace: str, name: str, other: str) -> None:
     """Returns once two services have the same end state.
 
-    A service that serves may still change: controllers delete and create objects of their own, and the operator writes
-    a changed message up to five seconds later.
+    A serving service may still change: controllers delete and create objects of their own, and the operator writes a
+    changed message with a delay of up to five seconds.
     """
 
     def found() -> list[str]:
@@ -57,7 +58,7 @@ def wait_same_end(world: World, namespace: str, name: str, other: str) -> None:
 
 
 def differences(found: Any, wanted: Any, path: str = "") -> list[str]:
-    """Differences of two end states, a line each, since a failed test cannot show whole end states."""
+    """The differences of two end states, one a line, because whole end states are too long for a test's output."""
     if isinstance(found, dict) and isinstance(wanted, dict):
         return [
             line

@@ -16,11 +16,11 @@ def definition() -> str:
 
 
 def install(world: World, kubectl: Kubectl) -> None:
-    """Returns once the API server serves the kind, a moment after the CRD is established."""
+    """Returns when the API server serves the kind, which is shortly after the CRD is established."""
     kubectl("apply", "--server-side", "--filename", definition())
     wait_until(lambda: world.get(_ROUTES), "the kind HTTPRoute")
 
 
 def remove(kubectl: Kubectl) -> None:
-    """Returns once the CRD is gone. A CRD that is applied while it is being deleted would vanish."""
+    """Returns when the CRD no longer exists. If the CRD were applied during its deletion, it would be lost."""
     kubectl("delete", "--ignore-not-found", "--filename", definition(), "--timeout=120s", timeout_s=130)

@@ -13,7 +13,7 @@ _numbers = itertools.count()
 
 
 def new_namespace(world: World, purpose: str) -> str:
-    """The name of a new namespace. It is deleted at the end of the session, even after a failed test."""
+    """Creates a namespace, which is deleted at the end of the session even after a failed test. Returns its name."""
     slug = "".join(letter if letter.isalnum() else "-" for letter in purpose.lower())[:40].strip("-")
     name = f"api-{slug}-{next(_numbers)}"
     world.request("POST", "/api/v1/namespaces", {"metadata": {"name": name, "labels": {"rayloom.dev/e2e": "true"}}})
@@ -21,9 +21,10 @@ def new_namespace(world: World, purpose: str) -> str:
 
 
 def forbid_pods(world: World, namespace: str) -> str:
-    """Creates the quota no-pods. Returns its path, once the API server refuses every pod because of it.
+    """Creates the quota no-pods. Returns its path when the API server refuses every pod because of this quota.
 
-    The admission has a cache of quotas, and does not use a quota before kube-controller-manager has counted its pods.
+    The quota admission has a cache of quotas. It applies a quota only after kube-controller-manager has counted its
+    pods.
     """
     quotas = f"/api/v1/namespaces/{namespace}/resourcequotas"
     world.request("POST", quotas, {"metadata": {"name": "no-pods"}, "spec": {"hard": {"pods": "0"}}})

@@ -1,4 +1,4 @@
-"""Runs the tests of a module in parallel threads, because they mostly wait. The decorator marks such a test.
+"""Runs the tests of a module in parallel threads, because they mostly wait. `parallel_test` decorates such a test.
 
 The module has a fixture `started_tests`, made by `parallel_tests`, which starts all selected tests of the module.
 """
@@ -17,7 +17,7 @@ _bodies: dict[tuple[str, str], Callable[[Any], None]] = {}  # module and name of
 
 
 def parallel_test(body: Callable[[_T], None]) -> Callable[[ParallelTests], None]:
-    """Returns a test with the name of `body`, which waits for the end of `body`."""
+    """Returns a test with the name of `body`. The test waits until `body` has ended in its thread."""
     _bodies[body.__module__, body.__name__] = body
 
     def test(started_tests: ParallelTests) -> None:
@@ -39,7 +39,7 @@ class ParallelTests:
         self._running[name] = self._threads.submit(body, setting)
 
     def result(self, name: str) -> None:
-        """Waits for the end of the test, and raises its exception."""
+        """Waits for the end of the test `name`, and raises its exception if it has failed."""
         self._running[name].result()
 
     def close(self) -> None:

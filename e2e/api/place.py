@@ -1,7 +1,7 @@
-"""The local cluster of this process of tests.
+"""The local cluster of this test process.
 
 Each process of `pytest -n` has a cluster of its own. Index 1 belongs to e2e/tool and index 5 to bench/operator.
-E2E_INDEX=6 chooses another cluster for the first process, which can then run beside a cluster with nodes.
+E2E_INDEX=6 chooses another cluster for the first process, so that tests can run beside a cluster with nodes.
 """
 
 from __future__ import annotations

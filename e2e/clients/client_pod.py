@@ -35,10 +35,10 @@ class Client:
 
     @classmethod
     def start(cls, kubectl: Kubectl, namespace: str, name: str = "client", node: str = "") -> Client:
-        """A new pod of this name, on this node or on any, once it is Ready."""
+        """Starts a pod of this name, on this node or on any node if it is empty. Returns when the pod is Ready."""
         image = OPERATOR.name.removeprefix("docker.io/")
         container: dict[str, Any] = {"name": "client", "image": image, "command": ["sleep", "infinity"]}
-        # The pod's clock decides whether an answer is late, so the pod must get CPU time beside busy neighbours.
+        # The client measures whether an answer is late, so its pod must get CPU time beside busy neighbours.
         container["resources"] = {"requests": {"cpu": "200m", "memory": "64Mi"}}
         pod: dict[str, Any] = {
             "apiVersion": "v1",
@@ -61,7 +61,7 @@ class Client:
     def request(
         self, url: str, json_body: object = None, timeout_s: float = 60, headers: dict[str, str] | None = None
     ) -> tuple[int, str]:
-        """HTTP status and body of a GET, or of a POST of `json_body`. Status 0 and the reason without an answer."""
+        """HTTP status and body of a GET, or of a POST of `json_body`. Without an answer: status 0 and the reason."""
         question = json.dumps([url, json_body, timeout_s, headers or {}]).encode()
         status, content = json.loads(self.python(_REQUEST, question, timeout_s))
         return status, content

@@ -1,4 +1,4 @@
-"""An LLMService with gateway pods, and an LLMGateway, seen from a client's pod that connects to the gateways."""
+"""An LLMService with gateway pods, and an LLMGateway, with a client's pod that connects to the gateways."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clients.service import Service, is_ready
 class GatewayedService(Service):
     """A Service whose clients connect to its gateway pods."""
 
-    suffix = "gateway"  # of the names of its gateways' objects, and of the label of its gateway pods
+    suffix = "gateway"  # suffix of the names of the gateways' objects, and of the label of gateway pods
 
     @property
     def url(self) -> str:
@@ -19,7 +19,7 @@ class GatewayedService(Service):
         return f"http://{self.name}-{self.suffix}.{self.namespace}.svc.cluster.local:8000"
 
     def gateways(self) -> list[dict[str, Any]]:
-        """Its gateway pods, without terminating ones."""
+        """The service's gateway pods, without terminating pods."""
         selector = f"rayloom.dev/{self.suffix}={self.name}"
         found = self.kubectl.json("get", "pods", "--namespace", self.namespace, "--selector", selector)["items"]
         return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
@@ -40,7 +40,7 @@ class ModelsGateway(GatewayedService):
         return document
 
     def gateway_urls(self) -> list[str]:
-        """The base URL of each of its gateway pods."""
+        """The base URL of each gateway pod."""
         return [f"http://{pod['status']['podIP']}:8000" for pod in self.gateways()]
 
     def names_at(self, url: str) -> list[str]:

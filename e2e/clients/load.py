@@ -1,7 +1,7 @@
 """Streams and a prober in a client's pod: their requests, and the checks of their answers.
 
-A request has failed on any HTTP error, error event, missing [DONE], changed or missing token. Retries are off, except
-for repeats of broken connections by Idempotency-Key where a test asks for them.
+A request has failed on any HTTP error, error event, missing [DONE], changed or missing token. Clients do not retry.
+Only if a test has set `repeat_url`, they repeat a request whose connection broke, with its Idempotency-Key.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LoadAgent:
         self.process: subprocess.Popen[str] = service.kubectl.start(*command, _AGENT.read_text())
         num_tokens, late_tokens = settings.pop("num_tokens", NUM_TOKENS), settings.pop("late_tokens", LATE_TOKENS)
         asked = {
-            "model": service.name,  # the answer of each probe
+            "model": service.name,  # model of the requests of the prober
             "urls": [service.url] * NUM_STREAMS,
             "requests": [_request(service.name, index, num_tokens) for index in range(NUM_STREAMS)],
             "strike_at": 0,
@@ -49,8 +49,8 @@ class LoadAgent:
             "late_requests": [_request(service.name, index, late_tokens) for index in range(NUM_STREAMS)],
             "late_every_s": 1.0,
             "late_for_s": 0.0,
-            "steady": 0,  # number of streams at a time, repeated until "stop"; 0: new streams at an interval
-            "repeat_url": "",  # URL at which clients repeat requests whose connection broke; "": no repeats
+            "steady": 0,  # number of parallel streams until "stop"; 0: a new stream at each interval
+            "repeat_url": "",  # URL to which clients repeat requests whose connection broke; "": no repeats
             "probe_url": "",
             "probe_timeout_s": 300.0,
             "probe_rest_s": 120.0,  # seconds for the last probes, once the service is Available
@@ -102,7 +102,7 @@ def undisturbed(service: Service, num_tokens: int = NUM_TOKENS) -> StreamTokens:
 
 
 def problem_of(stream: dict[str, Any], expected: StreamTokens) -> str:
-    """The failure of a stream, in words; empty when it delivered all expected tokens."""
+    """The failure of a stream, in words; empty if the stream delivered all expected tokens."""
     meant = expected[stream["index"]][: stream["num_tokens"]]
     if not stream["failure"] and stream["tokens"] != meant:
         return f"changed: {stream['tokens']} instead of {meant}"

@@ -1,12 +1,12 @@
 """A load generator that runs in a pod as the text of `python -c`: streams, requests after a fault, a prober.
 
-There are no retries, with one exception: with the setting `repeat_url`, each stream has an Idempotency-Key. If its
-connection breaks, the client repeats the request at this URL with the same key.
+There are no retries, with one exception: with the setting `repeat_url`, each stream has an Idempotency-Key. If the
+connection of a stream breaks, the client repeats the request to this URL with the same key.
 
-stdin holds a JSON object a line: first the settings, then {"do": "start_arrivals"} after the fault, and {"do": "stop"}.
-stdout: {"ready": time} once every stream has the number of tokens that the fault waits for; {"ended": time} once no
-request runs and none will arrive; at the end the records of all streams and probes. Times are Unix times. The program
-that reads stdout compares the tokens.
+stdin has a JSON object a line: first the settings, then {"do": "start_arrivals"} after the fault, and {"do": "stop"}.
+stdout has {"ready": time} when every stream has `strike_at` tokens, {"ended": time} when no request runs and none will
+arrive, and at the end the records of all streams and probes. Times are Unix times. The program that reads stdout
+compares the tokens.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ import aiohttp
 
 # The engine sends an SSE comment every 10 s while a stream waits.
 SILENCE_S = 25.0
-# A Service routes to a killed pod for a few more seconds. Repeated requests may fail in this time, in seconds.
+# A Service routes to a killed pod for a few more seconds, and a repeated request may fail in this time. So a client
+# repeats at most MOST_REPEATS times, every REPEAT_S seconds.
 MOST_REPEATS, REPEAT_S = 40, 0.25
 
 Tasks = set["asyncio.Task[None]"]
 
 
 class Choice:
-    """One choice of a streamed answer, put together from its events."""
+    """One choice of a streamed answer, assembled from the answer's events."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -40,7 +41,7 @@ class Choice:
         self.finish_reason: str | None = None
 
     def take(self, part: dict[str, Any]) -> int:
-        """Adds one part of an event of completions or of chats. Returns the number of its tokens."""
+        """Adds a choice of one event, of a completion or a chat. Returns the number of tokens in it."""
         delta = part.get("delta", {})
         self.text += part.get("text") or delta.get("content") or ""
         for call in delta.get("tool_calls") or ():
@@ -63,7 +64,7 @@ class Stream:
         self.headers = {"Idempotency-Key": uuid.uuid4().hex} if repeat_url else {}
         self.choices: dict[int, Choice] = {}
         self.warnings: list[str] = []
-        self.times: list[float] = []  # time of each token of each choice, on all connections
+        self.times: list[float] = []  # arrival time of each token of each choice, over all connections
         self.comments: list[tuple[float, str]] = []
         self.cold_start = ""  # the header X-Rayloom-Cold-Start
         self.served_by = ""  # the header X-Rayloom-Model: the model behind an alias
@@ -158,7 +159,8 @@ class Agent:
         asked = self.settings
         tasks: Tasks = set()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=SILENCE_S)
-        # A new connection for each request: a kept one would stay with its pod, even if the Service selects other pods.
+        # Each request gets a new connection. A kept connection would stay with its pod, even if the Service selects
+        # other pods.
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
             listening = asyncio.create_task(self._listen())
@@ -190,7 +192,7 @@ class Agent:
         self.had = [len(each.times) for each in first]
 
     async def _arrive(self, session: aiohttp.ClientSession, tasks: Tasks, running: asyncio.Future[Any]) -> None:
-        """Sends new requests after the fault, for at least `late_for_s` and until the first streams have ended."""
+        """Sends requests after the fault, by default until `late_for_s` is over and the first streams have ended."""
         asked = self.settings
         await self.arrivals_start.wait()
         if asked.get("arrivals"):
@@ -206,7 +208,7 @@ class Agent:
             await asyncio.sleep(asked["late_every_s"])
 
     async def _replay(self, session: aiohttp.ClientSession, tasks: Tasks) -> None:
-        """Sends the requests of `arrivals`, [seconds, index] each, until `stop`. Reports once in `report_every_s`."""
+        """Sends the requests of `arrivals`, [seconds, index] each, until `stop`. Reports every `report_every_s`."""
         began, reported = time.time(), 0.0
         for at_s, index in self.settings["arrivals"]:
             while (left_s := began + at_s - time.time()) > 0 and not self.stop.is_set():
@@ -226,7 +228,7 @@ class Agent:
         say({"progress": {**counts, "last_failure": (failures or [""])[-1]}})
 
     async def _repeat(self, session: aiohttp.ClientSession, tasks: Tasks, number: int) -> None:
-        """Sends one stream after the other until `stop`, at most one in `late_every_s`, to limit failing requests."""
+        """Sends one stream after the other until `stop`, at most one every `late_every_s` seconds to limit failures."""
         asked = self.settings
         while not self.stop.is_set():
             pause = asyncio.create_task(asyncio.sleep(asked["late_every_s"]))
@@ -244,7 +246,7 @@ class Agent:
         return stream
 
     async def _probe(self, session: aiohttp.ClientSession) -> None:
-        """Requests one token a second until `stop`. A probe that waits for a recovery does not delay the next one."""
+        """Requests one token a second until `stop`. A probe that waits for a recovery does not delay the next probe."""
         probes: set[asyncio.Task[None]] = set()
         while not self.stop.is_set():
             probes.add(asyncio.create_task(self._ask(session)))

@@ -1,6 +1,6 @@
-"""Requests of every kind that a gateway must continue exactly, and the comparison of their answers.
+"""Requests of all kinds that a gateway must be able to continue exactly, and the comparison of their answers.
 
-Every request has log-probabilities, so that its tokens are visible and can be compared. Values of log-probabilities may
+Every request asks for log-probabilities, because they show the tokens of an answer. The values of log-probabilities may
 differ by rounding, because a replay adds numbers in another order.
 """
 
@@ -19,9 +19,9 @@ NUM_KINDS = 8
 NUM_REQUESTS = 2 * NUM_KINDS
 NUM_PAIRS = NUM_KINDS // 2
 _ROUNDING = 1e-3
-# The place of the stop string in the text of the plain answer. It comes after the tokens at which a fault happens.
+# The slice of the plain answer's text that is the stop string. It is later than the tokens at which a fault happens.
 _STOP = slice(-24, -12)
-# A list that is longer than any answer, so that a disturbance always lands inside it.
+# A list that is longer than any answer, so that a disturbance always happens before the list is complete.
 _PEOPLE = {
     "type": "array",
     "minItems": 1_000_000,
@@ -107,15 +107,15 @@ def mixed_requests(model: str, stop: str, num_tokens: int) -> list[Request]:
 
 
 def sampled_request(model: str) -> tuple[str, dict[str, Any]]:
-    """Path and body of a request whose answer differs each time, unless an Idempotency-Key names it."""
+    """Path and body of a request whose answer is different each time, except for repeats with its Idempotency-Key."""
     body = {"model": model, "prompt": PROMPTS[0], "max_tokens": 24, "temperature": 1.0, "ignore_eos": True}
     return "/v1/completions", {**body, "logprobs": 0}
 
 
 def undisturbed_mix(service: Service, model: str = "") -> MixedLoad:
-    """The load with the answers of an undisturbed run. Fails unless each request is of its kind.
+    """The load with the answers of an undisturbed run. Asserts that each answer shows the kind of its request.
 
-    `model`: the name that requests ask for. Empty: that of the service.
+    `model`: the model name in requests. Empty: the service's name.
     """
     model = model or service.name
     (plain,) = run_mix(service, mixed_requests(model, "", NUM_TOKENS)[:1])
@@ -142,12 +142,12 @@ def run_mix(service: Service, requests: list[Request]) -> list[dict[str, Any]]:
 
 
 def _begins(choices: list[dict[str, Any]], tokens: list[list[str]]) -> bool:
-    """True if each choice begins with its tokens in the other argument."""
+    """True if the tokens of each choice begin with the tokens of the same index in `tokens`."""
     return all(choice["tokens"][: len(had)] == had for choice, had in zip(choices, tokens, strict=False))
 
 
 def _difference(got: dict[str, Any], wanted: dict[str, Any], num_tokens: int, *, is_whole: bool) -> str:
-    """The difference of two choices in words. Of answers of different lengths, the beginnings are compared."""
+    """The difference of two choices in words. For answers of different lengths, compares the beginnings."""
     meant = wanted["tokens"][:num_tokens]
     tokens = got["tokens"][: len(meant)] if num_tokens > NUM_TOKENS else got["tokens"]
     if tokens != meant:

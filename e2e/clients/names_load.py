@@ -1,7 +1,7 @@
 """Requests for two models and an alias of both at an LLMGateway, and the comparison of their answers.
 
-The answers of the two models differ. An answer under the alias is compared with that of the model which the header
-X-Rayloom-Model names, so a request at the wrong model is noticed.
+The answers of the two models differ, so a request that reached the wrong model is noticed. An answer under the alias is
+compared with the answer of the model that the header X-Rayloom-Model names.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from clients.gateways import ModelsGateway
 from clients.mixed_load import NUM_TOKENS, Answers, MixedLoad, Request, undisturbed_mix
 
 FIRST, SECOND, ALIAS = "one", "two", "either"
-# The name in each of the requests of MixedLoad. Those with a stop string, 3 and 11, are for the first model alone,
-# because the string is a part of its answer.
+# The model name in each request of MixedLoad. The requests with a stop string, 3 and 11, are for the first model,
+# because the string is a part of the first model's answer.
 _NAMES = (
     *(SECOND, ALIAS, FIRST, FIRST, SECOND, ALIAS, FIRST, SECOND),
     *(ALIAS, SECOND, FIRST, FIRST, ALIAS, SECOND, ALIAS, ALIAS),
 )
-# The second model is faster, in bfloat16. Its answers are longer, so that a disturbance lands inside of them.
+# The second model is faster, in bfloat16. Its answers are longer, so that a disturbance happens while they are
+# computed.
 _LONGER = 2.5
 
 
@@ -32,12 +33,12 @@ class NamesLoad:
 
     @property
     def answers(self) -> Answers:
-        """The undisturbed answers. Those under the alias are the first model's."""
+        """The undisturbed answers. For requests under the alias these are the first model's answers."""
         names = (name if name in self.by_model else FIRST for name in _NAMES)
         return [self.by_model[name].answers[index] for index, name in enumerate(names)]
 
     def requests(self, num_tokens: int = NUM_TOKENS) -> list[Request]:
-        """The requests, for this number of tokens of the first model, and more of the others."""
+        """The requests: `num_tokens` tokens for the first model, and more for the second model and the alias."""
         made = self.by_model[FIRST].requests(num_tokens)
         for request, name in zip(made, _NAMES, strict=True):
             request["body"]["model"] = name
@@ -46,7 +47,7 @@ class NamesLoad:
         return made
 
     def long_for_second(self, num_tokens: int) -> list[Request]:
-        """The requests; those for the second model have this number of tokens."""
+        """The requests. Requests for the second model have this number of tokens."""
         made = self.requests()
         for request in made:
             if request["body"]["model"] == SECOND:
@@ -54,14 +55,14 @@ class NamesLoad:
         return made
 
     def first_alone(self, num_tokens: int) -> list[Request]:
-        """The requests, all for the first model, and for this number of tokens."""
+        """The requests, all with this number of tokens and for the first model."""
         made = self.requests(num_tokens)
         for request in made:
             request["body"] |= {"model": FIRST, "max_tokens": num_tokens}
         return made
 
     def without_second(self, num_tokens: int) -> list[Request]:
-        """The requests, for this number of tokens; the alias is in the place of the second model."""
+        """The requests for this number of tokens, with the alias instead of the second model."""
         made = self.requests(num_tokens)
         for request in made:
             if request["body"]["model"] == SECOND:

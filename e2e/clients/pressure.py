@@ -1,4 +1,4 @@
-"""Requests that fill the queue of an engine: long prompts, each with another beginning, and answers of a few tokens."""
+"""Requests that fill the queue of an engine: long prompts with different beginnings, and answers of a few tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NUM_OUTPUT = 8
 
 
 def pressure(model: str) -> dict[str, Any]:
-    """Settings of LoadAgent: NUM_AT_ONCE streams at a time until `stop`."""
+    """Settings of LoadAgent that keep NUM_AT_ONCE streams running until `stop`."""
     rng = random.Random(1)  # nosec: not for secrets
     prompts = [" ".join(str(rng.randint(0, _MOST)) for _ in range(_NUM_NUMBERS)) for _ in range(NUM_PROMPTS)]
     common = {"model": model, "max_tokens": _NUM_OUTPUT, "temperature": 0.0, "ignore_eos": True, "stream": True}

@@ -16,10 +16,10 @@ from local_kubernetes.machine.shell import ClusterError
 
 ROOT = Path(__file__).parents[2]
 OPERATOR_NAMESPACE = "rayloom-system"
-# Limits for a busy machine, on which a start takes several times as long as on an idle one.
+# Limits for a busy machine, on which a start takes several times as long as on an idle machine.
 READY_SECONDS = 600.0
-STATUS_SECONDS = 60.0  # until the operator, which asks a serving engine each second, has written the status
-_RULES_S = 60.0  # until the rules of kube-proxy follow the EndpointSlices
+STATUS_SECONDS = 60.0  # until the operator, which polls a serving engine each second, has written the status
+_RULES_S = 60.0  # until kube-proxy has updated its rules from the EndpointSlices
 # A connection that begins while a node changes its rules for a Service hangs until its timeout.
 _TRY_S = 2.0
 
@@ -59,8 +59,8 @@ class Service:
     def wait_available(self, seconds: float = READY_SECONDS) -> float:
         """Seconds until the service is Available.
 
-        Returns once requests from the client's node reach it: kube-proxy's rules there follow the EndpointSlices about
-        a second later.
+        Returns when requests from the client's node reach the service. kube-proxy updates the rules of that node about
+        a second after the EndpointSlices.
         """
         found = wait(self.is_available, seconds, self.story)
         wait(lambda: self.client.request(f"{self.url}/v1/models", None, _TRY_S)[0] != 0, _RULES_S, self.story)
@@ -83,7 +83,7 @@ class Service:
         self.kubectl("scale", f"llm/{self.name}", "--namespace", self.namespace, f"--replicas={replicas}")
 
     def clusters(self) -> list[str]:
-        """Names of its RayClusters, with terminating ones."""
+        """Names of the service's RayClusters, including terminating RayClusters."""
         selector = f"rayloom.dev/service={self.name}"
         found = self.kubectl.json("get", "rayclusters", "--namespace", self.namespace, "--selector", selector)["items"]
         return [each["metadata"]["name"] for each in found]
@@ -109,7 +109,7 @@ class Service:
     def engine_status(self) -> dict[str, Any]:
         """/status of the first engine replica, requested by the client's pod with the replica's token.
 
-        Raises ClusterError while there is none.
+        Raises ClusterError while there is no engine replica.
         """
         groups = self.get().get("status", {}).get("groups", ())
         # The pod of a removed or lost engine replica may still be terminating.
@@ -141,8 +141,7 @@ def manifest(path: Path, namespace: str, **spec: Any) -> dict[str, Any]:
 
 
 def wait(condition: Callable[[], bool], seconds: float, story: Callable[[], str], pause_s: float = 0.25) -> float:
-    """Waits until `condition` holds, and returns the seconds. Repeats failed commands; fails with `story` after
-    `seconds`."""
+    """Waits until `condition` holds; returns the seconds. Repeats failed commands, until it fails with `story`."""
     began = time.monotonic()
     problem: ClusterError | None = None
     while True:

@@ -1,8 +1,8 @@
 """Causes a fault while a client's pod receives streams, and reports the effects on the clients.
 
-The rules: Retries are off. New requests keep arriving, with the setting `steady` until the fault is over. The fault
-happens when every stream has at least 16 and at most half of its tokens. Weights are float32. A request has failed on
-any HTTP error, error event, missing [DONE], changed or missing token.
+The rules: Clients do not retry. New requests arrive continuously; with the setting `steady` they arrive until the fault
+is over. The fault happens when every stream has at least 16 and at most half of its tokens. Weights are float32. A
+request has failed on any HTTP error, error event, missing [DONE], changed or missing token.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ def disturb(
     mend: Callable[[Timeline], None] | None = None,
     **settings: Any,
 ) -> FaultRecord:
-    """Calls `strike` under streams, by the rules above.
+    """Calls `strike` while streams run, by the rules above.
 
     `expected` is the result of `undisturbed`. Returns when every request has ended, the service is Available and
-    `is_over()`. `strike` may return the Unix time of the fault. `mend` runs right after `strike`.
+    `is_over()`. `strike` may return the Unix time of the fault. `mend` is called right after `strike`.
     """
     wait(service.is_available, READY_SECONDS, lambda: json.dumps(service.get().get("status"), indent=1))
     num_tokens = len(expected[0])
@@ -93,8 +93,8 @@ def _seen(
     timeline.note(began, "client", f"streams had {min(records['had'])} to {max(records['had'])} tokens")
     failures = [problem for stream in streams if (problem := problem_of(stream, expected))]
     recoveries = [each for each in service.engine_status()["recoveries"] if each["at"] >= began - 1.0]
-    # Some ranks outlive the fault by seconds, in which the first streams may end: ranks in a deleted pod, and ranks
-    # whose Ray node has lost its control store.
+    # Some ranks outlive the fault by seconds: ranks in a deleted pod, and ranks whose Ray node has lost its control
+    # store. The first streams may end in these seconds.
     felt_at = max(began, recoveries[0]["at"]) if recoveries else began
     running = [each for each in streams if each["began"] <= felt_at < each["ended"]]
     assert running, f"nobody waited when it was felt:\n{timeline.table()}"
@@ -123,6 +123,6 @@ def _seen(
 
 
 def _end_of_pause(times: list[float], since: float) -> float:
-    """The end of the longest pause after `since`. Tokens in transit at the fault arrive before it."""
+    """The end of the longest pause after `since`. Tokens that were in transit at the fault arrive before this pause."""
     moments = [since, *(moment for moment in times if moment > since)]
     return max(itertools.pairwise(moments), key=lambda pause: pause[1] - pause[0], default=(since, since))[1]

@@ -6,7 +6,7 @@ from typing import Any
 
 from local_kubernetes.machine.kubectl import Kubectl
 
-# Searches all command lines. The pattern must not match the searching shell's own.
+# Searches all command lines. The pattern must not match the command line of the searching shell.
 _SIGNAL = """\
 for process in /proc/[0-9]*; do
   if tr '\\0' ' ' < $process/cmdline 2>/dev/null | grep -q -- "$2"; then kill -"$1" "${process#/proc/}" && found=1; fi
@@ -26,7 +26,7 @@ def signal_process(
 ) -> None:
     """Sends a signal to the processes of a container whose command line matches `pattern`.
 
-    The regular expression must not match itself; gcs[_]server does not. Raises ClusterError without a match.
+    The regular expression must not match its own text: for example gcs[_]server. Raises ClusterError without a match.
     """
     target = ("exec", "--namespace", namespace, pod, "--container", container, "--")
     kubectl(*target, "sh", "-c", _SIGNAL, "sh", signal, pattern)

@@ -1,4 +1,4 @@
-"""A service with gateways that tests disturb, and its undisturbed answers."""
+"""A service with gateways, on which tests cause disturbances, and the undisturbed answers."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class GatewayScene:
         return seen
 
     def is_recreated(self, head: dict[str, Any], number: int) -> Callable[[], bool]:
-        """A predicate: this number of engines serve, and none of them has this head pod."""
+        """A predicate: exactly this number of engines serve, and none of them has this head pod."""
         uid = head["metadata"]["uid"]
 
         def is_over() -> bool:
-            # Right after the deletion, the status is still that of the old engine, so the pods are counted, too.
+            # Right after the deletion, the status still describes the old engine, so the pods are counted, too.
             heads = uids(self.service.pods("head"))
             return uid not in heads and len(heads) == number and self.service.has(number)
 

@@ -1,6 +1,6 @@
 """Disturbs a service with gateways while clients receive streams of every kind, and reports the effects on the clients.
 
-The rules: Retries are off. New requests keep arriving until the disturbance is over. The disturbance happens when every
+The rules: Clients do not retry. New requests arrive until the disturbance is over. The disturbance happens when every
 stream has at least 12 tokens and none has more than half of its tokens. Weights are float32. A request has failed on
 any HTTP error, error event, missing [DONE], and any difference from the undisturbed answer.
 """
@@ -18,7 +18,7 @@ from disruptions.running_load import running_load
 from observers.timeline import Timeline
 
 STRIKE_AT = 12
-NUM_STEADY = 3  # streams at a time that arrive during the disturbance
+NUM_STEADY = 3  # number of parallel streams that arrive during the disturbance
 HEADER = (
     "| disturbance | longest pause of a stream, s | before it | first token, s | over after, s | streams | repeated |"
     " failed |",
@@ -42,19 +42,19 @@ class GatewayRecord:
 
     @property
     def pause_s(self) -> float:
-        """The longest time between two tokens of a stream, since the disturbance."""
+        """The longest time between two tokens of a stream after the beginning of the disturbance."""
         return max(_longest(each["times"], self.timeline.began_at) for each in self.streams)
 
     @property
     def usual_pause_s(self) -> float:
-        """The longest time between two tokens of a stream, before the disturbance."""
+        """The longest time between two tokens of a stream before the disturbance."""
         began = self.timeline.began_at
         before = [[at for at in each["times"] if at < began] for each in self.streams]
         return max(_longest(times, times[0]) for times in before if times)
 
     @property
     def first_token_s(self) -> float:
-        """The longest time to the first token of a request that came after the disturbance."""
+        """The longest time to the first token among the requests that were sent after the disturbance."""
         late = [each for each in self.streams if each["is_late"] and each["times"]]
         return max(float(each["times"][0] - each["began"]) for each in late)
 
@@ -80,7 +80,7 @@ def disturb_gateway(
     seconds: float = READY_SECONDS,
     **more: Any,
 ) -> GatewayRecord:
-    """Calls `strike` under streams, by the rules above. `more`: further settings of LoadAgent."""
+    """Calls `strike` while streams run, by the rules above. `more`: further settings of LoadAgent."""
     settings: dict[str, Any] = {"requests": load.requests(), "late_requests": load.requests(LATE_TOKENS)}
     settings |= {"urls": [service.url] * NUM_REQUESTS, "steady": NUM_STEADY, "late_every_s": 0.2} | more
     with Timeline(service) as timeline, running_load(service, strike_at=STRIKE_AT, **settings) as running:
@@ -97,6 +97,6 @@ def disturb_gateway(
 
 
 def _longest(times: list[float], since: float) -> float:
-    """The longest time between two tokens of which the second arrived after `since`."""
+    """The longest time between two consecutive tokens, if the second token arrived after `since`."""
     pairs = itertools.pairwise(times)
     return max((later - earlier for earlier, later in pairs if later > since), default=0.0)

@@ -1,4 +1,4 @@
-"""Services that cannot serve for a reason outside of their spec, and the removal of each reason."""
+"""Services that cannot serve because of a missing object or too little memory, and the removal of each cause."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from local_kubernetes.machine.shell import run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mistake:
-    """The condition and the number of pods that a service with the mistake must have: no pod is created twice."""
+    """The condition, and the number of created pods of a service with the mistake: no pod is created twice."""
 
     reason: str
-    said: tuple[str, ...]  # parts of the message: the problem and the cure
+    said: tuple[str, ...]  # parts of the message: the problem and the solution
     num_pods: int
 
 
@@ -52,12 +52,12 @@ MISTAKES = {
 IMAGE = "docker.io/rayloom/engine:not-there-yet"
 FOLDER = Path("/var/tmp/rayloom-e2e-not-there-yet")
 FILLER = "filler"
-# Share of a node's memory. Each of two ranks requests it as well, so only one of them finds a node.
+# The share of a node's memory that the filler requests. Each of two ranks requests it, too, so only one rank fits.
 _MORE_THAN_HALF = 0.6
 
 
 def services(kubectl: Kubectl, namespace: str) -> list[dict[str, Any]]:
-    """An LLMService for each mistake, and a pod that takes the memory that the last service needs."""
+    """An LLMService for each mistake, and a pod that requests the memory that the last service needs."""
     node = kubectl.json("get", "nodes")["items"][0]
     much = f"{int(_kibibytes(node['status']['allocatable']['memory']) * _MORE_THAN_HALF)}Ki"
     little = {"resources": {"requests": {"cpu": "100m", "memory": "256Mi"}}}
@@ -117,7 +117,7 @@ def _containerd(cluster: Cluster, node: str) -> tuple[object, ...]:
 def too_little_memory(namespace: str) -> list[dict[str, Any]]:
     """A LimitRange whose default memory limit applies to every container without a limit, and a service.
 
-    The limit suffices for the head pod, and for Ray and a rank without the weights.
+    The limit suffices for the head pod, and in a worker pod for Ray and a rank, but not for the rank's weights.
     """
     item = {"type": "Container", "default": {"memory": "720Mi"}}
     limit = {
@@ -141,7 +141,7 @@ def remove_folder() -> None:
 
 
 class PodCounter:
-    """Counts the created pods of each service by a watch."""
+    """Counts the pods that were created for each service, by a watch."""
 
     def __init__(self, kubectl: Kubectl, namespace: str) -> None:
         path = r'{.metadata.uid} {.metadata.labels.rayloom\.dev/service} {.metadata.labels.ray\.io/cluster}{"\n"}'

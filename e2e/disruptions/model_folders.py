@@ -15,14 +15,14 @@ from local_kubernetes.machine.kubectl import Kubectl
 
 
 def model_on_the_nodes() -> Path:
-    """A folder that every user can read. Skips the test where nodes do not see this machine's folders."""
+    """A folder that every user can read. Skips the test if the nodes do not see this machine's folders."""
     from rayloom_engine.models.checkpoint.source import resolve
 
     converted = resolve("builtin://smollm2-135m").path
     if os.environ.get("E2E_CLUSTER") == "kind" or os.environ.get("E2E_KUBECONFIG"):
         pytest.skip("the nodes do not see this machine's folders")
-    # Other users cannot enter HOME. The folder's name contains the name of the conversion, so the folder is never out
-    # of date.
+    # The folder is outside of HOME, which other users cannot enter. Its name contains the name of the conversion, so
+    # the folder is never out of date.
     folder = Path("/var/tmp") / f"rayloom-e2e-{converted.name}"
     if not folder.exists():
         _copy(converted, folder, shutil.copyfile)

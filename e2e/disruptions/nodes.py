@@ -1,4 +1,4 @@
-"""Nodes of the test cluster, as a test prepares them for a loss."""
+"""Prepares the nodes of the test cluster for the loss of a node."""
 
 from __future__ import annotations
 

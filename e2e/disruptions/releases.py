@@ -1,4 +1,4 @@
-"""Releases with a mistake: images built FROM the engine's with a patch. The engine has no hooks for faults."""
+"""Bad releases: images built FROM the engine's image with a patch. The engine has no hooks for faults."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SLOW = Release(patch="ten_times_slower.py", module="worker/runner.py")
 
 
 def release(cluster: Cluster, wanted: Release) -> str:
-    """The release's image, loaded on every node. It is built again when the engine or the patch has changed."""
+    """The release's image, loaded on every node. The image is rebuilt if the engine or the patch has changed."""
     if isinstance(cluster, ExistingCluster):
         pytest.skip("the nodes' images are not ours to change")
     name = f"docker.io/{wanted.image}"

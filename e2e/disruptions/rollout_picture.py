@@ -1,4 +1,4 @@
-"""Draws a rollout: its steps, its engine replicas, and every request's time to the first token.
+"""Draws a rollout: its steps, its engine replicas, and the time to the first token of every request.
 
 `ROLL_PLOT=1 make e2e ARGS="-k 'argument or fails_requests'"` writes docs/images/roll.svg and rollback.svg.
 """
@@ -21,7 +21,7 @@ _FOLDER = Path(__file__).parents[2] / "docs" / "images"
 # Pixels.
 _WIDTH, _LEFT, _RIGHT = 960, 150, 20
 _TOP, _STEP, _LANE, _REQUESTS, _BOTTOM = 34, 30, 34, 170, 94
-_BEFORE_S = 5.0  # shown before the change
+_BEFORE_S = 5.0  # seconds before the change that are shown
 
 _STEP_COLOURS = ("#e8eef7", "#f4efe3")
 _COLOURS = {

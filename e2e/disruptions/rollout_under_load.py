@@ -1,7 +1,7 @@
-"""Changes a service under steady streams, and reports the effects on clients, and whether the status was true.
+"""Changes a service under steady streams, and reports the effects on clients and the times of an untrue status.
 
-The rules of fault_under_load.py apply, and one more: streams keep arriving until the rollout is over, so that streams
-run whenever the operator acts on an engine. All revisions serve the same weights, since their tokens are compared.
+The rules of fault_under_load.py apply. In addition, new streams arrive until the rollout is over, so that streams run
+whenever the operator acts on an engine. All revisions serve the same weights, since their tokens are compared.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from observers.rollout_timeline import RolloutTimeline
 
 NUM_TOKENS = 96  # tokens of each of the first streams, which run during the change
 LATE_TOKENS = 32
-# Streams at a time, before and after the change. A fixed number, so that a slow machine is not overloaded.
+# Numbers of parallel streams before and after the change. They are fixed, so that a slow machine is not overloaded.
 NUM_FIRST, NUM_STEADY = 4, 3
-# Enough for a busy machine: the tests are about the end of streams, not about speed.
+# Long enough for a busy machine: these tests check how streams end, not their speed.
 DRAIN_SECONDS = 90
 # Streams run for this time after the end of a rollout.
 _REST_S = 3.0
@@ -52,7 +52,7 @@ class RolloutRecord:
 
     @property
     def longest_pause(self) -> tuple[float, float]:
-        """Seconds of the longest pause between two answers to the prober, and its begin in seconds from the change."""
+        """The prober's longest pause between two answers: (its seconds, its beginning in seconds from the change)."""
         answers = sorted(answered for _, answered, failure in self.probes if not failure)
         return max((later - earlier, self.timeline.seconds(earlier)) for earlier, later in itertools.pairwise(answers))
 
@@ -62,7 +62,7 @@ class RolloutRecord:
         return sum(since <= at <= until for at in began)
 
     def early_touches(self, old: str, new: str) -> list[str]:
-        """Actions on engines of the revision `old` before an engine of `new` had generated a token, in words."""
+        """In words: actions on engines of the revision `old` before an engine of `new` had generated a token."""
         seen = [at for engine in self.timeline.of(new) if (at := engine.token_seen_at) is not None]
         proven_at = min(seen, default=float("inf"))
         return [
@@ -108,10 +108,10 @@ def roll_out(
     events: Sequence[str] = (),
     **settings: Any,
 ) -> RolloutRecord:
-    """Calls `change` under streams. `expected` is the result of `undisturbed` with NUM_TOKENS tokens.
+    """Calls `change` while streams run. `expected` is the result of `undisturbed` with NUM_TOKENS tokens.
 
-    `events`: words of Events that the timeline must have before it ends. The operator creates an Event after it has
-    written the status.
+    `events`: words of Events that must be in the timeline before it ends, because the operator creates an Event only
+    after it has written the status.
     """
     wait(lambda: _has_no_leaving_pods(service), DRAIN_SECONDS + STATUS_SECONDS, service.story)
     load: dict[str, Any] = {"steady": NUM_STEADY, "late_tokens": LATE_TOKENS, "strike_at": STRIKE_AT}
@@ -119,7 +119,7 @@ def roll_out(
     with RolloutTimeline(service) as timeline, running_load(service, **(load | settings)) as running:
         running.strike(timeline, what, change)
         over_at = running.wait(timeline, is_over, seconds, 1.0)
-        time.sleep(_REST_S)  # the record must also have failures that the last step caused
+        time.sleep(_REST_S)  # the record must include failures that the last step causes
         running.wait(timeline, lambda: timeline.is_current() and _has_events(timeline, events), STATUS_SECONDS)
     records = running.records
     assert max(records["had"]) <= NUM_TOKENS // 2, f"the change came too late: {records['had']}"
@@ -136,7 +136,7 @@ def roll_out(
 
 
 def _has_no_leaving_pods(service: Service) -> bool:
-    """True once no pod of a removed engine replica exists. A timeline would take it for an engine of this rollout."""
+    """True if no pod of a removed engine replica exists. A timeline would count such a pod as an engine."""
     groups = {pod["metadata"]["labels"]["rayloom.dev/group"] for pod in service.pods("head")}
     return groups <= set(service.clusters())
 

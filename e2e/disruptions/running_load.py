@@ -19,7 +19,7 @@ from observers.timeline import Timeline
 
 
 class RunningLoad:
-    """Streams that have tokens. `records` has the records of all streams and probes once the block has ended."""
+    """Running streams. After the end of the block, `records` has the records of all streams and probes."""
 
     def __init__(self, service: Service, agent: LoadAgent) -> None:
         self.records: dict[str, Any] = {}
@@ -27,7 +27,7 @@ class RunningLoad:
         self._agent = agent
 
     def strike(self, timeline: Timeline, what: str, strike: Callable[[], object]) -> None:
-        """Calls `strike`, which may return the Unix time of the event, and lets new requests arrive from now on."""
+        """Calls `strike`, which may return the Unix time of the event. New requests arrive from now on."""
         timeline.begin(what)
         happened_at = strike()
         if isinstance(happened_at, float):
@@ -35,20 +35,20 @@ class RunningLoad:
         self.start_arrivals()
 
     def start_arrivals(self) -> None:
-        """Lets new requests arrive."""
+        """Makes the clients send new requests from now on."""
         self._agent.send("start_arrivals")
 
     def wait_for_streams(self) -> None:
-        """Returns when no stream runs and none will arrive. Without `steady` only."""
+        """Returns when no stream runs and none will arrive. Can only be called without the setting `steady`."""
         assert "ended" in self._agent.receive()
 
     def wait(self, timeline: Timeline, is_over: Callable[[], bool], seconds: float, pause_s: float = 0.25) -> float:
-        """The Unix time when `is_over` held. Fails with the timeline after `seconds`."""
+        """Waits for `is_over`, and returns the Unix time. Fails with the timeline after `seconds`."""
         wait(is_over, seconds, lambda: f"{timeline.table()}\n{self._service.story()}", pause_s)
         return time.time()
 
     def stop(self) -> None:
-        """Lets no new requests arrive, and waits for the running ones and their records."""
+        """Stops new requests, and waits until the running requests have ended and their records have arrived."""
         self._agent.send("stop")
         while "streams" not in self.records:
             self.records = self._agent.receive()
@@ -56,9 +56,9 @@ class RunningLoad:
 
 @contextlib.contextmanager
 def running_load(service: Service, **settings: Any) -> Iterator[RunningLoad]:
-    """Streams by the `settings` of LoadAgent, with `strike_at` tokens each when the block begins.
+    """Runs streams by the `settings` of LoadAgent. When the block begins, each stream has `strike_at` tokens.
 
-    `stop` is called at the end of the block, unless the block has called it or has failed.
+    At the end of the block `stop` is called, unless the block has already called it or has failed.
     """
     agent = LoadAgent(service, **settings)
     try:

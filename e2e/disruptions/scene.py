@@ -11,17 +11,17 @@ from clients.service import ROOT, Service, manifest
 from disruptions.fault_under_load import FaultRecord, disturb
 
 HANG_SECONDS = 6
-# Two streams at a time until the fault is over, so that a stream always waits while the fault has an effect on the
+# Two parallel streams until the fault is over, so that at least one stream is waiting while the fault affects the
 # engine.
 _STEADY = {"steady": 2, "late_tokens": NUM_TOKENS, "late_every_s": 0.05}
 
 
 def breakable(namespace: str, **spec: Any) -> dict[str, Any]:
     """The manifest of a service with two ranks in two pods, in float32."""
-    # A large restart budget, because every fault counts and all faults happen within minutes.
+    # The restart budget is large, because every fault counts and all faults happen within minutes.
     recovery = {"hangSeconds": HANG_SECONDS, "restartBudget": 100}
-    # One thread for each rank, since more threads would wait for each other on two cores. maxNumSeqs holds all requests
-    # that arrive in a minute without ranks; with fewer, probes would wait for other requests to end.
+    # Each rank has one thread, because more threads would wait for each other on two cores. maxNumSeqs suffices for all
+    # requests that arrive in a minute without ranks. With fewer, probes would wait for other requests to end.
     engine = {"args": {"threads": 1, "maxNumSeqs": 256}, "resources": {"requests": {"cpu": "250m", "memory": "1Gi"}}}
     path = ROOT / "examples" / "smollm2-pp2.yaml"
     return manifest(path, namespace, **{"recovery": recovery, "engine": engine, **spec})

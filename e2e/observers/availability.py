@@ -1,14 +1,14 @@
-"""Compares the condition Available with the answers that a prober got at the same time. Pure."""
+"""Compares the condition Available with the answers that a prober received at the same time. Pure."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
 
-# The seconds for which the status may be wrong. A hang is noticed after `hangSeconds` (6 in these tests), and the
-# operator reads that a second later, or several seconds on a busy machine.
+# The seconds for which the status may be wrong. The engine notices a hang after `hangSeconds` (6 in these tests). The
+# operator reads the engine's status a second later, or several seconds later on a busy machine.
 LATE_S = 20.0
-NOTED_S = 4.0  # a wrong status of more seconds is in the table of the timeline; up to LATE_S it fails no test
+NOTED_S = 4.0  # a longer wrong status is noted in the timeline, but fails a test only after LATE_S
 # Seconds. The prober sends a request each second, so a longer pause between two answers ends a streak.
 _STREAK_S = 3.0
 
@@ -20,11 +20,11 @@ def untrue_times(
     until: float,
     late_s: float,
 ) -> list[str]:
-    """Times of more than `late_s` in which Available was wrong, in words.
+    """In words: the periods of more than `late_s` seconds in which Available was wrong.
 
-    `available` holds each change of the condition with its time; `answers` are the times of a prober's answers between
-    `since` and `until`, one a second while the service works. Available is wrong if it is True for more than `late_s`
-    in total between two answers, or False for more than `late_s` at once during a streak of answers.
+    `available` has each change of the condition with its time. `answers` has the times of a prober's answers, one a
+    second while the service works. The answers between `since` and `until` count. Available is wrong if it is True for
+    more than `late_s` in total between two answers, or False for more than `late_s` at once during a streak of answers.
     """
     found = []
     ends = [at for at, _ in available[1:]] + [until]

@@ -1,4 +1,4 @@
-"""The processes of a container with their rights, as seen from inside, and the listening ports of its pod."""
+"""Views from inside a container: its processes with their rights, and the listening ports of its pod."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ print(json.dumps({
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inside:
-    """The inside of a container. `processes` holds fields of /proc/PID/status of its process namespace."""
+    """The inside of a container. `processes`: fields of /proc/PID/status for each process in its process namespace."""
 
     processes: list[dict[str, list[str]]]
     ports: frozenset[tuple[str, int]]  # (tcp or udp, port) that other pods can reach
@@ -75,7 +75,7 @@ def look_inside(kubectl: Kubectl, pod: dict[str, Any], container: str) -> Inside
 
 
 def excess(found: Inside) -> list[str]:
-    """Rights of the container that no container of ours may have, in words."""
+    """In words: rights of the container that none of our containers may have."""
     problems = [
         f"{process['Name'][0]}: {name} {process[name]}"
         for process in found.processes

@@ -1,7 +1,7 @@
 """A poller that runs in a pod as the text of `python -c`: requests /status of engines, each twice a second.
 
-stdin holds a JSON object for each engine: {"group": name, "ip": address, "token": token of its admin port}.
-stdout holds one for each request: {"group": name, "at": Unix time, "status": document, or null without an answer}.
+stdin has a JSON object for each engine: {"group": name, "ip": address, "token": token of its admin port}. stdout has an
+object for each request: {"group": name, "at": Unix time, "status": document, or null without an answer}.
 """
 
 from __future__ import annotations

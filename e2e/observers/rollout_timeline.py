@@ -1,4 +1,4 @@
-"""A timeline of a rollout: its engine replicas, the operator's actions on each, and the status of each.
+"""A timeline of a rollout: its engine replicas, and for each the operator's actions and the engine's status.
 
 An engine replica is identified by its group, the name of its RayCluster.
 """
@@ -39,7 +39,7 @@ class Engine:
 
     @property
     def token_seen_at(self) -> float | None:
-        """The time of its first /status with state "serving" and a token that has passed through every rank."""
+        """The time of the engine's first /status with state "serving" and a token that every rank has computed."""
         return next((at for at, said in self.answers if _has_token(said)), None)
 
     @property
@@ -81,14 +81,14 @@ class RolloutTimeline(Timeline):
 
     @property
     def most_clusters(self) -> int:
-        """The largest number of RayClusters at once, by the watch and by the samples."""
+        """The largest number of simultaneous RayClusters, by the watch and by the samples."""
         return max(number for _, number in (*self.watched, *self.sampled))
 
     def of(self, revision: str) -> list[Engine]:
         return [engine for engine in self.engines.values() if engine.revision == revision]
 
     def step_at(self, step: str) -> float | None:
-        """Seconds from the change until a step of the rollout began; None when it never did."""
+        """Seconds from the change until a step of the rollout began; None if the step never began."""
         return next((self.seconds(at) for at, word in self.steps if word == step and at >= self.began_at), None)
 
     def _sample(self) -> None:
@@ -136,7 +136,7 @@ class RolloutTimeline(Timeline):
             self._take_head(now, self._engine(now, meta), document, is_deleted)
 
     def _engine(self, now: float, meta: dict[str, Any]) -> Engine:
-        """The engine replica of the object with this metadata. Events of its objects arrive in any order."""
+        """The engine replica that has the object with this metadata. Events of objects arrive in any order."""
         name, revision = meta["labels"]["rayloom.dev/group"], meta["labels"]["rayloom.dev/revision"]
         return self.engines.setdefault(name, Engine(name=name, revision=revision, made_at=now))
 
@@ -163,7 +163,7 @@ class RolloutTimeline(Timeline):
             self._touch(engine, now, "its head pod is terminating")
         if address and meta["uid"] not in self._asked and not is_deleted:
             self._asked.add(meta["uid"])
-            # Requests run in another thread, because they would delay this thread, which records the times of events.
+            # Requests run in another thread. Here they would delay this thread, which records the times of events.
             threading.Thread(target=self._ask, args=(engine, address), daemon=True).start()
 
     def _ask(self, engine: Engine, address: str) -> None:

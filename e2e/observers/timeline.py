@@ -38,7 +38,7 @@ class Timeline:
         self._service = service
         self._entries: list[Entry] = []
         self._known: dict[tuple[str, str], str] = {}
-        self._version = 0  # of the last recorded status
+        self._version = 0  # resourceVersion of the last recorded status
         self._watches: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> Timeline:
@@ -74,13 +74,13 @@ class Timeline:
         return at - self.began_at
 
     def first(self, source: str, words: str) -> float | None:
-        """Seconds from the fault to the source's first entry with these words; None without one."""
+        """Seconds from the fault to the source's first entry with these words; None without such an entry."""
         return next(
             (self.seconds(each.at) for each in self._since() if each.source == source and words in each.text), None
         )
 
     def said(self, kind: str, status: str, words: str) -> float | None:
-        """Seconds from the fault until the condition first had this status and message; None when it never had."""
+        """Seconds from the fault until the condition first had this status and message; None if that never happened."""
         for at, document in self.statuses:
             each = next((each for each in document.get("conditions", ()) if each["type"] == kind), None)
             if at >= self.began_at and each and each["status"] == status and words in each["message"]:
@@ -88,13 +88,14 @@ class Timeline:
         return None
 
     def is_current(self) -> bool:
-        """True once the timeline has the present status. The watch delivers a written status a moment later."""
+        """True if the timeline has the present status. The watch delivers a written status with a short delay."""
         return self._version >= int(self._service.get()["metadata"]["resourceVersion"])
 
     def judge_status(self, probes: Sequence[tuple[float, float, str]], over_at: float) -> list[str]:
-        """Returns the times of more than LATE_S in which Available was wrong until `over_at`, in words.
+        """Returns in words the periods of more than LATE_S until `over_at` in which Available was wrong.
 
-        Notes those of more than NOTED_S. `probes`: (sent at, answered at, failure or empty) of each probe.
+        Records periods of more than NOTED_S in the timeline. `probes`: (sent at, answered at, failure or empty) of each
+        probe.
         """
         answers = [answered for _, answered, failure in probes if not failure]
         since = min(sent for sent, _, _ in probes)

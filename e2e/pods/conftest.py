@@ -1,7 +1,6 @@
-"""Tokens that services must give, and fixtures that print the effects of faults, rollouts and disturbances on clients,
-with tables of them at the end.
+"""Expected tokens of services, and fixtures that print the effects of faults, rollouts and disturbances on clients.
 
-The tables are also written to faults.md, rolls.md and gateways.md in artifacts/pods/.
+At the end, tables of these effects are printed, and written to faults.md, rolls.md and gateways.md in artifacts/pods/.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _gateway_rows: list[str] = []
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Tokens of an engine on this machine, with one rank, in float32."""
+    """The tokens of an engine with one rank on this machine, in float32."""
     log = tmp_path_factory.mktemp("engine") / "log"
     command = [sys.executable, "-m", "rayloom_engine", "serve", "--port", "0", "--admin-port", "0"]
     command += ["--dtype", "float32", "--served-model-name", "smollm2-pp2", "--num-kv-blocks", "64"]

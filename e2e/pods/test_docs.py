@@ -1,4 +1,4 @@
-"""The shell blocks of docs/quickstart-kubernetes.md work in their order, as printed."""
+"""The shell blocks of docs/quickstart-kubernetes.md work unchanged, one after the other."""
 
 from __future__ import annotations
 

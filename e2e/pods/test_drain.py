@@ -1,6 +1,6 @@
-"""Terminating pods: streams finish, ranks stay until then, and no pod waits longer than needed.
+"""Terminating pods: streams finish, ranks run until then, and no pod waits longer than needed.
 
-All tests share one service, and the last one deletes it.
+All tests share one service, and the last test deletes it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from local_kubernetes.machine.shell import ClusterError
 pytestmark = pytest.mark.slow
 
 NUM_STREAMS = 4
-# tokens; the fault happens in the first half of an answer, and the request that causes it takes a second
+# tokens, enough for the fault to happen in the first half of an answer: the request that causes it takes a second
 NUM_TOKENS = 96
 LATE_TOKENS = 2
-# A terminating pod accepts requests for two more seconds. Later ones must reach the other engine.
+# A terminating pod accepts requests for two more seconds. Later requests must reach the other engine.
 _UNROUTED_SECONDS = 3.0
-# The grace period of pods, with `drainSeconds` of 90. A pod that has nothing to wait for is gone long before.
+# The grace period of pods, with `drainSeconds` of 90. A pod without running streams ends long before.
 _GRACE_SECONDS = 105.0
 
 
@@ -38,7 +38,7 @@ _GRACE_SECONDS = 105.0
 def replicas(operator: Kubectl) -> Iterator[tuple[Service, StreamTokens]]:
     with new_namespace(operator, "drain") as namespace:
         service = Service(operator, Client.start(operator, namespace), namespace, "smollm2-two-replicas")
-        # Enough for a busy machine: the tests are about the end of streams, not about speed.
+        # Long enough for a busy machine: these tests check how streams end, not their speed.
         operator.apply(manifest(ROOT / "examples" / "smollm2-two-replicas.yaml", namespace, drainSeconds=90))
         _wait_for_both(service)
         yield service, undisturbed(service, NUM_TOKENS)
@@ -46,8 +46,7 @@ def replicas(operator: Kubectl) -> Iterator[tuple[Service, StreamTokens]]:
 
 def _wait_for_both(service: Service) -> None:
     def is_so() -> bool:
-        # The operator polls engines every few seconds. By the time a recreated pod is ready, the operator has noticed
-        # the loss.
+        # The operator polls engines every few seconds, so it has noticed the loss before a recreated pod is ready.
         pods = [*service.pods("head"), *service.pods("worker")]
         return len(pods) == 4 and all(map(is_ready, pods)) and service.get().get("status", {}).get("ready") == "2/2"
 
@@ -91,9 +90,9 @@ def _seconds_to_delete(service: Service, pod: str) -> float:
 
 @contextlib.contextmanager
 def _dead_control_store(service: Service, cluster: str) -> Iterator[None]:
-    """Kills Ray's control store and stops the command that would restart it, until the end of the block.
+    """Kills Ray's control store. Until the end of the block, pauses the command that would restart it.
 
-    A worker pod that starts meanwhile waits for its head.
+    A worker pod that starts in this time waits for its head.
     """
     heads = [pod["metadata"] for pod in service.pods("head")]
     head = next(meta["name"] for meta in heads if meta["labels"]["ray.io/cluster"] == cluster)

@@ -1,4 +1,4 @@
-"""A fault under running streams costs a pause and nothing else: one service, one fault after the other.
+"""A fault under running streams causes only a pause. The tests cause one fault after the other in one service.
 
 Each test prints a timeline. Lost nodes are in test_node_loss.py.
 """

@@ -1,4 +1,4 @@
-"""No stream dies with a pod: gateways in front of two engines, then of one, under streams of every kind.
+"""No stream is lost with a pod: gateways in front of two engines, then of one engine, under streams of every kind.
 
 All tests share one service. A request may fail only if it was connected to a gateway that was killed.
 """
@@ -143,7 +143,7 @@ def test_a_release_that_fails_the_requests_of_gateways_is_taken_back_and_nobody_
     image = release(cluster, FAILS_SEQUENCES)
     old = service.get()["status"]["currentRevision"]
     kept = set(service.clusters())
-    # Gateways find the new engine in DNS some seconds after its analysis began.
+    # Gateways find the new engine in DNS only some seconds after its analysis began.
     analysis = {"analysis": {"holdSeconds": ANALYSIS_SECONDS, "minRequests": MIN_REQUESTS}}
     scene.expect_unnoticed(
         "a release fails its requests, and is rolled back",
@@ -228,7 +228,7 @@ def test_a_drained_node_costs_nobody_anything(scene: GatewayScene, cluster: Clus
     drains: list[Future[str]] = []
 
     def is_over() -> bool:
-        # Raises the error of a failed drain.
+        # `result` raises the error of a failed drain.
         return drains[0].done() and bool(drains[0].result()) and service.has(2) and service.has_gateways(2)
 
     with ThreadPoolExecutor(1) as thread:
@@ -340,7 +340,7 @@ def _is_at_zero(service: GatewayedService) -> bool:
 
 
 def _move_client_to(service: GatewayedService, node: str) -> None:
-    """Replaces the client's pod by one on this node. The old pod would block a drain, as no controller has made it."""
+    """Replaces the client's pod by a pod on this node. The old pod would block a drain: it has no controller."""
     service.kubectl("delete", "pod", service.client.name, "--namespace", service.namespace)
     service.client = Client.start(service.kubectl, service.namespace, service.client.name, node)
 

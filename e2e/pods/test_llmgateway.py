@@ -1,4 +1,4 @@
-"""One URL for two services: an LLMGateway under streams for both models and an alias of them.
+"""One URL for two services: an LLMGateway under streams for both models and an alias of both models.
 
 All tests share the LLMGateway and its services, whose own gateways have no pods. A request may fail only if it was
 connected to a gateway pod that was killed.
@@ -56,10 +56,11 @@ def place(operator: Kubectl) -> Iterator[Place]:
         client = Client.start(operator, namespace)
         gateway = ModelsGateway(operator, client, namespace, "public")
         first, second = (GatewayedService(operator, client, namespace, f"public-{each}") for each in (FIRST, SECOND))
-        # Other numbers give other answers, so a request at the wrong model is noticed.
+        # The data types differ, so answers differ, and a request that reached the wrong model is noticed.
         operator.apply(
             _service(first, FIRST, "float32"),
-            # It is autoscaled from the start: the scaler removes no engine before it knows the load of a minute.
+            # It is autoscaled from the start, because the scaler removes no engine before it knows the load of a
+            # minute.
             _service(second, SECOND, "bfloat16", autoscaling=AUTOSCALING),
             _gateway(gateway, {first.name: 1, second.name: 1}),
         )
@@ -79,7 +80,7 @@ def test_streams_of_the_only_engine_of_a_model_wait_for_the_next_one(scene: Gate
         "LLMGateway: the only head pod of a model is deleted, grace 0",
         lambda: place.first.delete_pod(head["metadata"]["name"], *_AT_ONCE),
         GatewayScene(place.first, place.load, scene.show).is_recreated(head, 1),
-        # The second model becomes idle meanwhile, for the next test.
+        # No request is for the second model, so it becomes idle for the next test.
         late_requests=place.load.first_alone(LATE_TOKENS),
     )
 

@@ -1,8 +1,8 @@
 """Mistakes in a manifest, or missing objects that it names.
 
-A condition and an Event name the cure, pods are not recreated in a loop meanwhile, and the service serves without help
-once the cause is removed. Three services have a mistake at the same time: a missing image, a missing folder of a model,
-and too little memory on the nodes.
+A condition and an Event name the solution. In the meantime pods are not recreated in a loop. When the cause is removed,
+the service serves without further changes. Three services have a mistake at the same time: a missing image, a missing
+folder of a model, and too little memory on the nodes.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def test_too_little_memory_is_named_engines_come_ever_later_and_a_higher_limit_s
             found: dict[str, Any] = service.get()["status"]["groups"][0]
             return found
 
-        # The first new replica is created at once, the second ten seconds after its end.
+        # The first new replica is created at once, the second ten seconds after the end of the first.
         wait(
             lambda: group()["restarts"] == 2 and "nextRetryTime" in group(), READY_SECONDS, lambda: json.dumps(group())
         )

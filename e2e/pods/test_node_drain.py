@@ -1,7 +1,7 @@
 """`kubectl drain` of a node with an engine replica, under steady streams: another replica serves first.
 
-The test has a file of its own, so that no other test's client is on the node: kubectl drains no node with a pod that no
-controller would recreate.
+kubectl drains no node with a pod that no controller would recreate. So the test has a file of its own, and no other
+test's client is on the node.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from local_kubernetes.machine.kubectl import Kubectl
 pytestmark = pytest.mark.slow
 
 HOLD_SECONDS = 5
-# Longer than the start of a replica and the drain of another one.
+# Longer than the start of one replica and the drain of another together.
 _DRAIN_TIMEOUT_S = DRAIN_SECONDS + 150
 
 

@@ -1,4 +1,4 @@
-"""Lost nodes and cut links under running streams: one service, one loss after the other.
+"""Lost nodes and cut links under running streams. The tests cause one loss after the other in one service.
 
 The head pod, the client and the operator are on one node, a worker pod on the other. For the loss of the head's node,
 client and operator are on the other node.
@@ -29,7 +29,7 @@ from observers.timeline import Timeline
 pytestmark = pytest.mark.slow
 
 CUT_SECONDS = 20.0
-# Errors that a client may get from a pod on a lost node: the connection fails, or nothing arrives on it.
+# Errors that a client may get from a pod on a lost node: the connection fails, or no data arrives on it.
 CUT = re.compile(r"(Connection|Server|Socket)?TimeoutError|ClientConnectorError|ServerDisconnectedError|ClientOSError")
 
 
@@ -133,7 +133,7 @@ def test_after_the_loss_of_the_heads_node_a_new_engine_serves(
         )
         show("the head's node is lost (its streams end)", seen)
         assert seen.untrue_times == []
-        # Streams end with their pod, and other requests get no connection. No answer is wrong or an HTTP error.
+        # Streams end with their pod, and new requests get no connection. No answer is wrong, and none is an HTTP error.
         assert len(seen.failures) == seen.num_requests
         for failure in (*seen.failures, *seen.probe_failures):
             assert CUT.match(failure), failure
@@ -150,7 +150,7 @@ def test_after_the_loss_of_the_heads_node_a_new_engine_serves(
 
 
 def _spread(split: Split) -> dict[str, Any]:
-    """/status of the engine once it has a rank on each node. A long cut may have moved the other node's pod."""
+    """/status of the engine when it has a rank on each node. A long cut may have moved the other node's pod."""
     service = split.service
     wait(
         lambda: _is_node_ready(service.kubectl, split.other_node),
@@ -171,7 +171,7 @@ def _spread(split: Split) -> dict[str, Any]:
 
 
 def _load_seconds(service: Service) -> float:
-    """Seconds from a rank's pod to the rank's readiness, by the engine's startup phases."""
+    """Seconds from the start of a rank's pod to the rank's readiness, by the engine's startup phases."""
     phases = ("import", "load", "rendezvous", "warm_up")
     startup = service.engine_status()["startup"]
     return float(sum(phase["seconds"] for phase in startup if phase["name"] in phases))

@@ -1,8 +1,8 @@
-"""Releases under steady streams: a bad release is rolled back with its reason, a good one costs no request.
+"""Releases under steady streams: a bad release is rolled back with its reason, and a good release fails no request.
 
-One service gets one release after the other. Images of bad releases are built FROM the engine's with a patch
+One service gets one release after the other. Images of bad releases are built FROM the engine's image with a patch
 (disruptions/bad_images/), and the old engine keeps serving. During a good release no request fails, no stream is cut,
-and the number of engine replicas keeps to maxSurge. The change of the image comes last, with two replicas.
+and the number of engine replicas does not exceed maxSurge. The last test changes the image, with two replicas.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from disruptions.rollout_under_load import (
 from local_kubernetes.clusters.interface import Cluster
 from local_kubernetes.machine.kubectl import Kubectl
 
-# The seconds of a hold. In this time the prober alone sends 15 requests to each of two engines. Streams add few,
-# because a slow release delays the next streams.
+# The seconds of a hold. In this time the prober alone sends 15 requests to each of two engines. Streams add only a few
+# requests, because a slow release delays later streams.
 BAD_HOLD_SECONDS, BAD_MIN_REQUESTS = 30, 10
 ROLLBACK_SECONDS = 60.0
-# The most seconds for which a release that fails requests may receive requests: on an idle machine 2 or 3.
+# Limit of the seconds for which a release that fails requests receives requests. On an idle machine it takes 2 or 3.
 EXPOSED_SECONDS = 30.0
-# The most seconds between a change of the route label and the routes of clients, or the timeline.
+# Limit of the seconds from a change of the route label until clients' requests and the timeline reflect it.
 ROUTE_SECONDS = 10.0
-# A short hold, because there are three such rollouts. A stream and a probe a second give each of two engines ten
-# requests.
+# The hold is short, because there are three such rollouts. One stream and one probe per second give each of two engines
+# ten requests.
 HOLD_SECONDS, MIN_REQUESTS = 10, 20
 STEPS = ("Starting", "Analyzing", "Promoting", "Complete")
 
@@ -175,7 +175,7 @@ def test_a_changed_argument_is_rolled_out_and_nobody_notices(
     for step in STEPS:
         assert seen.timeline.step_at(step) is not None, f"{step} was not among {seen.timeline.steps}"
     hold_s = (seen.timeline.step_at("Promoting") or 0.0) - (seen.timeline.step_at("Analyzing") or 0.0)
-    # The timeline has the seconds at which this process read the status; on a busy machine some come late.
+    # The timeline has the times at which this process read the status. On a busy machine it reads some statuses late.
     assert hold_s >= HOLD_SECONDS / 2
     assert service.condition("RolledBack")["status"] == "False"
 

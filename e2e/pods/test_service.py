@@ -112,8 +112,9 @@ def test_the_kv_cache_is_as_large_as_predicted(pipeline: tuple[Service, float]) 
 
 
 def _expect_predicted_kv_cache(service: Service) -> None:
-    """The prediction for a CPU is 4 GiB. Ranks take less, half of the free memory, if they start with less than 8 GiB
-    of free memory. So both sizes are equal only where other work leaves the node much more than that.
+    """Compares both sizes of the KV cache, if other work leaves the node enough memory.
+
+    The prediction for a CPU is 4 GiB. A rank that starts with less than 8 GiB of free memory allocates half of this.
     """
     predicted = service.get()["status"]["sizing"]["kvTokens"]
     cache = service.engine_status()["kv_cache"]
@@ -182,7 +183,8 @@ def test_others_reach_the_ports_of_the_policy_and_no_other_that_a_pod_opens(pipe
     allowed = {("tcp", port["port"]) for rule in outside for port in rule["ports"]}
     assert allowed == {("tcp", 8000), ("tcp", 8001)}
     opened: set[tuple[str, int]] = set()
-    # Other open ports are for the pods alone: Ray's, and those of ranks, where Gloo uses ephemeral ports.
+    # Only the service's own pods may use other open ports: Ray's ports, and those of ranks, where Gloo uses ephemeral
+    # ports.
     for kind, container, others in (("head", "engine", _HEAD_PORTS), ("worker", "ray-worker", set(_ANY_PORT))):
         for pod in service.pods(kind):
             assert pod["metadata"]["labels"].items() >= label["matchLabels"].items()
@@ -220,7 +222,7 @@ def test_ray_asks_for_its_token(pipeline: tuple[Service, float]) -> None:
     def ask(*environment: str) -> str:
         return service.kubectl(*command, *environment, "python3", "-c", _ASK_RAY, address).strip()
 
-    # On a busy machine a request may take longer than Ray's own limits. Its next try may not.
+    # On a busy machine a request may take longer than Ray's own limits, so it is tried again.
     wait(lambda: ask().isdigit(), STATUS_SECONDS, ask)
     for environment in (("--unset=RAY_AUTH_TOKEN", "RAY_AUTH_MODE=disabled"), ("RAY_AUTH_TOKEN=a-guess",)):
 
@@ -246,7 +248,7 @@ def test_a_restarted_operator_recreates_nothing(pipeline: tuple[Service, float])
         return [is_ready(pod) for pod in pods if pod["metadata"]["uid"] not in old] == [True]
 
     wait(is_back, READY_SECONDS, lambda: service.kubectl(*operators))
-    # Only the operator sets this label. Once the label is restored, the new operator has reconciled the service.
+    # Only the operator sets this label. If the label is restored, the new operator has reconciled the service.
     head = service.pods("head")[0]["metadata"]["name"]
     service.kubectl("label", "pod", head, "--namespace", service.namespace, "rayloom.dev/route-")
     wait(
@@ -348,7 +350,8 @@ def others(operator: Kubectl) -> Iterator[dict[str, Service]]:
 def test_one_rank_serves_a_model_of_a_claim(operator: Kubectl, others: dict[str, Service]) -> None:
     service = others["from-claim"]
     service.wait_available()
-    # In bfloat16 a shorter question has two almost equally likely answers, and the result depends on the processor.
+    # A shorter question has two almost equally likely answers in bfloat16, and the result would depend on the
+    # processor.
     question = "What is the capital of France? Answer in one sentence."
     status, body = service.chat(messages=[{"role": "user", "content": question}])
     assert status == 200 and "Paris" in body, body

@@ -1,4 +1,4 @@
-"""Two engine replicas of a service: while one is missing the other serves."""
+"""Two engine replicas of a service: while one replica is missing, the other serves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from local_kubernetes.machine.kubectl import Kubectl
 
 pytestmark = pytest.mark.slow
 
-# Seconds from the end of a pod until the Service sends no more requests to it.
+# Seconds after the end of a pod in which the Service may still send requests to it.
 _ROUTE_SECONDS = 5.0
 
 
@@ -28,7 +28,7 @@ def pair(operator: Kubectl) -> Iterator[tuple[Service, StreamTokens]]:
         path = ROOT / "examples" / "smollm2.yaml"
         operator.apply(manifest(path, namespace, replicas=2, model=model, engine=engine))
         wait(lambda: _is_whole(service), READY_SECONDS, service.story)
-        # More tokens, since a single rank is fast and the deletion of a pod takes a second.
+        # Streams have more tokens here, because a single rank is fast and the deletion of a pod takes a second.
         yield service, undisturbed(service, num_tokens=128)
 
 

@@ -30,7 +30,7 @@ class Fault:
 
 
 class FaultPlan:
-    """Draws faults by a seed. The same seed and the same moments give the same faults."""
+    """Draws faults at random from a seed. The same seed and the same times of calls give the same faults."""
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)  # nosec: not for secrets

@@ -9,7 +9,7 @@ from clients.gateways import GatewayedService
 from clients.service import OPERATOR_NAMESPACE, is_ready
 from local_kubernetes.machine.shell import ClusterError
 
-# The containers of a head pod see each other's processes, so one of them counts all.
+# The containers of a head pod share a process namespace, so one container measures the processes of all.
 _CONTAINERS = {"head": "engine", "worker": "ray-worker"}
 _SUM = "cat /proc/[0-9]*/smaps_rollup 2>/dev/null | awk '/^Pss:/ {sum += $2} END {print sum}'"
 
@@ -17,7 +17,7 @@ Size = float | str  # MiB, or the reason why no pod could be measured
 
 
 def memory(service: GatewayedService) -> dict[str, Size]:
-    """The mean of the ready members of each role: engine, gateway, operator."""
+    """Role (engine, gateway, operator) -> mean memory of the ready members."""
     kubectl, namespace = service.kubectl, service.namespace
     by_group: dict[str, list[Size]] = {}
     for kind, container in _CONTAINERS.items():
@@ -35,9 +35,9 @@ def memory(service: GatewayedService) -> dict[str, Size]:
 
 
 def mean_size(members: Sequence[Sequence[Size]], num_pods: int = 1) -> Size:
-    """The mean size of the members whose pods are all ready and measured: of each member the sum of its pods. Pure.
+    """The mean size of the members whose pods are all ready and measured. A member's size is the sum of its pods. Pure.
 
-    A member with fewer pods would count as a small one, so it is left out.
+    A member with missing pods is left out, because its size would be too small.
     """
     sums: list[float] = []
     reasons: list[str] = []
@@ -54,7 +54,7 @@ def mean_size(members: Sequence[Sequence[Size]], num_pods: int = 1) -> Size:
 
 
 def _pss(service: GatewayedService, namespace: str, pod: str, container: str = "") -> Size:
-    """MiB of all processes of a container. A container that ends meanwhile has none."""
+    """MiB of all processes of a container, or the reason why they could not be measured."""
     chosen = ("--container", container) if container else ()
     try:
         output = service.kubectl("exec", "--namespace", namespace, pod, *chosen, "--", "sh", "-c", _SUM).strip()

@@ -24,7 +24,7 @@ class Trend:
 
     @property
     def verdict(self) -> str:
-        """ "flat" unless the growth over the run is more than MOST_GROWTH of the mean, and twice its standard error."""
+        """ "flat" unless the growth exceeds both MOST_GROWTH of the mean and twice the standard error."""
         if self.num_samples < LEAST_SAMPLES:
             return "too few samples"
         growth = self.mib_per_hour * self.hours

@@ -9,13 +9,13 @@ from typing import Any
 from rayloom_bench.fleet.traffic import TRAFFIC, generate
 
 NUM_REQUESTS = 24  # number of different requests; each answer must be computed once without faults
-# The trace's lengths divided by this: about 100 tokens of prompt and 18 of answer.
+# Lengths are the trace's lengths divided by this number: about 100 prompt tokens and 18 answer tokens.
 _DIVISOR = 12.0
-_TOKENS_OF_A_NUMBER = 7  # a number has six digits and a space, each of which is a token
+_TOKENS_OF_A_NUMBER = 7  # tokens of a number in a prompt: each of its six digits and its space is a token
 
 
 def soak_requests(model: str, seed: int) -> list[dict[str, Any]]:
-    """Different requests, greedy and seeded ones by turns. Each answer has at least two tokens."""
+    """Different requests, alternately greedy and seeded. Each answer has at least two tokens."""
     rng = random.Random(seed)  # nosec: not for secrets
     arrivals = generate(TRAFFIC["chat"], rate=1.0, seconds=1000.0, divisor=_DIVISOR, seed=seed)
     made = []

@@ -124,7 +124,7 @@ class Soak:
 
 
 def report(soak: Soak, expected: list[list[str]], seconds: float) -> bool:
-    """Prints the tables of a run of so many seconds. Returns True if it passed."""
+    """Prints the tables of a run that took `seconds`. Returns True if the run passed."""
     streams = soak.records.get("streams", [])
     failures = [each["failure"] for each in streams if each["failure"]]
     changed = [each for each in streams if not each["failure"] and each["tokens"] != expected[each["index"]]]

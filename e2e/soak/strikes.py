@@ -13,7 +13,7 @@ from local_kubernetes.machine.shell import ClusterError
 from soak.fault_plan import Fault
 from soak.memory import last_line
 
-NODE_IS_LOST_S = 90.0  # seconds for which a node is lost; longer than Kubernetes takes to notice
+NODE_IS_LOST_S = 90.0  # seconds for which a node is lost; longer than Kubernetes needs to notice the loss
 _AT_ONCE = ("--grace-period=0", "--force")
 
 

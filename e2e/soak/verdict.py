@@ -11,21 +11,22 @@ from soak.memory_trend import LEAST_SAMPLES, Trend, trend
 ROLES = ("engine", "gateway", "operator")
 SAMPLE_S = 20.0  # seconds between two samples of memory
 WARM_S = 120.0  # seconds in which caches fill; only later samples count
-# The least seconds of a run that must have enough samples: while pods are replaced, a role has no samples.
+# A run of at least this many seconds must have enough samples. It allows for times without samples, when pods are
+# replaced.
 LONG_S = WARM_S + 3 * LEAST_SAMPLES * SAMPLE_S
 
 Samples = Mapping[str, Sequence[tuple[float, float]]]  # role -> (second of the run, MiB) of each sample
 
 
 def trends(samples: Samples) -> dict[str, Trend]:
-    """The trend of each role's memory, once it is warm."""
+    """The trend of each role's memory after the first WARM_S seconds."""
     return {role: trend([each for each in samples.get(role, ()) if each[0] >= WARM_S]) for role in ROLES}
 
 
 def shortcomings(seconds: float, faults: Mapping[str, int], samples: Samples) -> list[str]:
-    """Returns sentences about growing memory, and about parts that a run of so many seconds did not test.
+    """Returns a sentence for each growing memory, and for each untested part that a run of `seconds` must test.
 
-    `faults`: their number by the words of Strikes.strike, among them those that had no victim.
+    `faults`: text returned by Strikes.strike -> number of faults, including faults that had no victim.
     """
     found = []
     if not any(faults.get(what) for what in itertools.chain(*FAULTS.values())):

@@ -1,7 +1,7 @@
-"""The local cluster: it starts completely, pods work in it as in any cluster, and its removal leaves nothing.
+"""The local cluster: it starts completely, pods work in it as in any cluster, and its removal leaves nothing behind.
 
-These tests create and remove a second cluster beside the one of the other tests. Clusters of kind are not tested. The
-processes of clusters and runs are the subject of test_processes.py.
+These tests create and remove a second cluster beside the cluster of the other tests. Clusters of kind are not tested.
+The processes of clusters and runs are the subject of test_processes.py.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def pod(name: str, node: str, *command: str) -> dict[str, object]:
 
 
 def started() -> dict[str, int]:
-    """Name -> id of the processes that the tool has started, without their own children, which come and go."""
+    """Name -> id of the processes that the tool has started, without their short-lived children."""
     records = (PLACE.state / "processes").glob("*.json")
     return {each.stem: json.loads(each.read_text())["pid"] for each in records}
 
@@ -124,17 +124,18 @@ def test_pods_talk_across_nodes_and_the_api_reaches_into_them(second: LocalClust
     )
     kubectl("wait", "pod", "--all", "--for=condition=Ready", "--timeout=180s", timeout_s=200)
     wait_until("the first log line", lambda: "listening" in kubectl("logs", "server"), 60)
-    # Fails after two seconds, because a connection that begins while a node changes its rules for the Service hangs.
+    # The time limit is two seconds, because a connection that begins while a node changes its rules for the Service
+    # hangs.
     request = "import urllib.request as r; assert r.urlopen('http://{host}/', timeout=2).status == 200"
     code = request.format(host="server.default.svc.cluster.local")
-    # kube-proxy's rules follow the pod's readiness a moment later. The server as a client is a special case: its
-    # request to the Service returns to its own pod.
+    # kube-proxy updates its rules shortly after the pod is ready. The server as a client is a special case: the request
+    # to the Service returns to the pod that sent it.
     for client in ("far", "near", "server"):
         command = ("exec", client, "--", "python3", "-c", code)
         wait_until(f"an answer to {client}", lambda command=command: kubectl.succeeds(*command), 120)  # type: ignore[misc]
     code = request.format(host=f"{kubectl.json('get', 'pod', 'server')['status']['podIP']}:8080")
     wait_until("an answer", lambda: kubectl.succeeds("exec", "far", "--", "python3", "-c", code), 120)
-    # This machine reaches pods as well.
+    # Processes of this machine reach pods, too.
     run(sys.executable, "-c", code.replace("timeout=2", "timeout=60"))
 
 
@@ -238,7 +239,8 @@ def killed_when_there_is(process: str) -> None:
         return bool(Processes(PLACE.state).alive(process))
 
     try:
-        # Not its log, which is created before the process has the mark by which the next `up` finds and ends it.
+        # The log of the process is no criterion: it is created before the process has the mark by which the next `up`
+        # finds it.
         wait_until(f"the start of {process}", runs, 300)
     finally:
         starter.kill()

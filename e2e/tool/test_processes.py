@@ -22,8 +22,8 @@ from local_kubernetes.machine.shell import ClusterError, CommandTimeout, run, ru
 from rt_ports import free_port
 
 PLACE = Place.of(1)
-# Environment variable that marks the processes of a run in these tests. It is not the usual one, because other tests
-# use the machine's cluster at the same time.
+# Environment variable that marks the processes of a run in these tests. It is not the usual variable, because other
+# tests use the machine's cluster at the same time.
 MARK = "RAYLOOM_RUN_OF_A_TEST"
 
 
@@ -32,7 +32,8 @@ def test_only_the_very_process_that_was_started_is_taken_for_it(tmp_path: Path) 
     processes.ensure("sleeper", "sleep", "1000")
     try:
         assert processes.is_alive("sleeper")
-        # A record with the same id and another start time: its process ended and another one got its id.
+        # A record with the same id and another start time means that the process has ended and another process has its
+        # id.
         record = tmp_path / "processes" / "sleeper.json"
         record.write_text(json.dumps(json.loads(record.read_text()) | {"started": "1"}))
         assert not processes.is_alive("sleeper")
@@ -61,7 +62,7 @@ listening = socket.create_server(("127.0.0.1", int(sys.argv[1])))
 print("listening", flush=True)
 listening.accept()
 """
-    port = free_port()  # which no connection of another process takes meanwhile
+    port = free_port()  # a port that no connection of another process uses
     monkeypatch.setattr("local_kubernetes.machine.shell._PAUSE_S", 0.001)
     processes = Processes(tmp_path)
     log = processes.log("server")
@@ -142,7 +143,7 @@ def test_a_command_that_takes_too_long_is_ended() -> None:
 def test_what_a_killed_run_left_is_ended_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("local_kubernetes.machine.runs.REPOSITORY", tmp_path)
     monkeypatch.setattr("local_kubernetes.machine.runs._RUN", MARK)
-    # The child has no mark, like the steps of an image's build.
+    # Like the steps of an image's build, the child has no mark.
     script = "env --ignore-environment sleep 1001 & exec sleep 1002"
     left = subprocess.Popen(["sh", "-c", script], env=os.environ | {MARK: str(tmp_path)})
     try:
@@ -179,7 +180,7 @@ def test_a_group_of_the_second_version_hands_its_controllers_down(tmp_path: Path
 
 
 def command_line(process: Path) -> bytes:
-    """The file of an ended process or a zombie is missing or empty."""
+    """The command line of a process; empty for an ended process or a zombie."""
     try:
         return (process / "cmdline").read_bytes()
     except OSError:

@@ -29,8 +29,8 @@ from rt_two_ranks import TwoRanks
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "architectures.md"
 LEAST = 32
-_SECONDS = 600.0  # for one model
-# A fork has the imports of this process, which take longer than a model.
+_SECONDS = 600.0  # limit for one model
+# A fork has the imports of this process. They take longer than the checks of a model.
 _CONTEXT = multiprocessing.get_context("fork")
 
 _SHARDS = "two shards"
@@ -105,7 +105,7 @@ def _checked(name: str, ranks: TwoRanks) -> Row:
 
 
 def _in_process(name: str, folder: Path) -> Row:
-    """Writes a model into a folder, and returns its row, from a process that has the imports of this one."""
+    """Writes a model into a folder, and returns its row, computed in a fork of this process."""
     receiver, sender = _CONTEXT.Pipe(duplex=False)
     process = _CONTEXT.Process(target=_send_row, args=(name, folder, sender), daemon=True)
     process.start()
@@ -137,7 +137,7 @@ def _row(name: str, folder: Path) -> Row:
 
 
 def _refusal(name: str) -> str:
-    """The sentence with which the engine refuses a model, without the name of the file."""
+    """The message with which the engine refuses a model, without the name of the file."""
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "config.json"
         path.write_text(json.dumps({"model_type": name, **REFUSED[name]}), encoding="utf-8")

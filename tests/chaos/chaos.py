@@ -54,11 +54,11 @@ class Fault:
     role: str  # rank, core or launcher
     victim: str  # the role, or the rank
     how: str
-    strike_at: int  # tokens of every stream at the fault
+    strike_at: int  # number of tokens of every stream at which the fault happens
 
 
 def draw_faults(rng: random.Random, number: int, num_ranks: int) -> list[Fault]:
-    """Faults of all kinds, each about equally often, in random order."""
+    """Faults of all kinds in random order, each kind about equally often."""
     kinds = [*KINDS] * (number // len(KINDS)) + rng.sample(KINDS, number % len(KINDS))
     rng.shuffle(kinds)
     return [
@@ -75,7 +75,7 @@ def draw_faults(rng: random.Random, number: int, num_ranks: int) -> list[Fault]:
 def run(
     executor: str, faults: list[Fault], model: str, layout: tuple[str, ...]
 ) -> tuple[list[tuple[Fault, float]], int, int]:
-    """Pairs of fault and seconds until the next token, the number of requests, and the number of failed ones."""
+    """Pairs (fault, seconds until the next token), the number of requests, and the number of failed requests."""
     took, num_requests, num_failed = [], 0, 0
     arguments = (*ARGUMENTS, *layout, "--executor", executor, "--model", model)
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder, breakable_server(Path(folder), *arguments) as server:
@@ -110,7 +110,7 @@ def run(
 
 
 def table(took: dict[str, list[tuple[Fault, float]]]) -> str:
-    """The table of faults, with seconds from each to the next token of a running stream."""
+    """The table of faults, with the seconds from each fault to the next token of a running stream."""
     lines = [f"{'executor':9} {'role':9} {'fault':8} {'count':>5} {'p50 s':>7} {'max s':>7}"]
     for executor, faults in took.items():
         for role, how in KINDS:

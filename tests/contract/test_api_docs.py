@@ -1,4 +1,4 @@
-"""docs/api.md matches the code: its tables come from the code, and it names every route and error code."""
+"""docs/api.md matches the code: its tables are generated from the code, and it names every route and error code."""
 
 import importlib.util
 import re

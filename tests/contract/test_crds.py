@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition in `crds/` and in the chart follows from the typed models."""
+"""The CustomResourceDefinitions in `crds/` and in the chart are those that are generated from the typed models."""
 
 import importlib.util
 import sys
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def load_tool():
     spec = importlib.util.spec_from_file_location("write_crds", ROOT / "tools" / "write_crds.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # a dataclass looks its module up
+    sys.modules[spec.name] = module  # the decorator `dataclass` looks its module up
     spec.loader.exec_module(module)
     return module
 
@@ -21,7 +21,8 @@ def load_tool():
 TOOL = load_tool()
 
 
-# Fixtures, because every process of a run collects this file, and one runs it: this takes a second or two.
+# This is a fixture, because every process of a run collects this file, but only one runs it, and it takes a second or
+# two.
 @pytest.fixture(scope="module")
 def text():
     return TOOL.crd_text(TOOL.SERVICES)
@@ -60,7 +61,7 @@ def schemas(schema):
 
 @pytest.fixture(scope="module", params=TOOL.KINDS, ids=lambda kind: kind.name)
 def either(request):
-    """The definition of either kind, as (kind, text)."""
+    """(kind, text of its definition), for each kind."""
     return request.param, TOOL.crd_text(request.param)
 
 
@@ -76,7 +77,7 @@ def test_the_schema_is_structural(either):
     for part in schemas(schema_of(either)):
         assert isinstance(part["type"], str)
         assert not {"$ref", "$defs", "anyOf", "const", "title"} & set(part)
-        # The API server takes a map's fields or the schema of all its values, not both, and no closed map.
+        # For a map, the API server accepts either its fields or the schema of all values, not both, and no closed map.
         assert not ("properties" in part and "additionalProperties" in part)
         assert part["type"] != "integer" or part["format"] == "int64"
 
@@ -93,7 +94,7 @@ def test_defaults_and_rules_arrive(schema):
     assert spec["sizing"]["properties"]["minConcurrentRequests"]["default"] == 1
     assert "default" not in spec["parallelism"]["properties"]["pipeline"]
     assert spec["model"]["required"] == ["source"]
-    assert "required" not in spec["accelerator"]  # nodes may say how much memory it has
+    assert "required" not in spec["accelerator"]  # labels of nodes may name its memory
     assert spec["model"]["properties"]["dtype"]["default"] == "auto"
     assert "default" not in spec["model"]["properties"]["maxModelLen"]
     (rule,) = spec["replicas"]["x-kubernetes-validations"]

@@ -1,4 +1,4 @@
-"""The packages' declared dependencies: no version has a known vulnerability, and none is unused or missing."""
+"""The packages' declared dependencies: no version has a known vulnerability, no dependency is unused or missing."""
 
 import ast
 import re
@@ -13,7 +13,7 @@ from packaging.version import Version
 ROOT = Path(__file__).resolve().parents[2]
 PROJECTS = ("engine", "operator", "bench")
 
-# The first version without holes that are known, and what the version before lets in.
+# The first version without known vulnerabilities, and the vulnerability of earlier versions.
 SAFE = {
     "aiohttp": "3.14.1",  # compressed bodies fill the memory (PYSEC-2026-2111)
     "jinja2": "3.1.6",  # a template leaves the sandbox (CVE-2024-56326, CVE-2025-27516)
@@ -25,13 +25,13 @@ SAFE = {
 }
 # Import name -> distribution, where these differ.
 DISTRIBUTIONS = {"pydantic_core": "pydantic", "yaml": "pyyaml"}
-# Used without an import of ours.
+# Used, but not imported by our code.
 BY_NAME = {
-    "engine": {"httptools"},  # uvicorn's, for http="httptools"
+    "engine": {"httptools"},  # uvicorn imports it for http="httptools"
     "operator": set(),
     "bench": set(),
 }
-# Imported where it is installed, and not needed otherwise.
+# Imported only if it is installed.
 OPTIONAL = {"engine": {"triton"}, "operator": {"kubernetes"}, "bench": {"matplotlib", "ray"}}
 
 

@@ -1,4 +1,4 @@
-"""The GatewayConfig that the operator writes is the one that the gateway reads, field by field."""
+"""The fields of the GatewayConfig that the operator writes are the fields that the gateway reads."""
 
 import json
 from pathlib import Path

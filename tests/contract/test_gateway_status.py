@@ -1,4 +1,4 @@
-"""The operator reads which models file a gateway with several models serves by, from the gateway's `/status`."""
+"""The operator reads from `/status` of a gateway with several models which models file this gateway uses."""
 
 import json
 

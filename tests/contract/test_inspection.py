@@ -28,7 +28,7 @@ def test_the_operator_reads_every_size_that_the_engine_leaves():
 @pytest.mark.parametrize("part", [Costs, Amounts, LayerKind, StepCosts], ids=lambda part: part.__name__)
 def test_the_operator_reads_every_part_of_the_costs(part):
     theirs = getattr(ours, part.__name__).model_fields
-    # A status writes an alias that is given, else camelCase.
+    # In a status, a field has its explicit alias, or else its name in camelCase.
     read = {field.alias if field.alias_priority == 2 else name for name, field in theirs.items()}
 
     assert read == set(part.model_fields)
@@ -76,6 +76,6 @@ def test_the_operator_takes_the_facts_of_any_model_that_the_engine_takes(shape):
     assert (seen.verdict, seen.facts.num_parameters) == (None, shape.num_parameters)
     assert seen.facts.costs.num_layers == shape.num_layers
     assert seen.facts.costs.attention_span == shape.attention_span == seen.facts.shape.attention_span
-    # The status holds it, and gives it back.
+    # The facts can be stored in the status and read again.
     document = json.loads(json.dumps(seen.model.model_dump(mode="json", by_alias=True, exclude_none=True)))
     assert stored_model({"model": document}) == seen.model

@@ -1,4 +1,4 @@
-"""The documents that the operator writes for the gateway pods of an LLMGateway are those that the gateway reads."""
+"""The gateway can read the documents that the operator writes for the gateway pods of an LLMGateway."""
 
 import json
 from pathlib import Path

@@ -37,7 +37,7 @@ def test_every_metric_has_a_meaning_and_stands_once():
 
 
 def busy_engine():
-    """Metrics of an engine in which every value has been observed."""
+    """Metrics of an engine that has observed a value for each metric."""
     metrics = Metrics("m")
     rank = RankReport(rank=0, node="n", host="h", pid=1, phase="idle", heartbeat_age_s=0.1, step=1, memory_bytes=1)
     phase = PhaseProgress(name="load", seconds=1.0, done=1, total=1, unit="bytes", is_finished=True)
@@ -66,5 +66,5 @@ def test_samples_of_an_engine_have_the_labels_of_the_page(row):
     found = re.findall(rf"^{name}(?:_bucket|_sum|_count)?{{(.*)}} ", busy_engine().text(), re.MULTILINE)
     names = {frozenset(re.findall(r'(\w+)="', each)) - {"model_name", "le"} for each in found}
 
-    # What only happens in a running engine has no sample here.
+    # Events that only happen in a running engine have no sample here.
     assert names <= {frozenset(labels)}, kind

@@ -1,4 +1,4 @@
-"""The facts that come with the operator, and those in examples/, are the facts that the engine computes."""
+"""The facts that the operator ships, and the facts in examples/, are those that the engine computes."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ from rayloom_operator.api.shipped_facts import builtin_models, published_models
 from rt_facts import WELL_KNOWN
 
 RUN = "run: make facts"
-# As the models' files count them.
+# Numbers of parameters according to the models' files.
 PARAMETERS = {
     "qwen3-0.6b": 596_049_920,
     "qwen3-1.7b": 1_720_574_976,
@@ -29,7 +29,7 @@ PARAMETERS = {
     "mistral-7b-v0.3": 7_248_023_552,
     "qwen2.5-72b": 72_706_203_648,
 }
-# Models of which the engine needs no torch to know the sizes.
+# Models whose sizes the engine computes without torch.
 QUICK = [
     name
     for name, model in published_models().items()

@@ -1,4 +1,4 @@
-"""The operator's certificates in the engine's and the gateway's own TLS, with the names of the operator's settings."""
+"""The operator's certificates and TLS settings work with the TLS code of the engine and the gateway."""
 
 import base64
 from dataclasses import replace
@@ -29,7 +29,7 @@ MOUNT = "/etc/rayloom"
 
 
 def moved(document: dict[str, object], folder: Path) -> dict[str, object]:
-    """The document with the files of TLS in `folder`."""
+    """The document, with paths of TLS files changed to `folder`."""
     return {
         name: str(value).replace(MOUNT, str(folder)) if "tls_" in name and name.endswith("_file") else value
         for name, value in document.items()
@@ -50,7 +50,7 @@ def engine_files(secret, folder: Path) -> TlsFiles:
 
 
 def shake(engine: TlsFiles, gateway: TlsFiles, name: str) -> bytes:
-    """What the engine reads of a gateway's first message."""
+    """Returns what the engine receives of a gateway's first message."""
     server, client = TlsSession(engine.context()), TlsSession(gateway.context(), name)
     is_complete = False
     while not is_complete:
@@ -63,10 +63,10 @@ def shake(engine: TlsFiles, gateway: TlsFiles, name: str) -> bytes:
     ("engine", "gateway"),
     [
         ((KEY, b"", NOW), (KEY, b"", NOW)),
-        # Each side reads a renewed file in its own time.
+        # Engine and gateway read renewed files at different times.
         ((KEY, b"", NOW - PERIOD), (KEY, b"", NOW)),
         ((KEY, b"", NOW), (KEY, b"", NOW - PERIOD)),
-        # A change of the operator's key: first the new one with the previous one beside it.
+        # During a change of the operator's key, the new key and the previous key are used together.
         ((OLD_KEY, b"", NOW), (KEY, OLD_KEY, NOW)),
         ((KEY, OLD_KEY, NOW), (OLD_KEY, b"", NOW)),
         ((KEY, OLD_KEY, NOW), (KEY, OLD_KEY, NOW)),

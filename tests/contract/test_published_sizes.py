@@ -1,6 +1,6 @@
 """Bytes per rank in `rayloom-operator plan`, beside the tensors that transformers makes for published models.
 
-tools/model_sizes/ has the tensors and adds them up. The slow tests make them again.
+tools/model_sizes/ has the tensors and sums their bytes. The slow tests make the tensors again.
 """
 
 import functools
@@ -30,7 +30,7 @@ read_shape = functools.cache(shape_of)
 
 
 def forms_of(facts):
-    """Whether ranks keep quantised weights: both on a checkpoint that has such weights."""
+    """Values of `keeps_quantised`: both if the checkpoint has quantised weights, else False."""
     return (False,) if facts.quantization is None else (False, True)
 
 
@@ -70,7 +70,7 @@ def test_a_token_uses_the_parameters_that_the_models_card_names(name):
     embedding = shape.vocab_size * shape.hidden_size
 
     assert active == active_weights_of(TENSORS[name], read_config(name))
-    # Some cards leave out the embedding, some the head too, and all round.
+    # Some model cards do not count the embedding, some not the head either, and all round the number.
     assert 0.97 * (active - 2 * embedding) < PUBLISHED[name].active * 1e9 < 1.03 * active
 
 
@@ -113,7 +113,7 @@ def rank_amounts(shape, tensor, pipeline):
 
 
 def replicated(name, shape, tensor, pipeline):
-    """Elements that several ranks have, beyond the first copy: norms, routers, key/value heads, a shared embedding."""
+    """Elements of additional copies on several ranks: norms, routers, key/value heads, a shared embedding."""
     total = 0
     for each in TENSORS[name]:
         number = 1 if each.first is None else each.last - each.first + 1

@@ -1,4 +1,4 @@
-"""The engine's sentences that the operator recognises: a missing model, a rank that makes no progress."""
+"""The operator recognises these messages of the engine: a missing model, a rank that makes no progress."""
 
 import httpx2
 import msgspec

@@ -1,7 +1,8 @@
-"""The costs that `inspect` gives are what the engine allocates, and the operator splits layers as the engine does.
+"""The costs in `inspect`'s output equal the engine's allocations, and the operator splits layers like the engine.
 
-The operator only adds these costs, and so has no arithmetic of models to compare. Other files test the comparison of
-sums with memory (tests/operator_unit/test_sizing.py) and the transfer of the document (test_inspection.py).
+The operator only adds these costs, so it has no arithmetic of models that could be compared. Other files test the
+comparison of sums with memory (tests/operator_unit/test_sizing.py) and the transfer of the document
+(test_inspection.py).
 """
 
 import pytest
@@ -35,13 +36,13 @@ def costs_of(shape):
 
 
 def ranks(costs, tensor, pipeline, element_bytes=2):
-    """The ranks that the operator computes, equal ones once."""
+    """The ranks that the operator computes. Equal ranks appear once."""
     split = stage_split.stages(costs.num_layers, pipeline, costs.head_layers)
     return rank_memory.Cut(costs, tensor, element_bytes).ranks(split)
 
 
 def different_shards(shape, tensor):
-    """The indexes of shards that may have different sizes: where everything divides, only the first has more."""
+    """The indexes of shards that may differ in size. If all sizes are divisible, only the first shard has more."""
     is_even = shape.vocab_size % tensor == shape.intermediate_size % tensor == 0
     return sorted({0, tensor - 1}) if is_even else range(tensor)
 
@@ -65,7 +66,7 @@ def assert_same(shape, tensor, pipeline):
     found = ranks(costs_of(shape), tensor, pipeline)
     weights, block = largest_rank(shape, tensor, pipeline)
     assert max(rank.kv_block for rank in found) == block
-    # The shard with biases and that with most rows of an uneven vocabulary may be two.
+    # The shard with biases and the shard with most rows of an uneven vocabulary may be different shards.
     spare = 2 * 2 * shape.hidden_size if (shape.o_bias or shape.mlp_bias) and shape.vocab_size % tensor else 0
     assert weights <= max(rank.weights for rank in found) <= weights + spare
 

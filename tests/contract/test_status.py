@@ -78,7 +78,7 @@ def _nothing():
 
 
 def test_the_minimal_document_of_a_large_engine_is_one_that_the_operator_takes():
-    """128 ranks on nodes with names as long as they may be, after a hundred recoveries."""
+    """The engine has 128 ranks on nodes with the longest possible names, and has recovered a hundred times."""
     rank = {"host": "h" * 63, "pid": 12345, "phase": "step", "heartbeat_age_seconds": 0.123456, "step": 1 << 30}
     rank |= {"memory_bytes": 1 << 40, "advance": 1 << 40, "communication_seconds": 12345.678, "weight_bytes_read": 0}
     phases = [RecoveryPhase(name="load_weights", seconds=1.25)] * 7
@@ -94,7 +94,7 @@ def test_the_minimal_document_of_a_large_engine_is_one_that_the_operator_takes()
 
     full = whole.model_dump_json().encode()
 
-    # An engine of the version before sends all of it, whatever is preferred.
+    # An engine of the previous version always sends the full document, even if the operator prefers the minimal one.
     assert MAX_FULL_BYTES > 2 * len(full) > 2 * MAX_BYTES > 4 * len(minimal)
     read = engine_status(200, minimal, max_ranks=128)
     assert read == engine_status(200, full)

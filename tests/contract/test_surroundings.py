@@ -1,7 +1,7 @@
 """The routes and autoscalers in examples/ name objects that the operator creates for the service.
 
-e2e/api/surroundings/test_surroundings.py tests that the API server accepts each of them. KEDA's own definition is not
-used: the shape of its object is written down below.
+e2e/api/surroundings/test_surroundings.py tests that the API server accepts each of these objects. KEDA's CRD is not
+used: the fields of its object are listed below.
 """
 
 import re
@@ -49,7 +49,7 @@ def test_each_is_named_after_the_service_and_says_what_it_needs(name):
     text = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
 
     assert document["metadata"]["name"] == SERVICE.metadata.name
-    assert "namespace" not in document["metadata"]  # the one in which it is applied, as the service
+    assert "namespace" not in document["metadata"]  # like the service, it belongs to the namespace of `kubectl apply`
     assert text.startswith("# ")
 
 
@@ -61,7 +61,7 @@ def test_the_hpa_scales_the_service_by_metrics_that_its_engines_have():
 
     assert spec["scaleTargetRef"] == TARGET
     assert (spec["minReplicas"], spec["maxReplicas"]) == (1, 4)
-    # The adapter's rule on the page gives each the name that it has here.
+    # By the adapter's rule on the page, each metric gets the name that is used here.
     given = {re.sub("^rayloom:(.*)$", r"rayloom_\1", each) for each in METRICS if re.fullmatch(rule, each)}
     assert set(names) == given
 
@@ -87,7 +87,7 @@ def test_keda_scales_the_service_by_the_same_numbers():
         "rayloom:num_requests_running",
         "rayloom:num_requests_waiting",
     }
-    # As the PodMonitor of the chart names the pods' label.
+    # This is the metric label that the chart's PodMonitor makes from the pods' label.
     assert f'{re.sub("[^a-z]", "_", SERVICE_LABEL)}="{SERVICE.metadata.name}"' in query
     assert all(isinstance(value, str) for value in trigger["metadata"].values())
 

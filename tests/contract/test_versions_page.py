@@ -1,4 +1,4 @@
-"""The version numbers in docs/versions.md are those of the files that set them."""
+"""The version numbers in docs/versions.md equal those in the files that set the versions."""
 
 import re
 import tomllib
@@ -54,8 +54,8 @@ def test_kubernetes():
     required, tested, _ = row("Kubernetes")
     assert CHART["kubeVersion"] == f">={required.removesuffix(' or newer')}.0-0"
     assert tested == go_version("k8s.io/kubernetes")
-    # From 1.30 on the API server checks a stored object by the rules for what has changed alone, so a status can be
-    # written although a later rule refuses the spec.
+    # From 1.30 on, the API server validates only the changed parts of a stored object. So a status can be written even
+    # if a later rule refuses the spec.
     assert tuple(map(int, required.removesuffix(" or newer").split("."))) >= (1, 30)
     quickstart = (ROOT / "docs/quickstart-kubernetes.md").read_text()
     assert f"Kubernetes {required}" in quickstart

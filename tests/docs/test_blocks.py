@@ -1,8 +1,8 @@
-"""Every shell, Python and YAML block of README.md and docs/ works as it is printed.
+"""Every shell, Python and YAML block of README.md and docs/ works unchanged.
 
-The block that starts the server runs in the background while the blocks with requests to it run. Then it gets Ctrl-C,
-and all of its processes must end. `make test` inside `make test` would never end. So targets of make
-other than `run` are only expanded by `make -n`, and benchmarks only read their flags (`rt_blocks.runnable`).
+The block that starts the server runs in the background, while the blocks run that send requests to this server. Then
+the server gets Ctrl-C, and all of its processes must end. `make test` inside `make test` would never end. So targets of
+make other than `run` are only expanded by `make -n`, and benchmarks only parse their flags (`rt_blocks.runnable`).
 """
 
 import contextlib
@@ -31,10 +31,10 @@ SHELL = [block for block in BLOCKS if block.language in ("bash", "sh", "shell", 
 SERVERS = [block for block in SHELL if block.is_server]
 PYTHON = [block for block in BLOCKS if block.language == "python" and not block.installs]
 CLIENTS = [block for block in SHELL if block.is_client]
-START_S = 240  # the first start converts the model, on a slow machine that does other things as well
+START_S = 240  # the first start converts the model; the limit is for a slow machine with other work
 STOP_S = 30
 
-# A make that runs these tests must not give its own flags and variables to the make that they run.
+# If make runs these tests, its own flags and variables must not affect the make that the tests run.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS", "ARGS"))}
 
 
@@ -95,7 +95,7 @@ def test_a_manifest_block_is_valid(block):
 
 @contextlib.contextmanager
 def started(script, log):
-    """A server in a session of its own, started by shell commands, of which the last one keeps running."""
+    """A server in a session of its own, started by shell commands. The last command keeps running."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             ["bash", "-euc", script],
@@ -112,9 +112,9 @@ def started(script, log):
 
 
 def interrupt(process, log):
-    """Sends Ctrl-C and waits until all processes have ended. Returns how many there were."""
+    """Sends Ctrl-C and waits until all processes have ended. Returns the number of these processes."""
     family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-    # A terminal sends Ctrl-C to all of the foreground group, so the test does.
+    # A terminal sends Ctrl-C to the whole foreground process group, so the test does this, too.
     os.killpg(process.pid, signal.SIGINT)
     started_at = time.monotonic()
     _, alive = psutil.wait_procs(family, timeout=STOP_S)
@@ -133,7 +133,7 @@ def test_the_server_answers_its_blocks_and_ends_on_ctrl_c(server, tmp_path):
         for block in CLIENTS:
             answer = run_shell(block, stand_in)
             assert answer
-            if shutil.which("curl"):  # a slim machine has none, and then the stand-in must do
+            if shutil.which("curl"):  # a machine without curl uses the stand-in
                 assert run_shell(block)
         for block in PYTHON:
             if block.is_client:
@@ -161,7 +161,7 @@ def wait_for(sign, process, log):
 
 
 def end_all(process):
-    """Ends all processes of the server, however the test ended."""
+    """Ends all processes of the server, even if the test has failed."""
     if process.poll() is None:
         family = psutil.Process(process.pid).children(recursive=True)
         for member in family:

@@ -1,4 +1,4 @@
-"""The client and the proxy of tests on an API server, against a server that fails in the ways of an API server."""
+"""The client and the proxy of tests on an API server, against a server that fails like an API server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 @asynccontextmanager
 async def serving(folder: Path, answer: Answer) -> AsyncIterator[Path]:
-    """The kubeconfig of a server whose requests `answer` answers."""
+    """The kubeconfig of a server that answers each request by calling `answer`."""
     authority = Authority()
     issued = authority.issue("127.0.0.1", is_engine=True)
     (folder / "cert").write_bytes(issued.cert)

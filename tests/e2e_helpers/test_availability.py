@@ -1,4 +1,4 @@
-"""The times at which tests on pods count the condition Available as wrong."""
+"""The times for which tests on pods count the condition Available as wrong."""
 
 from __future__ import annotations
 

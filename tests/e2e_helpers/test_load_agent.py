@@ -1,4 +1,4 @@
-"""The load generator's records of its prober, against a server that streams at once."""
+"""The records of the load generator's prober and streams, against a simulated server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TOKENS = f"data: {json.dumps({'choices': [_CHOICE]})}\n\ndata: [DONE]\n\n"
 
 
 async def _probes(answers_from: str, rest_s: float) -> list[Any]:
-    """Records of probes that the server answers after `stop`, or never."""
+    """Records of probes that the server answers only after `stop`, or never."""
     may_answer, asked = asyncio.Event(), asyncio.Event()
 
     async def complete(request: web.Request) -> web.Response:

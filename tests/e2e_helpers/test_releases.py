@@ -1,4 +1,4 @@
-"""The patches of broken releases still replace something in the engine's code. Images with them are tested on pods."""
+"""Each name that a bad release's patch replaces exists in the engine's code. Tests on pods use the images."""
 
 import ast
 from pathlib import Path

@@ -1,6 +1,7 @@
 """Greedy tokens on a GPU against transformers on the same card. Run with `pytest -m gpu`.
 
-transformers computes each prompt, followed by our tokens, in one pass, and names its choice at each position.
+transformers computes each prompt, followed by our tokens, in one pass. Its most likely token at each position is
+compared with ours.
 """
 
 from __future__ import annotations

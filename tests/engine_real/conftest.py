@@ -1,4 +1,4 @@
-"""One real server for tests that do not change it. Tests that kill or configure a server start their own."""
+"""Real servers that tests share if they do not change them. Tests that kill or configure a server start their own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def shared_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
     folder = tmp_path_factory.mktemp("server")
     keys = folder / "keys"
     keys.write_text(f"{API_KEY}\n")
-    # Weights in int8, because a token then takes a fourth of the CPU time of one in float32.
+    # The weights are int8, because a token then takes a quarter of its CPU time in float32.
     weights = ("--dtype", "bfloat16", "--quantization", "int8")
     arguments = (*weights, "--max-model-len", "1024", "--api-key-file", str(keys), "--max-logprobs", "-1")
     with contextlib.closing(_shared(request, "server", lambda: running_server(folder, *arguments))) as shared:
@@ -31,14 +31,14 @@ def shared_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 
 @pytest.fixture(scope="module")
 def server(request: pytest.FixtureRequest, shared_server: SharedServer) -> Iterator[RunningServer]:
-    """`rayloom-engine serve` with the embedded model in int8. Its log is printed when a test of the run failed."""
+    """`rayloom-engine serve` with the embedded model in int8. Its log is printed if a test of the run has failed."""
     with shared_server.used_by(request.path) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def three_layers(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A tiny model, as --model takes it, that 2 or 4 ranks can share in every way, and 3 ranks as stages."""
+    """A value of --model: a tiny model that 2 or 4 ranks can divide by layers or by shards, and 3 ranks by layers."""
     folder = tmp_path_factory.mktemp("three-layers")
     tiny_checkpoint(folder, "Qwen3ForCausalLM", num_hidden_layers=3, head_dim=16, max_position_embeddings=1024)
     return str(tiny_tokenizer(folder, has_tools=True))
@@ -46,7 +46,7 @@ def three_layers(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def quick_model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A small model, as --model takes it. Steps take milliseconds, so tokens come one by one, and streams overlap."""
+    """A value of --model: a small model. Steps take milliseconds, so tokens arrive one by one, and streams overlap."""
     folder = tmp_path_factory.mktemp("quick")
     sizes = {"hidden_size": 384, "intermediate_size": 1024, "num_attention_heads": 6, "num_key_value_heads": 2}
     tiny_checkpoint(folder, "Qwen3ForCausalLM", num_hidden_layers=12, max_position_embeddings=1024, **sizes)
@@ -67,7 +67,7 @@ def shared_one_rank(
 
 @pytest.fixture(scope="module")
 def one_rank(request: pytest.FixtureRequest, shared_one_rank: SharedServer) -> Iterator[RunningServer]:
-    """A server of one rank with this model, named "m", in float32. All other settings must give its tokens."""
+    """A server of one rank with this model, named "m", in float32. Servers with other settings must give its tokens."""
     with shared_one_rank.used_by(request.path) as running:
         yield running
 
@@ -79,7 +79,7 @@ def known_answers() -> dict[int, list[Said]]:
 
 @pytest.fixture(scope="module")
 def said_by_one_rank(one_rank: RunningServer, known_answers: dict[int, list[Said]]) -> Callable[[int], list[Said]]:
-    """The undisturbed streams of that server, by their number of tokens."""
+    """Number of tokens -> that server's undisturbed streams."""
 
     def said(num_tokens: int) -> list[Said]:
         if num_tokens not in known_answers:

@@ -1,6 +1,6 @@
-"""A real server with LoRA adapters: many in one batch, changed while requests run, and after processes died.
+"""A real server with LoRA adapters: many adapters in one batch, changes while requests run, and losses of processes.
 
-Tokens are compared with PEFT in float32, and with those of the same request alone.
+Tokens are compared with those of PEFT in float32, and with those of the same request in a batch of its own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rt_streams import join_streams, start_streams
 from rt_tiny import VOCAB_SIZE, tiny_checkpoint, tiny_tokenizer
 
 NUM_ADAPTERS = 32
-WITH_PEFT = slice(0, NUM_ADAPTERS, 5)  # adapters of both ranks (8 and 16) whose tokens PEFT computes as well
+WITH_PEFT = slice(0, NUM_ADAPTERS, 5)  # adapters whose tokens PEFT computes, too; some have LoRA rank 8, some 16
 NUM_PROMPTS = 16
 PROMPT_TOKENS = 12
 NUM_TOKENS = 8
@@ -283,7 +283,7 @@ def test_ranks_that_share_a_model_share_its_adapters_and_load_them_again(
         *("--tensor-parallel-size", "2", "--pipeline-parallel-size", "2"),
         *("--managed-adapters", "--lora", *(f"{folder.name}={folder}" for folder in (*adapters[:2], changed))),
     ) as shared:
-        # The front has read the adapter; no rank has, so all ranks find other files.
+        # The front has read the adapter before this change. No rank has read it, so all ranks find changed files.
         write_adapter(changed, model, seed=22)
         assert refusal(shared, "/v1/completions", body(changed.name, PROMPTS[0])) == (
             400,

@@ -1,8 +1,8 @@
 """The embedded model in float32 against transformers: 20 prompts, 64 greedy tokens each, equal token for token.
 
 The tokens of transformers are on file. `make faults` computes them again: each prompt, followed by its 64 tokens, in
-one pass. If the most likely token is the one on file at every position, greedy generation gives exactly the tokens on
-file, by induction over the positions.
+one pass. If at every position the most likely token is the token on file, then greedy generation gives exactly the
+tokens on file, by induction over the positions.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from rayloom_engine.models.checkpoint.source import resolve
 
 NUM_TOKENS = 64
 ON_FILE = Path(__file__).parents[1] / "data" / "greedy_tokens.json"
-# The tokens on file lead by at least 3.3e-4 in their logit. A smaller lead could be lost to sums in another order.
+# The logit of a token on file is higher than all others by at least 3.3e-4. A smaller lead could be lost if sums are
+# computed in another order.
 LEAST_LEAD = 2e-4
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
-SHORTER = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)  # begins the third block after a prompt
+SHORTER = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)  # begins a third block after the prompt
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def llm() -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def all_at_once(llm: LLM, prompts: list[list[int]]) -> list[tuple[int, ...]]:
-    """The first answers of the engine: its prefix cache is empty before."""
+    """The first answers of the engine, whose prefix cache is empty before."""
     outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
     assert [output.num_cached_tokens for output in outputs] == [0] * len(prompts)
     return _ids(outputs)
@@ -82,12 +83,12 @@ def test_the_tokens_on_file_are_those_of_transformers(folder: Path, prompts: lis
 def test_tokens_are_the_same_alone_and_with_a_hot_prefix_cache(
     llm: LLM, prompts: list[list[int]], all_at_once: list[tuple[int, ...]]
 ) -> None:
-    short = SamplingParams(temperature=0.0, max_tokens=18, ignore_eos=True)  # alone each token costs a step
+    short = SamplingParams(temperature=0.0, max_tokens=18, ignore_eos=True)  # alone, each token needs a step of its own
     for prompt, ids in zip(prompts[7::7], all_at_once[7::7], strict=True):
         assert _ids(llm.generate([prompt], short, use_tqdm=False)) == [ids[:18]]
     hot = llm.generate(prompts, SHORTER, use_tqdm=False)
     assert _ids(hot) == [ids[:40] for ids in all_at_once]
-    # Every full block but the last token's was found.
+    # Every full block except the last token's block was found in the cache.
     assert [output.num_cached_tokens for output in hot] == [(len(prompt) - 1) // 16 * 16 for prompt in prompts]
 
 

@@ -22,7 +22,7 @@ else:
     anthropic = LazyModule("anthropic")
     openai = LazyModule("openai")
 
-API_KEY = "key-for-tests"  # what conftest.py writes into the server's key file
+API_KEY = "key-for-tests"  # the key that conftest.py writes into the server's key file
 MODEL = "smollm2-135m"
 QUESTION = "What is the capital of France? Answer in one sentence."
 ANSWER = "The capital of France is Paris."
@@ -33,7 +33,7 @@ SCHEMA = {
     "required": ["city"],
     "additionalProperties": False,
 }
-GREEDY = {"temperature": 0}  # the anthropic client has no parameter for it
+GREEDY = {"temperature": 0}  # sent as an extra field: the anthropic client has no such parameter
 
 
 @pytest.fixture

@@ -24,8 +24,8 @@ from rt_streams import Said, completion_body, disturb
 from rt_torch_users import users_of_torch
 
 SLOW = pytest.mark.slow
-NUM_TOKENS = 640  # more than a stream gets before the fault
-MANY_TOKENS = 800  # the same, where four answers are read at once
+NUM_TOKENS = 640  # more tokens than a stream receives before the fault
+MANY_TOKENS = 800  # the same, if four answers are read at once
 ARGUMENTS = ("--dtype", "float32", "--served-model-name", "m", "--max-model-len", "1024", "--num-kv-blocks", "512")
 
 
@@ -64,7 +64,7 @@ def test_a_fault_of_the_core_costs_a_pause_and_no_request(
     sentence = {
         "killed": "core died",
         "stopped": "core shows no sign of life for 3 s",
-        "stuck": "the main thread stands still for",  # 3.5 s: its pulses come twice a second
+        "stuck": "the main thread stands still for",  # 3.5 s, because pulses are sent twice a second
     }
     assert sentence[fault] in server.log_text()
     measured(f"core {fault}: tokens flow again after {seen.seconds:.2f} s; 0 of {seen.num_requests} requests failed")
@@ -73,7 +73,7 @@ def test_a_fault_of_the_core_costs_a_pause_and_no_request(
 def test_answers_of_every_kind_continue_after_the_core_died_and_a_vanished_client_gets_its_own(
     server: RunningServer,
 ) -> None:
-    """Three choices, Responses and Messages are read while the core dies, and nobody reads the fourth answer."""
+    """While the core dies, clients read three choices, Responses and Messages. No client reads the fourth answer."""
     kept = {**completion_body(1), "max_tokens": MANY_TOKENS, "stream": True}
     asks = (_three_choices, _items_of_responses, _blocks_of_messages)
     with ThreadPoolExecutor() as pool:
@@ -108,7 +108,7 @@ QUESTION = [{"role": "user", "content": "Tell me a long story."}]
 
 
 def _streamed(server: RunningServer, path: str, body: dict[str, object], sign: bytes, begun: threading.Event) -> bytes:
-    """All events of an answer. Sets `begun` once one of them has `sign`, so that the core computes the answer."""
+    """All events of an answer. Sets `begun` when an event has `sign`, because then the core computes the answer."""
     received = b""
     with httpx.stream("POST", f"{server.api_url}{path}", json={**body, **SAMPLING}, timeout=120.0) as answer:
         for part in answer.iter_bytes():
@@ -163,5 +163,5 @@ def test_the_log_holds_no_trace(server: RunningServer) -> None:
 
 
 def test_nothing_outlives_a_killed_supervisor(server: RunningServer) -> None:
-    """The last one here: it ends the server."""
+    """The last test here, because it ends the server."""
     assert outlive_supervisor(server) == []

@@ -20,7 +20,7 @@ BAD_TOKEN = 250
 
 
 def with_nan(folder: Path, tensor: str, row: int) -> str:
-    """A tiny checkpoint with one NaN, as --model takes it."""
+    """A value of --model: a tiny checkpoint with one NaN."""
     tiny_tokenizer(folder)
     tiny_checkpoint(folder)
     tensors = load_file(folder / "model.safetensors")

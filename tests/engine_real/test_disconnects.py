@@ -1,4 +1,4 @@
-"""100 clients that leave at random: every block is free afterwards, and no error is logged."""
+"""100 clients disconnect at random times. Afterwards every block is free, and no error is logged."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_hundred_clients_that_leave_take_nothing_with_them(
         wait_until(is_idle, 60.0, lambda: f"seed {SEED}, not idle: {server.status()}")
         load = server.status()["load"]
         assert (load["queued_tokens"], load["running_tokens"], load["max_running_tokens"]) == (0, 0, 200 * 16)
-        # It has measured its rates.
+        # The engine has measured its rates.
         assert min(load["prefill_tokens_per_second"], load["decode_tokens_per_second"]) > 1
         answer = server.client.post(
             f"{server.api_url}/v1/completions", json={"model": "m", "prompt": "Hello", "max_tokens": 4}

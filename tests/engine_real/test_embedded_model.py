@@ -1,6 +1,6 @@
-"""The embedded model has the right tokens and shape, answers a question correctly, and obeys a grammar of many choices.
+"""The embedded model has the right tokens and shape, answers a question, and obeys a grammar with many choices.
 
-Token for token comparison with transformers is in test_against_transformers.py.
+test_against_transformers.py compares its tokens one by one with those of transformers.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def folder() -> Path:
 @pytest.mark.parametrize(
     ("text", "ids", "tokens"),
     [
-        # Every digit alone, before anything else is split: the two blanks stay together.
+        # Digits are separated one by one before any other split, so the two blanks stay together.
         ("a  12", [81, 256, 33, 34], ["a", "ĠĠ", "1", "2"]),
         ("Hello, world! 24", [19556, 28, 905, 17, 216, 34, 36], ["Hello", ",", "Ġworld", "!", "Ġ", "2", "4"]),
-        # No token is put before a text, and special tokens inside it count as such.
+        # No token is inserted before a text, and the names of special tokens in a text become special tokens.
         ("<|im_start|>user\nhi<|im_end|>", [1, 4093, 198, 6004, 2], ["<|im_start|>", "user", "Ċ", "hi", "<|im_end|>"]),
         (" it's", [357, 506], ["Ġit", "'s"]),
         ("\n\n\tx", [1116, 197, 104], ["ĊĊ", "ĉ", "x"]),

@@ -1,4 +1,4 @@
-"""Every manifest in examples/ that this machine can serve, served by `rayloom-operator local` as it is."""
+"""`rayloom-operator local` serves every manifest in examples/ that this machine can serve, unchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from rt_examples import SMOLLM2, TWO_REPLICAS, of_services
 from rt_server import wait_until
 
-# test_local_several.py serves TWO_REPLICAS, and docs/test_blocks.py SMOLLM2 (`make run`), each to its end.
+# Other tests serve the rest: test_local_several.py serves TWO_REPLICAS, and docs/test_blocks.py SMOLLM2 (`make run`).
 EXAMPLES = [
     path
     for path in of_services()

@@ -1,4 +1,4 @@
-"""Ranks that a job has started (executor external): tokens equal to those of one rank, and the faults that end the job.
+"""Ranks that a job has started (executor external): tokens equal to those of one rank, and faults that end the job.
 
 torchrun starts the job. If a test needs the exit code of each rank, the ranks are started one by one.
 """
@@ -70,7 +70,7 @@ def test_a_killed_front_costs_its_connections_and_sigterm_lets_a_stream_finish(
         assert [process.wait(60.0) for process in job.processes] == [0, 0]
 
 
-# If rank 0 is killed, its supervisor ends the core, so rank 1 loses the core as in the case "core killed".
+# If rank 0 is killed, its supervisor ends the core. So rank 1 loses the core, as in the case "core killed".
 @pytest.mark.parametrize(
     "victim",
     ["rank 0 killed", *(pytest.param(name, marks=pytest.mark.slow) for name in ("core killed", "rank 1 stopped"))],
@@ -112,7 +112,7 @@ def test_a_rank_that_waits_for_a_stopped_peer_ends_with_its_job(three_layers: st
         stopped = job.processes[1]
         stopped.send_signal(signal.SIGSTOP)
         try:
-            # Nothing but its dead core tells rank 2, whose main thread waits for hidden states.
+            # The main thread of rank 2 waits for hidden states. Only the loss of its core can end this wait.
             assert [job.processes[rank].wait(60.0) for rank in (0, 2)] == [75, 75]
         finally:
             stopped.send_signal(signal.SIGCONT)
@@ -124,7 +124,7 @@ def test_a_model_that_a_rank_cannot_load_ends_it_and_the_first_process_with_78(
 ) -> None:
     broken = shutil.copytree(three_layers, tmp_path / "broken")
     weights = load_file(broken / "model.safetensors")
-    del weights["model.layers.2.input_layernorm.weight"]  # of the second stage
+    del weights["model.layers.2.input_layernorm.weight"]  # a weight of the second stage
     save_file(weights, broken / "model.safetensors")
     arguments = ("--model", str(broken), *ARGUMENTS, *STAGES)
     with running_job(tmp_path, *arguments, until=lambda job: job.processes[0].poll() is not None) as job:

@@ -1,7 +1,7 @@
-"""A gateway in front of two real engines: streams outlive each engine, and wait while there is no engine.
+"""A gateway in front of two real engines: streams survive the loss of an engine, and wait while there is no engine.
 
-An engine is killed as a whole process group. Every answer must equal that of an undisturbed run, in float32; values of
-log-probabilities may differ by rounding, because a replay adds numbers in another order.
+An engine is killed as a whole process group. Every answer must equal the answer of an undisturbed run, in float32.
+Values of log-probabilities may differ by rounding, because a replay adds numbers in another order.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from rt_ports import free_port
 from rt_server import START_EVERY_S, wait_until
 from rt_streams import ENDLESS_JSON, PROMPTS
 
-NUM_TOKENS = 192  # so many that streams still run when an engine is killed
-WORDS = " ".join(f"{number} and" for number in range(40))  # makes prompts long enough for several KV blocks
+NUM_TOKENS = 192  # enough that streams still run when an engine is killed
+WORDS = " ".join(f"{number} and" for number in range(40))  # text that makes prompts long enough for several KV blocks
 NUM_PREFIXES = 12
 EARLY_EVENTS = 6  # events of every stream before the fault
 ARGUMENTS = ("--dtype", "float32", "--device", "cpu", "--served-model-name", "m", "--num-kv-blocks", "1024")
@@ -39,11 +39,11 @@ class Choice:
 
 @dataclass
 class Request:
-    """A streamed request and its answer. `failure` is set for anything that a user would call a failure."""
+    """A streamed request and its answer. `failure` is set for every fault that a user would notice."""
 
     path: str
     body: dict[str, Any]
-    key: str | None = None  # its Idempotency-Key
+    key: str | None = None  # Idempotency-Key of the request
     choices: dict[int, Choice] = field(default_factory=dict)
     logprobs: list[float] = field(default_factory=list)
     num_events: int = 0
@@ -101,7 +101,7 @@ class Request:
 
 
 def requests(stop: str) -> list[Request]:
-    """A request of each kind. `stop`: a text that the answer to the second prompt has near its end."""
+    """A request of each kind. `stop`: a text near the end of the answer to the second prompt."""
     greedy = {"temperature": 0.0, "ignore_eos": True, "max_tokens": NUM_TOKENS}
     seeded = {**greedy, "temperature": 0.9, "top_p": 0.95, "seed": 7}
     tool = {
@@ -152,7 +152,7 @@ def check_equal(seen: list[Request], expected: list[Request]) -> None:
 
 
 class Engines:
-    """Two engines that can be killed and started again at the same ports."""
+    """Two engines that can be killed and restarted at the same ports."""
 
     def __init__(self, folder: Path, model: str) -> None:
         self._folder = folder
@@ -176,7 +176,7 @@ class Engines:
         self.programs[name] = start(self._folder, name, "serve", "--model", self._model, *ARGUMENTS, *flags)
 
     def counted(self) -> tuple[int, int, int]:
-        """Numbers of finished requests, failed requests and first tokens in the status of all engines."""
+        """(finished requests, failed requests, first tokens), summed over the statuses of all engines."""
         each = [counted(f"http://127.0.0.1:{port}") for port in self._admin_ports.values()]
         finished, failed, first_tokens = map(sum, zip(*each, strict=True))
         return finished, failed, first_tokens
@@ -187,7 +187,7 @@ class Engines:
 
 
 def counted(admin_url: str) -> tuple[int, int, int]:
-    """Numbers of finished requests, failed requests and first tokens in a /status document."""
+    """(finished requests, failed requests, first tokens) in a /status document."""
     requests = httpx.get(f"{admin_url}/status", timeout=20.0).json()["requests"]
     return requests["finished"], requests["failed"], requests["first_token_seconds"]["+Inf"]
 
@@ -236,7 +236,8 @@ def undisturbed(gateway: Gateway) -> tuple[str, list[Request]]:
 def test_each_prefix_is_computed_by_one_engine_and_both_engines_have_some(
     gateway: Gateway, measured: Callable[[str], None]
 ) -> None:
-    # So many that both engines have some: a prefix that no engine has goes to either with equal chance.
+    # There are enough prefixes for both engines: a prefix that no engine has is sent to either engine with equal
+    # probability.
     prefixes = [f"{number}: {PROMPTS[number % 6]} {WORDS}" for number in range(NUM_PREFIXES)]
 
     def cached_tokens(number: int, question: str) -> tuple[int, int]:
@@ -263,8 +264,8 @@ def test_engines_count_the_requests_that_come_through_the_gateway(
     gateway: Gateway, engines: Engines, undisturbed: tuple[str, list[Request]]
 ) -> None:
     assert counted(gateway.admin_url)[0] > len(undisturbed[1])
-    # Engines count what the gateway counts: also answers of several choices, and those that end at a stop string. The
-    # core reports once a second.
+    # Engines and gateway have equal counts, also for answers with several choices and answers that end at a stop
+    # string. The core reports once a second.
     wait_until(
         lambda: engines.counted() == counted(gateway.admin_url),
         60.0,
@@ -309,7 +310,7 @@ def test_streams_wait_while_no_engine_serves_and_continue_on_the_next_one(
     assert made[0].cold_start is None
     assert made[0].cold_start_comment is None, "it had begun"
     assert late.cold_start is not None
-    # The comment follows only if the header was sent before the engine served.
+    # The comment is sent only if the header was sent before the engine served.
     assert 0 < float(late.cold_start) < float(late.cold_start_comment or "inf")
 
 

@@ -19,7 +19,7 @@ from rt_server import START_EVERY_S, wait_until
 from rt_streams import PROMPTS
 
 ARGUMENTS = ("--dtype", "float32", "--device", "cpu", "--num-kv-blocks", "128", "--port", "0")
-NUM_TOKENS = 320  # so many that they still come when the engine is suspended
+NUM_TOKENS = 320  # enough that the stream still runs when the engine is suspended
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 ALIAS = {"targets": [{"model": "first", "weight": 90}, {"model": "second", "weight": 10}], "sticky_by": "user"}
 
@@ -50,7 +50,7 @@ class Models:
         return str(path)
 
     def write(self, *names: str, aliases: dict[str, Any] | None = None) -> None:
-        """Lists models, each with a key for its API. Kubernetes also replaces the file as a whole."""
+        """Writes the list of models, each with an API key. Like Kubernetes, it replaces the whole file."""
         models = {
             name: {
                 "engines": {"e": f"127.0.0.1:{self.ports[name.partition('-')[0]]}"},
@@ -88,7 +88,7 @@ def gateway(models: Models) -> Iterator[Gateway]:
 
 def wait_serving(gateway: Gateway, *names: str) -> None:
     def serve() -> bool:
-        # The state of the model, not of its engine, which serves before the gateway has its tokenizer.
+        # This is the state of the model. Its engine may serve before the gateway has the model's tokenizer.
         documents = httpx.get(f"{gateway.admin_url}/status", timeout=20.0).json()["models"]
         return all(documents.get(name, {}).get("state") == "serving" for name in names)
 
@@ -120,7 +120,7 @@ def test_names_aliases_and_keys_lead_to_the_engines_of_their_model(gateway: Gate
     assert complete(gateway, "first", "second").status_code == 401
     assert complete(gateway, "own-name-of-first", "first").json()["error"]["code"] == "model_not_found"
     targets = {}
-    for user in ("user 13", "user 14", "user 15"):  # of these, 14 and 15 are among the tenth of the second model
+    for user in ("user 13", "user 14", "user 15"):  # the users 14 and 15 are among the 10 % that get the second model
         seen = {complete(gateway, "assistant", user=user).headers["x-rayloom-model"] for _ in range(2)}
         assert len(seen) == 1, "a user stays"
         targets[user] = seen.pop()
@@ -141,7 +141,7 @@ def test_a_stream_outlives_its_entry_in_the_list_and_its_engine(gateway: Gateway
     with httpx.stream("POST", url, json=body, headers=headers("first"), timeout=240.0) as response:
         lines = response.iter_lines()
         begun = json.loads(next(lines).removeprefix("data: "))["choices"][0]["text"]
-        core.suspend()  # so that the stream has not ended when its entry leaves the list, and its engine ends
+        core.suspend()  # so that the stream still runs when its model is removed from the list and its engine ends
         models.write("second", "second-more")
         wait_serving(gateway, "second-more")
         assert complete(gateway, "second-more").status_code == 200

@@ -1,4 +1,4 @@
-"""TLS between real gateways and engines: a change from clear text under streams, renewals, wrong certificates."""
+"""TLS between real gateways and engines: a change from clear text while streams run, renewals, wrong certificates."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from rt_tls import DAY, Authority, Issued, tls_flags, write_tls
 
 ARGUMENTS = ("--dtype", "float32", "--device", "cpu", "--served-model-name", "m", "--num-kv-blocks", "512")
 ENGINE = "chat-engines.default.svc"
-NUM_TOKENS = 320  # so many that streams still run when an engine is killed
-LONG_TOKENS = 900  # so many that a stream still runs when certificates are read again
+NUM_TOKENS = 320  # enough that streams still run when an engine is killed
+LONG_TOKENS = 900  # enough that a stream still runs when certificates are read again
 BODIES = [completion_body(index, NUM_TOKENS) for index in (0, 1, 3, 4)]
 EARLY_TOKENS = 5
 
 
 @dataclass
 class World:
-    """An engine without TLS ("old"), one that accepts both ("new"), and the files of engine and gateways."""
+    """An engine without TLS ("old"), another with TLS and clear text ("new"), and the files of engine and gateways."""
 
     folder: Path
     model: str  # of both engines
@@ -68,7 +68,7 @@ def world(quick_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(scope="module")
 def gateway(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """A gateway in the middle of the change: it uses TLS with the engine that offers it."""
+    """A gateway during the change: it uses TLS only with the engine that supports TLS."""
     flags = world.write_gateway(world.for_gateway(), "permissive")
     with running_gateway(tmp_path_factory.mktemp("gateway"), world.ports, *flags) as running:
         wait_until(lambda: running.serving() == {"old", "new"}, 120.0, running.log_text, START_EVERY_S)

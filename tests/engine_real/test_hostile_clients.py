@@ -1,7 +1,7 @@
-"""Requests that once stopped the front or filled its memory: others are answered meanwhile, and the memory is limited.
+"""Requests that once blocked the front or filled its memory. Now other requests are answered, and memory is limited.
 
-All tests share one real server. Each request is as large as it was when it did harm. test_front_http_protocol.py and
-test_front_body.py test the refusal of single requests and its time.
+All tests share one real server. Each request is as large as the request that did harm. test_front_http_protocol.py and
+test_front_body.py test whether single requests are refused, and how long this takes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from rt_canary import Canary, canary
 from rt_faults import patched_server
 from rt_server import RunningServer, wait_until
 
-HEALTH_S = 0.2  # the longest that anybody else may wait for an answer
+HEALTH_S = 0.2  # the longest time for which other clients may wait for an answer
 MIB = 2**20
 BODY_BYTES = 8 * MIB - 1024
 
-# A request to /version stops the front's loop for good, where the flag is there. It takes the flag away.
+# If the flag file exists, a request to /version blocks the front's event loop for ever and deletes the file.
 _LOOP_STANDS_STILL = """
 import os, time
 
@@ -70,7 +70,7 @@ def connect(server: RunningServer) -> socket.socket:
 
 
 def pour(server: RunningServer, head: bytes, part: bytes, num_bytes: int) -> bytes:
-    """Sends `head` and then `part` again and again, until the server ends it. Returns the server's answer."""
+    """Sends `head`, then `part` repeatedly, until the server ends the connection. Returns the server's answer."""
     with connect(server) as connection:
         with contextlib.suppress(OSError):
             connection.sendall(head)
@@ -78,7 +78,7 @@ def pour(server: RunningServer, head: bytes, part: bytes, num_bytes: int) -> byt
                 connection.sendall(part)
         with contextlib.suppress(OSError):
             return connection.recv(65536)
-    return b""  # it was reset
+    return b""  # the connection was reset
 
 
 def post(server: RunningServer, path: str, body: bytes) -> tuple[int, str]:
@@ -164,7 +164,7 @@ def many(part: bytes, head: bytes = b'{"model":"m","prompt":[', tail: bytes = b"
 
 
 MESSAGE = b'{"messages":[{"role":"user","content":"'
-# Made when they are sent: all of them together are 100 MiB.
+# Bodies are made only when they are sent, because all of them together are 100 MiB.
 BODIES: dict[str, Callable[[], bytes]] = {
     "text": lambda: MESSAGE + b"a b " * (BODY_BYTES // 4) + b'"}]}',
     "escapes": lambda: MESSAGE + rb"\n" * (BODY_BYTES // 2) + b'"}]}',
@@ -180,7 +180,7 @@ BODIES: dict[str, Callable[[], bytes]] = {
     "biases": lambda: many(b'"1":1', b'{"messages":[],"logit_bias":{', b"}}"),
     "brackets": lambda: b"[" * BODY_BYTES,
     "a number": lambda: b'{"seed":' + b"9" * BODY_BYTES + b"}",
-    # As large as bodies of that kind may be.
+    # These bodies have the largest allowed size of their kind.
     "a million ids": lambda: b'{"model":"m","prompt":[' + b",".join([b"1"] * 2**20) + b"]}",
     "the most strings": lambda: b'{"model":"m","prompt":[' + b",".join([b'"abc"'] * 65000) + b"]}",
     "the most lists": lambda: b'{"model":"m","prompt":[' + b",".join([b"[1]"] * 65000) + b"]}",
@@ -211,7 +211,7 @@ def test_large_bodies_at_the_same_time(server: RunningServer) -> None:
 
 
 def test_a_front_whose_loop_stands_still_is_replaced(server: RunningServer, tmp_path: Path) -> None:
-    """The last one here: the server has a new front afterwards."""
+    """The last test here, because the server has a new front afterwards."""
     front = server.children()["front"]
     (server.log.parent / "flag").touch()
     with connect(server) as connection:

@@ -1,6 +1,6 @@
 """`rayloom-operator local` with two replicas: real engines and a real gateway; one engine and the gateway are killed.
 
-Every answer must equal that of an undisturbed run, in float32. The tests share one run, which the last test ends.
+Every answer must equal the answer of an undisturbed run, in float32. The tests share one run, which the last test ends.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rt_streams import Said, completion_body, join_streams, said, start_streams
 NUM_STREAMS = 4
 NUM_TOKENS = 64
 EARLY_TOKENS = 8
-# On a busy machine the streams may need longer than the default for their end.
+# On a busy machine the streams may need longer than the default of drainSeconds.
 MANIFEST = TWO_REPLICAS.read_text(encoding="utf-8") + "  drainSeconds: 120\n"
 MODEL = "smollm2-two-replicas"
 PATTERNS = {
@@ -109,7 +109,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRun]:
 
 @pytest.fixture(scope="module")
 def undisturbed(local: LocalRun) -> list[Said]:
-    """The streams of `begin` when nothing breaks. Both engines must have some of them."""
+    """The streams of `begin` without a fault. Both engines must have some of these streams."""
     streams, threads = begin(local)
     wait_for_tokens(streams, local)
     num_sequences = [engine["sequences"] for engine in local.engines().values()]
@@ -180,7 +180,7 @@ def test_ctrl_c_finishes_the_streams_and_leaves_nothing(local: LocalRun, undistu
     streams, threads = begin(local)
     wait_for_tokens(streams, local)
     local.process.send_signal(signal.SIGINT)
-    local.process.send_signal(signal.SIGINT)  # as from a wrapper that repeats the terminal's signal
+    local.process.send_signal(signal.SIGINT)  # as if a wrapper repeated the terminal's signal
     join_streams(threads)
 
     assert [stream.failure for stream in streams] == [None] * NUM_STREAMS

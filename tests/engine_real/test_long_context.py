@@ -1,6 +1,6 @@
-"""A long prompt beside streams is answered as by transformers, then from the prefix cache, then after a preemption.
+"""A long prompt beside streams gets transformers' answer: at first, from the prefix cache, and after a preemption.
 
-Streams go on meanwhile, and no process is taken for hung.
+The streams continue during the prompt, and no process counts as hung.
 
 `make test` has 12,000 tokens, `make long-context` 100,000.
 """
@@ -39,7 +39,7 @@ def tiny_model(folder: Path) -> Path:
 
 
 def smollm2(folder: Path) -> Path:
-    """The embedded model, stretched by YaRN."""
+    """The embedded model, with a context that is extended by YaRN."""
     original = resolve_config("builtin://smollm2-135m", None, folder).path
     for path in original.iterdir():
         (folder / path.name).unlink(missing_ok=True)
@@ -70,7 +70,7 @@ def ask(server: RunningServer, prompt: list[int], max_tokens: int) -> dict[str, 
 def ask_beside_streams(
     server: RunningServer, prompt: list[int], max_tokens: int, stream_tokens: int
 ) -> tuple[dict[str, Any], list[float]]:
-    """The answer, and the gaps between tokens of streams that ran before it and all the while, in seconds."""
+    """The answer, and the gaps in seconds between tokens of streams that ran before and during the request."""
     answers: list[dict[str, Any]] = []
     firsts = [Stream() for _ in range(NUM_STREAMS)]
     streams = list(firsts)
@@ -113,7 +113,7 @@ def expected_token(folder: Path, prompt: list[int]) -> tuple[int, float]:
 @pytest.mark.parametrize(
     ("model", "num_tokens", "most_seconds"),
     [
-        ("tiny", 12_000, 2.0),  # tests beside it take the processors
+        ("tiny", 12_000, 2.0),  # other tests use the processors at the same time
         pytest.param("tiny", 100_000, 0.1, marks=pytest.mark.slow),
         pytest.param("smollm2", 100_000, 2.0, marks=pytest.mark.slow),
     ],
@@ -138,7 +138,7 @@ def test_a_long_prompt_is_answered_beside_streams_from_the_cache_and_after_a_pre
         answer, gaps = ask_beside_streams(server, prompt, max_tokens=4, stream_tokens=STREAM_TOKENS)
         again = ask(server, prompt, max_tokens=4)
         calm = preemptions(server)
-        # The pool is too small for these streams beside the long answer, which came last.
+        # The pool is too small for these streams and the long answer. The long answer was last, so it is preempted.
         late, _ = ask_beside_streams(server, prompt, LONG_ANSWER, stream_tokens=LONG_ANSWER)
         assert preemptions(server) > calm == 0
         status = server.status()

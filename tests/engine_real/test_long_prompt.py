@@ -1,4 +1,4 @@
-"""A long prompt whose half layers take longer than hang_seconds is slow, not hung: it answers, unnoticed by others."""
+"""A long prompt whose half layers take longer than hang_seconds counts as slow, not hung, and is answered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What masks cost: 16 answers in JSON at once, in the steps of workload W1 (128 tokens in, 64 out, bfloat16)."""
+"""The cost of masks: 16 simultaneous JSON answers, in the steps of workload W1 (128 tokens in, 64 out, bfloat16)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from rayloom_engine.structured_outputs import StructuredOutputs
 NUM_SEQUENCES = 16
 NUM_PROMPT = 128
 NUM_STEPS = 63  # decode steps of 64 tokens
-MOST = 0.03  # of a decode step's CPU time
-# Always open: the answers do not end before their last step.
+MOST = 0.03  # largest share of a decode step's CPU time
+# An answer by this schema does not end before its last step.
 LETTERS = {"type": "array", "minItems": 40, "items": {"type": "object", "properties": {"name": {"type": "string"}}}}
 
 
@@ -29,7 +29,7 @@ def llm() -> Iterator[LLM]:
 
 
 class Timed:
-    """A function, and the CPU seconds of this thread in each call."""
+    """A function, and the CPU seconds that this thread used in each call."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -54,13 +54,13 @@ def test_the_masks_of_sixteen_answers_cost_less_than_three_percent_of_a_step(
         decoding = params.decoding(number, NUM_PROMPT, llm.model.max_model_len, llm.model.vocab_size, 0)
         llm._engine.add(Sequence(request_id=f"{number}", prompt_ids=prompt, params=decoding, eos_token_ids=(2,)))
     while len(llm._engine.step()) < NUM_SEQUENCES:
-        pass  # prompts are computed, and the vocabulary and the grammar are built
+        pass  # these steps compute prompts and build the vocabulary and the grammar
     masks = Timed(llm._engine._executor._rank._masks.set)
     monkeypatch.setattr(llm._engine._executor._rank._masks, "set", masks)
     step = Timed(llm._engine.step)
     sizes = [len(step()) for _ in range(NUM_STEPS // 2)]
     assert sizes == [NUM_SEQUENCES] * len(sizes), "each step has a token of every answer"
-    # The median, because a neighbour on the same core empties its caches in some steps.
+    # The median counts, because in some steps another program on the same core evicts the cache.
     mask_s, step_s = median(masks.seconds), median(step.seconds)
     share = mask_s / step_s
     measured(f"masks {mask_s * 1000:.2f} ms of {step_s * 1000:.1f} ms a step, {share:.2%}, one thread")

@@ -1,4 +1,4 @@
-"""The official `openai` client, retries off, against the real server process with the embedded model."""
+"""The official `openai` client, without retries, against the real server process with the embedded model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 else:
     openai = LazyModule("openai")
 
-API_KEY = "key-for-tests"  # what conftest.py writes into the server's key file
+API_KEY = "key-for-tests"  # the key that conftest.py writes into the server's key file
 MODEL = "smollm2-135m"
 QUESTION = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
 ANSWER = "The capital of France is Paris."
@@ -61,7 +61,7 @@ def test_chat_logprobs(client: openai.OpenAI) -> None:
     for entry in content:
         assert bytes(entry.bytes or ()).decode() == entry.token
         assert len(entry.top_logprobs) == 3
-        # Greedy: the chosen token is the most likely one, and the list falls.
+        # With greedy sampling the chosen token is the most likely token. The list is in descending order.
         assert entry.top_logprobs[0].token == entry.token
         assert entry.top_logprobs[0].logprob == pytest.approx(entry.logprob)
         falling = [top.logprob for top in entry.top_logprobs]
@@ -79,7 +79,7 @@ def test_the_probabilities_of_the_whole_vocabulary_add_up_to_one(client: openai.
     assert sum(probabilities) == pytest.approx(1.0, abs=1e-3)
     assert answer.usage is not None
     assert len(answer.model_extra["prompt_logprobs"]) == answer.usage.prompt_tokens
-    # Of a short prompt, because each of its tokens has 3 MB.
+    # The prompt is short, because the answer has 3 MB for each of its tokens.
     scored = client.completions.create(
         model=MODEL, prompt="The capital of", max_tokens=1, extra_body={"prompt_logprobs": -1}
     )

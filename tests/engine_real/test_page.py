@@ -1,7 +1,7 @@
-"""The built-in page in Debian's chromium: with the real front and a fake core, and with a real server that is broken.
+"""The built-in page in Debian's chromium: with the real front and a fake core, and with a real server that has faults.
 
-Every test also requires that the browser's console stays empty, that no policy is violated, and that the page asks no
-other host.
+Every test also requires that the browser's console stays empty, that no policy is violated, and that the page sends no
+request to another host.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def page(browser: Page, front: FrontUnderTest) -> Iterator[Page]:
 
 @contextlib.contextmanager
 def opened(page: Page, api_url: str, allowed: str | None = None) -> Iterator[None]:
-    """Opens the page; afterwards checks the lines of its console and the addresses that it asked.
+    """Opens the page. Afterwards checks the lines of its console and the addresses that it requested.
 
-    Lines of the console with the text `allowed` may be there.
+    Lines of the console with the text `allowed` are ignored.
     """
     page.complaints.clear()
     page.requested.clear()
@@ -65,7 +65,7 @@ def opened(page: Page, api_url: str, allowed: str | None = None) -> Iterator[Non
     assert {url for url in asked if not url.startswith((f"{api_url}/", "data:"))} == set()
     assert f"{api_url}/ui/status" in asked
     page.evaluate("sessionStorage.clear()")
-    page.open("about:blank")  # ends the readings of the status
+    page.open("about:blank")  # ends the page's requests for the status
 
 
 def ask(page: Page, question: str) -> None:
@@ -81,7 +81,7 @@ def test_an_answer_streams_with_its_figures(page: Page, front: FrontUnderTest) -
     assert page.text("article.question .text") == "Say two lines."
     assert page.text(ANSWER) == "One line.\n\nAnother line."
     figures = page.text(".figures").split(" · ")
-    assert figures[0] == "25 tokens"  # bytes, and the end token
+    assert figures[0] == "25 tokens"  # one for each byte, and the end token
     assert figures[1].endswith(" tokens/s")
     assert re.match(r"first token after \d+\.\d", figures[2])
     page.wait_for("document.querySelector('#state').innerText === 'serving'")
@@ -157,7 +157,7 @@ def test_the_policy_stops_markup_and_other_hosts(page: Page) -> None:
     asked = "fetch('http://127.0.0.2:9/').then(() => 'answered', (error) => error.name)"
     assert page.evaluate(asked) == "TypeError"
     for rule in ("require-trusted-types-for", "connect-src"):
-        # The answer to a question brings the lines of the console that were written before it.
+        # With the result of an expression, the browser sends the console lines that were written before.
         wait_until(
             lambda rule=rule: page.evaluate("true") and any(f"violated: {rule}" in each for each in page.complaints),
             30.0,

@@ -1,10 +1,10 @@
-"""Servers give the tokens of one rank in this process; with several ranks only in `make faults`.
+"""Servers give the same tokens as one rank in this process; cases with several ranks run only in `make faults`.
 
-A covering set: test_rank_death.py, test_tensor_parallel.py, test_external.py and test_ray_placement.py compare tokens
-around other tests, so that each executor has stages and shards. `make test` has one rank in a
-process of its own, which gets a plan before it has run the last one. `make faults` adds each architecture with each
-executor. That each architecture can be cut in each way
-is shown, without servers, by engine_unit/test_shard_processes.py, and so are three ranks.
+In `make test` these tests have one rank in a process of its own, which receives a plan before it has run the previous
+plan. test_rank_death.py, test_tensor_parallel.py, test_external.py and test_ray_placement.py also compare tokens, so
+that each executor has stages and shards. `make faults` adds each architecture with each executor.
+engine_unit/test_shard_processes.py shows without servers that each architecture can be cut in each way, also for three
+ranks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def ray_address() -> Iterator[str]:
-    """A Ray of one node that outlives the servers: starting one takes longer than a test."""
+    """A Ray of one node that all servers of this file use, because starting Ray takes longer than a test."""
     from ray.cluster_utils import Cluster
 
     cluster = Cluster()

@@ -1,6 +1,6 @@
 """Whole and streamed answers of the real server are valid by OpenAI's published schemas and have the same text.
 
-tests/engine_unit/test_front_wire_format.py has every combination of options, with a core that has no model.
+tests/engine_unit/test_front_wire_format.py tests every combination of options, with a core that has no model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import rt_openai_schema
 from rt_server import RunningServer
 from rt_sse import read_stream
 
-API_KEY = "key-for-tests"  # what conftest.py writes into the server's key file
+API_KEY = "key-for-tests"  # the key that conftest.py writes into the server's key file
 MODEL = "smollm2-135m"
 PARIS = [504, 3575, 282, 4649, 314]  # "The capital of France is"
 
@@ -94,7 +94,7 @@ def test_chats(client: httpx.Client, fields: dict[str, Any]) -> None:
 
 
 def test_a_prompt_is_scored_without_a_token_more(client: httpx.Client) -> None:
-    """As evaluations do it: the log-probabilities of a text, and nothing generated."""
+    """As in evaluations, the log-probabilities of a text are requested without generated tokens."""
     fields = {"prompt": "The capital of France is Paris", "echo": True, "logprobs": 1, "n": 1}
     scored = both(client, "/v1/completions", 1, **fields, max_tokens=0)
     longer = both(client, "/v1/completions", 1, **fields, max_tokens=1)

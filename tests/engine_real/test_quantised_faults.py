@@ -1,4 +1,4 @@
-"""A quantised checkpoint on two ranks gives the tokens of one rank, also when a rank is killed."""
+"""A quantised checkpoint on two ranks gives the tokens of one rank, even if a rank is killed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The table of faults with ranks as processes and as Ray actors: a killed, stopped or stuck process costs a pause.
+"""The table of faults with ranks as processes and as Ray actors: a killed, stopped or stuck process causes a pause.
 
-The rules are those of rt_streams.py. Ray's nodes and its control store are broken in test_ray_faults.py.
+The rules are those of rt_streams.py. test_ray_faults.py kills Ray's nodes and its control store.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HANG_SECONDS = 4
 class Served:
     executor: str
     model: str
-    num_tokens: int  # so many that they still come when the fault does
+    num_tokens: int  # enough that streams still run when the fault happens
 
 
 @pytest.fixture(scope="module", params=["mp tiny", "ray tiny", pytest.param("mp embedded", marks=pytest.mark.slow)])
@@ -84,7 +84,7 @@ def test_a_fault_costs_a_pause_and_no_request(
     fault: str,
     measured: Callable[[str], None],
 ) -> None:
-    """Every token is that of one rank, also before the fault."""
+    """Every token equals that of one rank, also before the fault."""
     pids = {f"rank {rank['rank']}": rank["pid"] for rank in server.status()["ranks"]}
     pids |= {role: child.pid for role, child in server.children().items()}
 
@@ -125,7 +125,7 @@ def test_two_stages_are_two_processes_beside_the_core_and_count_their_steps(serv
 
 
 @pytest.mark.parametrize(
-    "served",  # with Ray as well in `make faults`: the front knows no executor
+    "served",  # `make faults` adds Ray; `make test` does not need it, because the front is the same for all executors
     ["mp tiny", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ray tiny", "mp embedded"))],
     indirect=True,
     scope="module",
@@ -159,5 +159,5 @@ def test_the_log_holds_no_trace(server: RunningServer) -> None:
 
 
 def test_nothing_outlives_a_killed_supervisor(server: RunningServer) -> None:
-    """The last one here: it ends the server."""
+    """The last test here, because it ends the server."""
     assert outlive_supervisor(server) == []

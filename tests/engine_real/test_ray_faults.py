@@ -1,8 +1,8 @@
-"""Ranks on several Ray nodes (of this machine): their places, and the pauses when nodes, or all of Ray, are lost.
+"""Ranks on several Ray nodes (of this machine): their nodes, and the pauses when nodes or all of Ray are lost.
 
-The nodes are killed with their processes, as a machine that loses power. The tests of the first server depend on each
-other: each leaves Ray in the state that the next test needs. All of them are marked slow. test_ray_placement.py tests
-places without a model, and the tests on pods lose a Ray node with each worker pod.
+The nodes are killed with their processes, as if a machine lost power. The tests of the first server depend on each
+other: each test leaves Ray in the state that the next test needs. All of them are marked slow. test_ray_placement.py
+tests the placement without a model. The tests on pods lose a Ray node with each lost worker pod.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from rt_streams import Said, disturb
 
 pytestmark = pytest.mark.slow
 
-NUM_TOKENS = 800  # so many that they still come when the fault does
+NUM_TOKENS = 800  # enough that streams still run when the fault happens
 ARGUMENTS = ("--dtype", "float32", "--device", "cpu", "--served-model-name", "m", "--num-kv-blocks", "256")
 FOUR = ("--tensor-parallel-size", "2", "--pipeline-parallel-size", "2", "--restart-budget", "20")
-# Lost nodes are found in about 3 s, not in a minute.
+# With these settings, Ray notices a lost node in about 3 s instead of a minute.
 HEALTH = {
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 500,
@@ -44,7 +44,7 @@ class RayOnThisMachine:
         from ray.cluster_utils import Cluster
 
         same_port = {} if port is None else {"gcs_server_port": port}
-        # The first node is the one that drivers of this machine use.
+        # Drivers on this machine use the first node.
         head = {"num_cpus": 0, "object_store_memory": 80 << 20, "include_dashboard": False, **same_port}
         self._cluster = Cluster(initialize_head=True, head_node_args={**head, "_system_config": HEALTH})
 
@@ -96,7 +96,7 @@ def _check(
     fault: str,
     measured: Callable[[str], None],
 ) -> dict[int, tuple[str, int]]:
-    """A fault under streams: no request fails and every token is the expected one. Returns the ranks' places then."""
+    """Causes a fault while streams run. No request may fail, and every token must be as expected. Returns `_places`."""
     seen = disturb(server, expected, strike, NUM_TOKENS)
     assert seen.failures == []
     assert seen.survivors_read_nothing()

@@ -1,4 +1,4 @@
-"""Clients whose connections break repeat their requests at the real server: same tokens, one computation."""
+"""Clients whose connections break repeat their requests to the real server. Tokens are the same, and computed once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ else:
 
 PATH = "/v1/completions"
 AUTH = {"Authorization": "Bearer key-for-tests"}
-# Sampled without a seed, so that two computations would differ; long enough to be cut in the middle.
+# The answer is sampled without a seed, so that a second computation would differ. It is long enough to be cut off.
 BODY = {"prompt": "Once upon a time", "max_tokens": 200, "ignore_eos": True, "stream": True}
 
 
@@ -75,7 +75,7 @@ def test_a_flood_of_broken_clients_leaves_the_engine_to_others(server: RunningSe
     wait_until(lambda: running(server) == 16, 60.0, lambda: str(server.status()))
     answer = server.client.post(f"{server.api_url}{PATH}", json={"prompt": "Hi", "max_tokens": 2}, headers=AUTH)
     assert answer.status_code == 200
-    # A drain ends answers that nobody reads, so the server is idle for the next test.
+    # A drain ends detached answers, so the server is idle for the next test.
     server.client.post(f"{server.admin_url}/drain")
     wait_until(lambda: running(server) == 0, 60.0, lambda: str(server.status()))
     server.client.delete(f"{server.admin_url}/drain")
@@ -100,7 +100,7 @@ def test_openais_client_repeats_a_stream_with_extra_headers(server: RunningServe
 
 
 class _CutStream(httpx.HTTPTransport):
-    """Breaks the connection of the first answer after its first 3 parts."""
+    """A transport that breaks the connection of the first answer after 3 parts."""
 
     def __init__(self) -> None:
         super().__init__()

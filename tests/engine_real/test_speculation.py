@@ -1,4 +1,4 @@
-"""The built-in model gives the same answers with n-gram speculation, and takes fewer steps to copy a text."""
+"""The built-in model gives the same answers with n-gram speculation, and needs fewer steps to copy a text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forms of answers from the real model: every field that asks for one, generated schemas, and hostile ones.
+"""Forms of answers from the real model: every field that requests a form, generated schemas, and hostile schemas.
 
 RAYLOOM_TEST_SCHEMAS is the number of generated schemas, 30 by default.
 """
@@ -28,7 +28,7 @@ PERSON = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-AUTH = {"Authorization": "Bearer key-for-tests"}  # what conftest.py writes into the server's key file
+AUTH = {"Authorization": "Bearer key-for-tests"}  # the key that conftest.py writes into the server's key file
 
 
 def _chat(server: RunningServer, **fields: Any) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def test_choices_and_streams_have_the_form_too(server: RunningServer) -> None:
     texts = [choice["message"]["content"] for choice in whole["choices"]]
     for text in texts:
         jsonschema.validate(json.loads(text), PERSON)
-    # Log-probabilities are those of the model, in which the first brace was not certain.
+    # The log-probabilities are the model's own: without the grammar, the first brace was not certain.
     assert whole["choices"][0]["logprobs"]["content"][0]["logprob"] < -0.01
     stream = Stream()
     body = {
@@ -123,14 +123,15 @@ def test_what_cannot_be_enforced_is_refused_or_warned_of(server: RunningServer) 
 
 
 def test_a_grammar_that_breaks_ends_its_request_alone(server: RunningServer) -> None:
-    # The library reads it, but cannot build it.
+    # The grammar library can parse this grammar, but cannot build it.
     broken = _chat(server, grammar="start: A\nA: /(.*a.{20})/ & /(.*b.{20})/ & ~/(.*c.{20})/")
     assert broken["status"] == 400
     assert broken["error"]["message"].startswith("the form of the answer cannot be kept: fuel exhausted")
     assert _chat(server, guided_choice=["still here"])["choices"][0]["message"]["content"] == "still here"
 
 
-# The vocabulary of the embedded model has no token for some bytes of rarer characters, so it cannot write these.
+# The vocabulary of the embedded model has no tokens for some bytes of rarer characters, so the model cannot write these
+# characters.
 _TEXTS = st.text(st.characters(max_codepoint=0x2FF, exclude_categories=["Cs"]), max_size=4)
 _SCALARS = st.one_of(
     st.sampled_from(
@@ -175,7 +176,7 @@ FORMATS = jsonschema.FormatChecker()
 
 @FORMATS.checks("date", ValueError)
 def _is_date(value: object) -> bool:
-    """As in RFC 3339, whose years include 0000. Python's do not; 2000 is a leap year as well."""
+    """Checks a date of RFC 3339, whose years include 0000. In Python 2000 replaces this year: both are leap years."""
     return not isinstance(value, str) or bool(date.fromisoformat(re.sub("^0000", "2000", value)))
 
 

@@ -1,7 +1,7 @@
-"""The whole server as a process: its end by signals, and its end when it gives up. The model is tiny, to start fast.
+"""The whole server as a process: its end by signals, and its end when it gives up. A tiny model makes starts fast.
 
-Hard stops of several ranks are in test_tensor_parallel.py, and ends after a killed supervisor in test_core_death.py
-(executor uni) and test_rank_death.py (mp, ray), where they end servers that other tests have used.
+test_tensor_parallel.py tests hard stops of several ranks. test_core_death.py (executor uni) and test_rank_death.py (mp,
+ray) test the end of servers whose supervisor was killed, with servers that other tests have used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pytest
 from rt_server import RunningServer, Stream, running_server, wait_until
 from rt_tiny import tiny_checkpoint, tiny_tokenizer
 
-# The time that a process takes to end depends on the machine's load; these limits only bound a failure.
+# How long a process takes to end depends on the machine's load. These limits only bound the time of a failing test.
 ENDS_S = 60.0
 BODY = {"model": "tiny", "prompt": "abc", "max_tokens": 100, "ignore_eos": True, "seed": 1}
 

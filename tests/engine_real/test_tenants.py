@@ -45,7 +45,7 @@ def test_salts_and_keys_keep_prefixes_apart(two_keys: RunningServer) -> None:
 
 
 class _Flood:
-    """`num_threads` clients of one key, each with a request of n = 128 at a time, until the block ends."""
+    """`num_threads` clients of one key. Until the block ends, each sends one request with n = 128 after the other."""
 
     def __init__(self, server: RunningServer, num_threads: int) -> None:
         self._server = server
@@ -81,7 +81,7 @@ class _Flood:
 
 
 def _first_token_times(server: RunningServer, num: int) -> list[float]:
-    """Seconds until the first token of requests of the other key, one after the other."""
+    """Seconds to the first token of each request of the other key. The requests are sent one after the other."""
     times = []
     for number in range(num):
         body = {"prompt": [number] * 8, "max_tokens": 2, "ignore_eos": True, "stream": True}
@@ -104,7 +104,7 @@ def test_a_flood_of_one_key_does_not_slow_the_other_ones_first_token(two_keys: R
     with _Flood(two_keys, 8) as flood:
         flooded = _first_token_times(two_keys, 40)
     assert 429 in flood.statuses, "what is too much is refused to the key that sends it"
-    # A quarter of a second is what one hiccup of a busy machine takes, and four requests may meet longer ones. A server
-    # without shares needs half a minute for each.
+    # One pause of a busy machine takes a quarter of a second, and four requests may have longer pauses. A server
+    # without shares would need half a minute for each request.
     assert _p90(flooded) < 3 * max(0.25, _p90(alone)), (sorted(alone)[-5:], sorted(flooded)[-5:])
     assert max(flooded) < 5.0

@@ -1,4 +1,4 @@
-"""Ranks that share layers, behind the real server: the tokens of one rank, even if a rank is killed during the answer.
+"""Ranks that share layers, in a real server, give the tokens of one rank, even if a rank is killed during the answer.
 
 The last test of each server stops it.
 """
@@ -17,18 +17,17 @@ from rt_server import RunningServer, wait_until
 from rt_streams import Said, completion_body, disturb, join_streams, start_streams
 
 NUM_TOKENS = (
-    200  # the fault must land in the first three quarters; a step of four ranks takes longer than one of one rank
+    200  # the fault must happen in the first three quarters; a step of four ranks takes longer than a step of one rank
 )
 ARGUMENTS = ("--dtype", "float32", "--device", "cpu", "--served-model-name", "m", "--num-kv-blocks", "256")
 LAYOUTS = {
     "2 x 2": ("--tensor-parallel-size", "2", "--pipeline-parallel-size", "2"),
     "4 x 1": ("--tensor-parallel-size", "4"),
 }
-# A covering set of ranks that are killed: of each stage and each shard. In 4 x 1, rank 0 does not notice of itself that
-# rank 2 is gone.
+# The ranks that are killed cover each stage and each shard. In 4 x 1, rank 0 does not itself notice the loss of rank 2.
 VICTIMS = {"2 x 2": ["rank 0", "rank 3"], "4 x 1": ["rank 2"]}
 STOPS = {"2 x 2": [signal.SIGINT], "4 x 1": [signal.SIGTERM, signal.SIGTERM]}
-ENDS_S = 60.0  # the time that a process takes to end depends on the machine's load; this only bounds a failure
+ENDS_S = 60.0  # how long a process takes to end depends on the load; this only bounds a failing test
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Tools with the embedded model, which was not trained for them: only grammars make its calls valid."""
+"""Tools with the embedded model, which was not trained for tools: only grammars make its calls valid."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def client(server: RunningServer) -> Iterator[openai.OpenAI]:
 
 
 def streamed(chunks: list[Any]) -> tuple[str, list[list[str]], str]:
-    """Content, calls as id, name and arguments, and the finish reason of a stream."""
+    """Content, calls (each as id, name and arguments), and finish reason of a stream."""
     content = finish_reason = ""
     calls: list[list[str]] = []
     for chunk in chunks:
@@ -143,13 +143,13 @@ def joined(deltas: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
 
 @pytest.fixture(scope="module")
 def written_calls(server: RunningServer) -> dict[str, dict[str, Any]]:
-    """Format of calls -> a choice in which a grammar forces the model to call tools in this format.
+    """Format of calls -> a choice in which a grammar has forced the model to call tools in this format.
 
-    A server has one format, so the grammars are those of completions. They are generated together.
+    A server has only one format, so the grammars are sent with completions. All completions run together.
     """
     tools = tuple(Tool(name=name, parameters=schema, document={}) for name, schema in SCHEMAS.items())
     use = ToolUse(tools=tools, mode="required", callable=tools, is_parallel=True)
-    # In harmony the model may think first; without this word it calls a tool at once.
+    # In harmony format the model may reason first. If this word is banned, it calls a tool at once.
     fixed = {"prompt": "The weather in Paris: ", "seed": 3, "max_tokens": 64, "logprobs": 0, "bad_words": ["analysis"]}
 
     def write(name: str) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def test_calls_that_the_model_writes_reassemble_from_the_deltas_of_its_tokens(
     message = Message()
     message.add(parts([text]))
     whole = message_document(message)
-    # The last call may be cut by max_tokens; it is content if its name is not complete.
+    # max_tokens may cut the last call off. If the name of this call is not complete, the call is content.
     assert joined(message_deltas(parts(pieces))) == (whole["content"] or "", whole["tool_calls"])
     for call in whole["tool_calls"] if choice["finish_reason"] == "stop" else whole["tool_calls"][:-1]:
         jsonschema.validate(json.loads(call["function"]["arguments"]), SCHEMAS[call["function"]["name"]])

@@ -1,4 +1,4 @@
-"""A model of the transformers backend in two stages, also after a rank and the core were killed."""
+"""A model of the transformers backend in two stages gives the same tokens after a rank or the core was killed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A server of one rank on the C library never imports torch: no process of it maps torch's libraries.
+"""A server of one rank on the C library never imports torch: none of its processes maps torch's libraries.
 
-test_core_death.py looks at a server in float32.
+test_core_death.py checks a server in float32.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 from rt_server import RunningServer, running_server
 from rt_torch_users import users_of_torch
 
-API_KEY = "key-for-tests"  # what conftest.py writes into the server's key file
+API_KEY = "key-for-tests"  # the key that conftest.py writes into the server's key file
 
 
 def test_a_server_with_int8_weights_never_imports_torch(server: RunningServer) -> None:

@@ -1,4 +1,4 @@
-"""Acceptance: lengths of drafts from costs and past drafts, and pauses where drafts are not worth their time."""
+"""Acceptance: the lengths of drafts follow from costs and past drafts, and drafting pauses where it saves no time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def test_drafts_that_are_never_accepted_cost_little() -> None:
         num_drafted += num
         if num:
             acceptance.note(num, 0)
-    # 0.05 of a step for each: 30 at the beginning, 6 in the trials after 32, 64, 128, 256 and 512 tokens.
+    # Each draft costs 0.05 of a step: 30 drafts at the beginning, 6 in the trials after 32, 64, 128, 256 and 512
+    # tokens.
     assert num_drafted * 0.05 < 0.003 * 1000
 
 

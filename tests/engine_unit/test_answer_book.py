@@ -1,4 +1,4 @@
-"""AnswerBook: the answers that a repeat finds, and the release of answers."""
+"""AnswerBook: the answers that a repeated request finds, and the release of answers."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_finished_answers_without_a_reader_make_room_first() -> None:
 
 
 class Books(RuleBasedStateMachine):
-    """Any order of events keeps the limits and loses no answer without a reason."""
+    """In any order of events, the book keeps its limits and loses no answer without a reason."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Plans that compute a token which is still being sampled: placeholders, their limits, and equal answers."""
+"""Plans whose input is a token that is still being sampled: placeholders, their limits, and unchanged answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The setting model_backend auto for models of a native architecture that the native decoder does not compute."""
+"""The setting model_backend "auto" for models of a native architecture that the native decoder cannot compute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time for which prompts may make running streams wait: the pure rules, plans, and the times that clients see."""
+"""The time for which prompts may delay running streams: the pure rules, plans, and the times that clients see."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def test_beside_one_long_prompt_a_step_takes_at_most_seven_tenths_longer() -> No
 
 
 def test_beside_several_prompts_a_step_takes_at_most_2_2_times_the_step_of_all_of_them() -> None:
-    # 10 streams and 6 prompts: 2.2 x 250 ms for the step, of which 10 decodes take 130 + 6 x 2 ms.
+    # 10 streams and 6 prompts: the step may take 2.2 x 250 ms, of which 10 decodes take 130 + 6 x 2 ms.
     assert _backlog(10, *[600] * 6).seconds(COSTS) == pytest.approx(2.2 * 0.25 - 0.142)
 
 
 def test_a_short_prompt_gets_as_much_time_as_several_prompts() -> None:
-    # 4 streams and 1 prompt: 2.2 x 132 - 130 = 160.4 ms, 4 times this are 320 tokens.
+    # 4 streams and 1 prompt: 2.2 x 132 - 130 = 160.4 ms. Four such steps compute 320 tokens.
     assert _backlog(4, 320).seconds(COSTS) == pytest.approx(0.1604)
     assert _backlog(4, 321).seconds(COSTS) == pytest.approx(0.091)
 
@@ -143,7 +143,7 @@ def test_streams_of_a_crowd_begin_a_step_later_while_others_of_it_are_computed()
     for index in range(10):
         scheduler.add(make_sequence(f"p{index}", prompt=(20 + index, *range(19)), max_tokens=5))
     first = scheduler.schedule(COSTS)
-    assert _chunks(first) == [19, 19, 12]  # two end but for a token, and the next one begins
+    assert _chunks(first) == [19, 19, 12]  # two prompts are complete but for a token, and the next begins
     assert len(scheduler.update(rank.run(first))) == 1
     second = scheduler.schedule(COSTS)
     assert _chunks(second) == [8 - 1, 19, 19, 3]

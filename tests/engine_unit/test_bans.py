@@ -1,4 +1,4 @@
-"""bad_words, allowed_token_ids and logprob_token_ids: the tokens that a rank may choose, and those that LLM chooses.
+"""bad_words, allowed_token_ids and logprob_token_ids: the tokens that a rank may choose, and those that `LLM` chooses.
 
 The C library's sampler is compared with the reference in test_cpu_sampler.py.
 """
@@ -92,7 +92,7 @@ def test_a_slot_looks_only_at_words_whose_last_token_but_one_is_the_newest() -> 
 
 def test_the_sampler_adds_no_ban_to_the_mask_of_a_form() -> None:
     slot = make_slot(eos=(4,), min_tokens=1)
-    slot.allowed = np.array([0b10000], dtype=np.int32)  # the end alone: the form is complete before min_tokens
+    slot.allowed = np.array([0b10000], dtype=np.int32)  # only the end token: the form is complete before min_tokens
     logits = torch.zeros(VOCAB)
     adjust_logits(logits, slot)
     assert logits.isfinite().nonzero().flatten().tolist() == [4]
@@ -158,9 +158,9 @@ def test_words_are_looked_for_in_the_answer_and_not_in_the_prompt() -> None:
     [
         ({"allowed_token_ids": (2, 4)}, [0, 1, 3, 5, 6, 7, 8, 9]),
         ({"allowed_token_ids": (2, 4), "bad_words": ((4,),)}, [0, 1, 3, 4, 5, 6, 7, 8, 9]),
-        ({"allowed_token_ids": (4,), "bad_words": ((4,),)}, [0, 1, 2, 3, 5, 6, 7, 8, 9]),  # else none would be left
+        ({"allowed_token_ids": (4,), "bad_words": ((4,),)}, [0, 1, 2, 3, 5, 6, 7, 8, 9]),  # else no token would be left
         ({"eos": (4,), "min_tokens": 1, "allowed_token_ids": (4,)}, [0, 1, 2, 3, 5, 6, 7, 8, 9]),
-        ({"bad_words": tuple((token_id,) for token_id in range(VOCAB))}, []),  # the same
+        ({"bad_words": tuple((token_id,) for token_id in range(VOCAB))}, []),  # the same: no token would be left
         ({"eos": (4,), "min_tokens": 1, "bad_words": ((3,),)}, [3, 4]),
         ({"eos": (4,), "min_tokens": 1, "generated": (1,)}, []),
         ({"eos": (40,), "min_tokens": 1}, []),  # the end token is not in the vocabulary
@@ -183,7 +183,7 @@ def test_given_tokens_have_the_log_probabilities_of_the_whole_vocabulary() -> No
 
 def test_words_are_banned_at_the_beginning_and_after_a_blank(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(byte_model(tmp_path))
-    # Every byte is a token, so the blank is one, and "cat" after it ends like "cat" alone.
+    # Every byte is a token, and so is the blank: " cat" ends with the same tokens as "cat".
     assert bad_word_ids(tokenizer, ["cat", " cat"]) == (tuple(b"cat"),)
     assert bad_word_ids(tokenizer, []) == ()
     words = [chr(0x4E00 + number) for number in range(MAX_SEQUENCES + 1)]

@@ -114,7 +114,7 @@ def test_a_slot_cannot_share_more_blocks_than_the_other_one_has() -> None:
 
 
 BLOCK_SIZE = 4
-# Slots of one step: (known tokens, computed before, computed in this step, spare blocks), made valid below.
+# Slots of one step: (known tokens, computed before, computed in this step, spare blocks); the test makes them valid.
 SLOTS = st.lists(
     st.tuples(st.integers(1, 40), st.integers(0, 39), st.sampled_from((1, 1, 2, 5, 40)), st.integers(0, 2)),
     min_size=1,
@@ -125,7 +125,7 @@ SLOTS = st.lists(
 @settings(max_examples=200, deadline=None)
 @given(histories=st.lists(SLOTS, min_size=1, max_size=3), seed=st.integers(0, 2**32 - 1))
 def test_every_token_has_its_id_its_position_and_its_place_in_the_cache(histories, seed) -> None:
-    """Each history reuses the slots of the one before, in other orders and lengths."""
+    """Each history reuses the slots of the history before it, in other orders and lengths."""
     generator = np.random.default_rng(seed)
     table = SlotTable(epoch=0)
     taken: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""The steps of a beam search, on trees of tokens that can be searched completely."""
+"""The steps of a beam search, on trees of tokens that are small enough for a complete search."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_stop_token_ends_a_beam_but_not_before_min_tokens() -> None:
 
 
 def test_the_length_penalty_decides_between_short_and_long() -> None:
-    # END at once: log 0.3 = -1.20. A A: log 0.5 + log 0.5 = -1.39. With the prompt's token their lengths are 1 and 3.
+    # END at once: log 0.3 = -1.20. A A: log 0.5 + log 0.5 = -1.39. The lengths with the prompt's token are 1 and 3.
     table: Table = {(): (0.5, 0.2, 0.3), (A,): (0.5, 0.4, 0.1), (B,): (0.4, 0.4, 0.2)}
     for penalty, best in ((0.0, (END,)), (1.0, (A, A))):
         settings = BeamSettings(width=2, max_tokens=2, stop_ids={END}, length_penalty=penalty)
@@ -69,7 +69,7 @@ def test_a_step_asks_for_enough_tokens_that_the_width_remains_without_stop_token
 
 
 def test_a_step_copies_only_the_beams_that_stay() -> None:
-    # 32 beams with 160 alternatives each have 5,120 continuations of 16 KB, of which 32 and as many ended ones stay.
+    # 32 beams with 160 alternatives each have 5,120 continuations of 16 KB; 32 live and 32 ended beams stay.
     settings = BeamSettings(width=32, max_tokens=4000, stop_ids=frozenset(range(128)))
     tree = PromptSearch(settings=settings, prompt_len=1, live=[Beam(token_ids=(200,) * 2000)] * 32)
     top = tuple((token, -1.0 - token) for token in range(settings.num_alternatives))

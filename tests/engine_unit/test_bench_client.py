@@ -1,4 +1,4 @@
-"""The bench against a small server with right and wrong answers: for each wrong answer, the failure names the request.
+"""The bench against a small server with right and wrong answers: the failure for a wrong answer names the request.
 
 Other files test measurements of our own engine and of transformers. No test checks the machine's rates, because their
 values are unknown.

@@ -1,4 +1,4 @@
-"""The engine's command line has `bench`; its package is imported only for this command."""
+"""The engine's command line has `bench`; only this command imports the package rayloom_bench."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The bench's arithmetic on numbers that can be checked by hand: figures, limits, the table and the document."""
+"""The bench's arithmetic on numbers that a reader can check by hand: figures, limits, the table and the document."""
 
 import json
 
@@ -47,7 +47,7 @@ def test_figures_of_two_requests() -> None:
     assert figures.wall_s == 6.0  # from 0 to 6
     assert figures.output_tok_s == 1.0
     assert figures.total_tok_s == pytest.approx(26 / 6)
-    assert figures.ms_per_token == 1250.0  # (3 + 2) s for 2 + 2 later tokens
+    assert figures.ms_per_token == 1250.0  # (3 + 2) s for the 2 + 2 tokens after the first
     assert figures.ttft_p50_ms == 2000.0  # between 1 s and 3 s
     assert figures.ttft_p99_ms == pytest.approx(2980.0)
     assert figures.itl_p50_ms == 1000.0  # gaps 1, 2, 1, 1
@@ -133,7 +133,7 @@ def test_table_has_a_row_for_each_engine_with_our_ratio() -> None:
     assert max(map(len, lines)) <= 120
     assert lines[2] == "S: 4 requests, 2 at a time, 10 in / 5 out"
     assert lines[3].split() == ["rayloom", "bf16", "0.8", "3.2", "1500", "1000", "1000", "1500", "1990", "4.0"]
-    assert lines[4].split()[-1] == "2.00x"  # 0.75 tokens a second beside 0.375
+    assert lines[4].split()[-1] == "2.00x"  # 0.75 tokens a second, twice 0.375
     assert lines[5].split() == ["machine", "limit", "*", "8.2", "2.4", "0.09x"]
 
 

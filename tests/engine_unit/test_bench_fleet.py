@@ -1,5 +1,4 @@
-"""Fleets in virtual time: the costs of steps, single engines with numbers to check by hand, failures, and the policies
-of routing side by side."""
+"""Fleets in virtual time: costs of steps, single engines checked by hand, failures, and the routing policies."""
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ def test_seconds_of_a_step_are_the_sum_of_its_parts() -> None:
 
     assert cost.seconds([decode], 100) == pytest.approx(1.0 + 0.1 + 100 * 0.01)
     assert cost.seconds([decode, chunk], 1000) == pytest.approx(1.0 + 21 * 0.1 + 100 * 0.01 + 20 * 20 * 0.001)
-    # Two sequences that share all but 16 positions read the shared ones once.
+    # Two sequences that share all but 16 positions read the shared positions once.
     assert cost.seconds([decode, decode], 116) == pytest.approx(1.0 + 0.2 + 116 * 0.01)
 
 
@@ -128,7 +127,7 @@ def test_a_full_queue_refuses() -> None:
     outcome = run(FleetSettings(shape=shape, num_engines=1), [prompt(number, 100) for number in range(6)])
 
     assert len(outcome.finished) + outcome.num_lost == 6
-    # The first one runs at once. When its step ends, two of the five others find a place in the queue.
+    # The first request runs at once. When its step ends, two of the five others fit into the queue.
     assert outcome.num_lost == 3
 
 
@@ -136,7 +135,7 @@ def test_shared_prefixes_are_found_nearly_as_often_as_possible() -> None:
     """Two engines, 24 prefixes of 1,024 tokens by Zipf's law, 14 of which fit the cache of an engine."""
     arrivals = list(generate_shared(SharedPrefixes(rate=6.0), num_requests=800, seed=1))
     num_running = 16
-    blocks = 14 * 1024 // 16 + num_running * 4  # and the questions and answers of 16 running requests
+    blocks = 14 * 1024 // 16 + num_running * 4  # 14 prefixes, and the questions and answers of 16 running requests
     shape = EngineShape(cost=SMOLLM2_2_CORES, num_kv_blocks=blocks, max_num_seqs=num_running, max_model_len=2048)
     best = best_hit_tokens(arrivals, 16) / sum(arrival.num_prompt for arrival in arrivals)
     ours, turns, least = (
@@ -161,7 +160,7 @@ def test_work_and_not_requests_is_balanced() -> None:
 def test_a_closed_loop_counts_the_tokens_of_a_workload() -> None:
     workload = Workload(name="W", num_requests=4, concurrency=1, num_own=100, num_output=11)
 
-    # 110 ms for the prompt and the first token, 10 x 11 ms for the others.
+    # 110 ms for the prompt and the first token, 10 x 11 ms for the other tokens.
     assert ClosedLoop(PLAIN).output_tok_s(workload) == pytest.approx(11 / 0.220)
 
 

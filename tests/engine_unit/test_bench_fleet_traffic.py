@@ -1,5 +1,4 @@
-"""Requests for a simulated fleet: generators against the numbers of their traces, and against the traces themselves
-where these are on the machine; readers of trace files; prompts of segments."""
+"""Requests for a simulated fleet: generators, readers of trace files, and prompts of segments."""
 
 from __future__ import annotations
 
@@ -31,7 +30,8 @@ def test_prompts_share_a_prefix_as_far_as_their_segments_do() -> None:
     assert len(ids) == len(others) == 48
     assert ids[:32] == others[:32]
     assert not set(ids[32:]) & set(others[32:])
-    # The first prompt is new, the second finds 2 blocks of 16, a repetition of it all but its last block.
+    # The first prompt is new. The second finds 2 blocks of 16. A repetition of the second finds all of its blocks but
+    # the last.
     assert best_hit_tokens([first, second], 16) == 32
     assert best_hit_tokens([first, second, second], 16) == 64
 
@@ -48,7 +48,7 @@ def test_a_generator_has_the_rate_and_the_medians_of_its_trace(name: str) -> Non
     traffic = TRAFFIC[name]
     arrivals = list(generate(traffic, rate=5.0, seconds=2000.0, divisor=1.0, seed=1))
 
-    # 10,000 requests; the deviation of their number is sqrt(10,000 / gamma_shape).
+    # 10,000 requests; the standard deviation of the number is sqrt(10,000 / gamma_shape).
     assert len(arrivals) == pytest.approx(10_000, abs=4 * math.sqrt(10_000 / traffic.gamma_shape))
     assert statistics.median(each.num_output for each in arrivals) == pytest.approx(
         math.exp(traffic.outputs.mu), rel=0.1
@@ -143,6 +143,6 @@ def test_generated_lengths_are_distributed_as_in_the_trace(name: str, file: str)
     assert distance([each.num_prompt for each in made], [each.num_prompt for each in trace]) < 0.2
     # Half of the outputs of the long chats are near 350 tokens, which no lognormal distribution shows.
     assert distance([each.num_output for each in made], [each.num_output for each in trace]) < 0.22
-    if name != "code":  # bursts make the number of requests of an hour vary too much
+    if name != "code":  # bursts of "code" make the hourly number of requests vary too much
         assert len(trace) / trace[-1].at_s == pytest.approx(TRAFFIC[name].rate, rel=0.05)
     assert percentile([each.num_output for each in made], 0.9) < 2000

@@ -1,4 +1,4 @@
-"""Greedy answers of the engines: how servers are asked for token ids, and how these are compared."""
+"""Greedy answers of the engines: the requests for token ids, and the comparison of these ids."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ IDS = st.lists(st.integers(0, 5)).map(tuple)
 
 @contextmanager
 def server_of(document: object) -> Iterator[tuple[Endpoint, list[tuple[str, dict]]]]:
-    """A server that answers every POST with `document`, and the requests that it got."""
+    """A server that answers every POST with `document`, and the requests that it received."""
     requests: list[tuple[str, dict]] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -122,7 +122,7 @@ def test_the_reference_is_computed_once_for_the_same_prompts_and_model(
     (file,) = (tmp_path / "cache").iterdir()
     file.write_text("[[1], [2]]")
     assert reference_answers(checkpoint, prompts, threads=1, cache=tmp_path / "cache") == ((1,), (2,))
-    # Other prompts, or another model, are computed by transformers again, which takes 4 s of CPU time to import.
+    # For other prompts or another model, transformers computes answers again. Its import takes 4 s of CPU time.
     monkeypatch.setattr(agreement, "run_child", lambda module, job, threads: {"answers": [[len(job["prompts"])]]})
     assert reference_answers(checkpoint, prompts[:1], threads=1, cache=tmp_path / "cache") == ((1,),)
     assert reference_answers(tmp_path / "other", prompts, threads=1, cache=tmp_path / "cache") == ((2,),)

@@ -1,6 +1,6 @@
-"""The peers of the bench: their installation happens once, and their commands use all cores and the same weights.
+"""The peers of the bench: each is installed once, and the commands use all cores and the same weights.
 
-No peer is installed here: that takes minutes and gigabytes. `make bench-peers` does it.
+No peer is installed here, because an installation takes minutes and gigabytes. `make bench-peers` installs them.
 """
 
 from __future__ import annotations

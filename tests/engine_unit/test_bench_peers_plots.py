@@ -1,4 +1,4 @@
-"""The plots of `bench peers`: files of the right names, with every engine, equal for equal figures."""
+"""The plots of `bench peers`: files have the right names, show every engine, and are equal for equal figures."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_the_share_of_the_limit_is_that_of_the_workload() -> None:
 def test_latency_is_over_the_requests_of_all_rounds() -> None:
     found = comparison.latency(two_rounds(), "vllm", "W1")
     assert found is not None
-    # Ends of 1.5 s and 2 s after a first token at 0.5 s: gaps of 0.5 and 0.75 s, eight in all.
+    # The requests end at 1.5 s and 2 s, and their first tokens are at 0.5 s: gaps of 0.5 and 0.75 s, eight gaps in all.
     assert (found.ttft_p50_ms, found.itl_p50_ms) == (500.0, 625.0)
     assert comparison.latency(two_rounds(), "llama.cpp-bf16", "W1") is None
 

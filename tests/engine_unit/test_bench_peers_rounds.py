@@ -94,7 +94,7 @@ def test_memory_is_read_after_every_workload_and_a_stream_is_measured_beside_a_b
     with running(FakeOpenAI()) as fake:
         contestant = fake_contestant("rayloom", fake, "W1", "W3")
         flags = ("--workloads", "W1,W3", "--scale", "0.1", "--rounds", "1", "--no-sweep", "--neighbour-seconds")
-        for seconds in ("0.2", "2", "20"):  # on a busy machine, no token may come within a short time
+        for seconds in ("0.2", "2", "20"):  # on a busy machine, a short time may be over before the first token
             result = measured([contestant], *flags, seconds)
             assert result.failures == []
             (turn,) = result.turns
@@ -134,7 +134,8 @@ def test_an_engine_that_does_not_start_fails_and_the_others_go_on() -> None:
 
 
 def test_a_workload_with_a_wrong_answer_has_no_figures() -> None:
-    # The first request is the chat of the start, which is not counted here; then a warm-up; then the request.
+    # The first request is the chat at the start, which the faults do not count; then a warm-up; then the measured
+    # request.
     with running(FakeOpenAI(faults={1: "short"})) as fake:
         contestant = fake_contestant("vllm", fake, "W3")
         result = measured([contestant], "--workloads", "W3", "--scale", "0.1", "--rounds", "1", "--no-sweep")

@@ -1,6 +1,6 @@
-"""`bench quantised`: its files, the ratios of its page, and its rounds with servers that answer.
+"""`bench quantised`: its files, the ratios on its page, and its rounds with small servers.
 
-llama.cpp is not built here: that takes minutes. `make bench-peers` does it.
+llama.cpp is not built here, because a build takes minutes. `make bench-peers` builds it.
 """
 
 from __future__ import annotations

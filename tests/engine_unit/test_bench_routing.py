@@ -1,4 +1,4 @@
-"""`bench routing`: choices of an engine, the requests and their figures; without engines."""
+"""`bench routing` without engines: the choices of an engine, the requests and their figures."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_figures_and_verdicts_are_those_of_the_answers() -> None:
 
 def test_an_engine_has_blocks_for_fourteen_prefixes_and_its_running_requests() -> None:
     flags = engine_flags("m", SharedPrefixes(num_prefix_tokens=1024, num_own=32, num_output=32))
-    # 14 prefixes of 64 blocks, 16 requests of 4 blocks and one that is not full
+    # 14 prefixes of 64 blocks, and 16 requests of 4 full blocks and a partly filled block
     assert flags[flags.index("--num-kv-blocks") + 1] == str(14 * 64 + 16 * 5)
     assert flags[flags.index("--max-model-len") + 1] == "1088"
 

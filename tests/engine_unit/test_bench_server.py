@@ -1,4 +1,4 @@
-"""Processes that the bench starts: their memory is measured, and all of them are stopped.
+"""Processes that the bench starts: the bench measures their memory and stops all of them.
 
 The real engine is started in test_bench_own_engine.py.
 """

@@ -1,4 +1,4 @@
-"""One stream for a fixed time, and the process that keeps a core busy beside it."""
+"""One stream for a fixed time, and the process that keeps a core busy meanwhile."""
 
 from __future__ import annotations
 

@@ -74,8 +74,8 @@ def two_for_long_words(text: str) -> int:
 
 def test_text_is_corrected_until_it_has_the_length() -> None:
     text = text_of(200, prompt_rng(W1, seed=3, purpose="measured"), two_for_long_words)
-    assert len(text.split()) < 200  # so there were long words to correct for
-    assert abs(two_for_long_words(text) - 200) <= 1  # a word of two tokens may stand at the end
+    assert len(text.split()) < 200  # so long words occurred, and the text was shortened for them
+    assert abs(two_for_long_words(text) - 200) <= 1  # the last word may have two tokens
 
 
 def test_text_without_a_counter_has_a_word_for_each_token() -> None:

@@ -1,4 +1,4 @@
-"""The files that one core leaves for the next: the sequences in its last step, and suspects."""
+"""The files that a core leaves for its successor: the sequences in its last step, and suspects."""
 
 from __future__ import annotations
 

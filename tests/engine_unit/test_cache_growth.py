@@ -1,4 +1,4 @@
-"""The prefix cache takes untouched memory only if prompts use it. A block has one token, so tokens are blocks."""
+"""The prefix cache touches new memory only if prompts come again. Each block holds one token."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rayloom_engine.core.block_pool import BlockPool
 
 
 def serve(pool: BlockPool, prompt: list[bytes]) -> int:
-    """Serves a prompt with a block for each hash, and releases its blocks. Returns the number of hits."""
+    """Serves a prompt with a block for each hash, and releases the prompt's blocks. Returns the number of hits."""
     known = pool.known(prompt)
     hits = next((index for index, block_id in enumerate(known) if block_id is None), len(known))
     table = [block_id for block_id in known[:hits] if block_id is not None]
@@ -37,7 +37,7 @@ def test_prompts_that_never_come_again_touch_what_is_kept_and_what_is_held() -> 
     pool = BlockPool(1000, num_kept=20)
     for number in range(200):
         assert serve(pool, chat(f"{number} ", 10)) == 0
-    assert touched(pool) == 29  # 20 cached; a prompt takes one of them, and 9 more while the cache has 19
+    assert touched(pool) == 29  # 20 are cached; a prompt evicts one of them and touches 9 new blocks
 
 
 def test_without_a_limit_all_memory_is_touched_before_a_prefix_is_evicted() -> None:
@@ -52,7 +52,7 @@ def test_a_prompt_that_misses_an_evicted_block_doubles_the_cache() -> None:
     pool = BlockPool(1000, num_kept=20)
     for name in "abc":
         serve(pool, chat(name, 10))
-    assert touched(pool) == 29  # c has taken the last block of a
+    assert touched(pool) == 29  # c has evicted the last block of a
     assert serve(pool, chat("a", 10)) == 9  # 40 blocks are kept from here on
     serve(pool, chat("d", 10))
     assert [serve(pool, chat(name, 10)) for name in "abcd"] == [10, 10, 10, 10]
@@ -66,7 +66,7 @@ def test_a_pool_after_a_loss_of_ranks_keeps_the_limit() -> None:
     pool = pool.successor()
     for number in range(50):
         serve(pool, chat(f"{number} ", 10))
-    assert touched(pool) == 29  # 20 are kept: the second prompt has taken a block of the first
+    assert touched(pool) == 29  # the limit is 20: the second prompt has evicted a block of the first
 
 
 @given(
@@ -84,6 +84,7 @@ def test_the_cache_grows_until_it_holds_all_prompts_that_come_again(
     for index in order:
         prompt = chat(f"{index % len(lengths)} ", lengths[index % len(lengths)])
         num_worse += serve(limited, prompt) < serve(unlimited, prompt)
-    # Each loss doubles the limit, and no block is lost once all fit. A prompt that was lost before then misses once.
+    # Each miss of an evicted block doubles the limit, and no block is evicted once all prompts fit. A prompt whose
+    # blocks were evicted earlier misses once.
     total = sum(lengths)
     assert num_worse <= (ceil(log2(total / kept)) + len(lengths) if total > kept else 0)

@@ -1,4 +1,4 @@
-"""A channel between two processes, over shared memory or TCP alone: the same messages, the same errors at its end."""
+"""A channel between two processes: messages, and errors at its end, are the same over shared memory and TCP alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def message(number: int, num_bytes: int = 10) -> Failed:
 
 
 def _echo(port: int) -> None:
-    """A rank's process that echoes messages; at Fence(n) it sends n + 1 messages, then nothing, like a hung rank."""
+    """A rank's process that echoes messages. At Fence(n) it sends n messages and then stops, like a hung rank."""
     steps, _ = dial(f"127.0.0.1:{port}", TOKEN, Greeting(role="steps", proof=""))
     while True:
         heard = steps.receive()
@@ -77,7 +77,7 @@ def test_a_tcp_connection_notices_a_host_that_lost_power() -> None:
 
 
 def test_messages_of_every_size_arrive_whole_and_in_order(peer: Peer) -> None:
-    # Around the ring several times, with some that it has no room for.
+    # The messages fill the ring several times, and some are larger than the ring.
     sizes = [*range(1, 2000, 97), RING_BYTES // 2, RING_BYTES, 3 * RING_BYTES, 5, RING_BYTES - 100, 7] * 3
     sent = [message(number, size) for number, size in enumerate(sizes)]
 
@@ -87,7 +87,7 @@ def test_messages_of_every_size_arrive_whole_and_in_order(peer: Peer) -> None:
 
     sender = threading.Thread(target=send_all)
     sender.start()
-    assert [peer.channel.receive() for _ in sent] == sent  # a time-out would be the sending thread's as well
+    assert [peer.channel.receive() for _ in sent] == sent  # with a time-out, the sending thread would have it as well
     sender.join(30.0)
 
 
@@ -102,7 +102,7 @@ def test_messages_sent_before_the_end_are_received_before_it(peer: Peer) -> None
     with pytest.raises(ChannelClosed):
         peer.channel.receive(30.0)
     assert peer.channel.has_ended
-    with pytest.raises(ChannelClosed):  # the first one after the end may be taken by the kernel
+    with pytest.raises(ChannelClosed):  # the kernel may still accept the first message after the end
         for _ in range(2):
             peer.channel.send(message(0))
 
@@ -150,12 +150,12 @@ def test_nothing_is_left_of_a_channel() -> None:
         assert ours.receive(30.0) == message(1)
         ours.close()
         theirs.close()
-    assert _open_files() <= before  # other tests' may have been closed meanwhile
+    assert _open_files() <= before  # descriptors of other tests may have been closed meanwhile
 
 
 @pytest.mark.parametrize("changed", [{"pid": 2**22 + 1}, {"name": "rayloom-of-another"}, {"memory_fd": 100_000}])
 def test_memory_that_is_not_the_cores_is_not_used(changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in another container, the core's process id is unknown or that of another process."""
+    """The core's process id is unknown or belongs to another process, as it may in another container."""
     real = channel_module.open_memory
     monkeypatch.setattr(
         channel_module,

@@ -1,4 +1,4 @@
-"""The number of prompt tokens in a step if contexts are long. Short prompts never wait because of it."""
+"""The limit on a step's prompt tokens if contexts are long. Short prompts never wait because of this limit."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def _builder(*chunks: tuple[int, int], budget: int) -> StepBuilder:
     ("start", "num_tokens", "chunk"),
     [
         (0, 10_000, 512),
-        (15 * K, 100_000, 512),  # ends below 16k
-        (128 * K, 200 * K, LEAST_CHUNK),  # 64 x 128k is the room of 512 x 16k, but for its own 64
+        (15 * K, 100_000, 512),  # the chunk ends below 16k
+        (128 * K, 200 * K, LEAST_CHUNK),  # 64 x 128k = 512 x 16k; the chunk's own 64 tokens come on top
         (50_000, 100_000, 167),  # 167 x 50,167 <= 512 x 16,384 < 168 x 50,168
-        (50_000, 50_100, 100),  # all that is left
+        (50_000, 50_100, 100),  # the rest of the prompt
         (50_000, 50_001, 1),
     ],
 )
@@ -78,5 +78,6 @@ def test_a_long_prompt_is_computed_in_steps_of_bounded_attention_and_a_short_one
             assert len(costs) == 66, "the step after it came"
         scheduler.check_integrity()
     assert max(costs) <= budget * FULL_BUDGET_CONTEXT + 3 * 3
-    # 64 chunks of 256 reach 16,384. Then 252 tokens fit, and fewer in every step: 8 steps compute 1,895 of 2,000.
+    # 64 chunks of 256 reach 16,384. The next chunk has 252 tokens, and each later one has fewer: 8 steps compute 1,895
+    # of 2,000.
     assert len(costs) == 64 + 9

@@ -1,4 +1,4 @@
-"""The settings of torch's threads: their number, and the time for which a thread without work keeps a core busy."""
+"""The settings of torch's threads: their number, and the time for which a thread without work spins."""
 
 from __future__ import annotations
 

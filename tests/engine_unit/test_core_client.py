@@ -1,4 +1,4 @@
-"""The front's memory of its sequences, against the core's real sockets."""
+"""The front's record of its sequences, tested with the core's real sockets."""
 
 from __future__ import annotations
 
@@ -55,6 +55,6 @@ def test_a_sequence_submitted_during_the_connection_reaches_the_core_once(tmp_pa
     asyncio.run(run())
     io.stop()
     got = [(type(message).__name__, getattr(message, "sequence_id", "")) for _, message in inbox.take()]
-    # No core had "left", so none is asked to free it.
+    # No core had the sequence "left", so the client sends no Abort for it.
     assert got[:2] == [("Submit", "new"), ("Submit", "before")]
     assert [name for kind, name in got if kind == "Submit"] == ["new", "before"]

@@ -121,7 +121,7 @@ def test_a_front_connects_submits_gets_outputs_and_disconnects(address: str, io:
     assert first == second == third
     assert (got_submit, got_abort) == (submit, Abort("s"))
     assert isinstance(gone, Disconnected)
-    io.send(first, Outputs(()))  # the front is gone, and nothing breaks
+    io.send(first, Outputs(()))  # the front has disconnected, and the core drops the message
 
 
 def test_a_front_asks_for_the_cache_and_may_ask_again(address: str, io: CoreIo, inbox: Inbox) -> None:
@@ -191,14 +191,14 @@ def test_a_front_that_reads_a_large_answer_steadily_stays() -> None:
     for second in range(60):
         assert not unsent.has_stalled(float(second))
         unsent.sent(megabyte)
-    # It stops there: the 61st message was due after 30 s and 61 s.
+    # The front stops reading: the 61st message was due after 30 s and 61 s.
     assert not unsent.has_stalled(91.0)
     assert unsent.has_stalled(91.1)
 
 
 @pytest.fixture
 def pair() -> Iterator[tuple[FrontSocket, socket.socket]]:
-    """The core's side of a connection, and the front's socket."""
+    """The core's end of a connection, and the front's socket."""
     ours, theirs = socket.socketpair()
     sending = FrontSocket(ours, stall_seconds=30.0)
     yield sending, theirs
@@ -262,7 +262,7 @@ def test_an_abort_ends_the_connection_for_the_front(pair: tuple[FrontSocket, soc
 @settings(max_examples=30, deadline=None)
 @given(sizes=st.lists(st.integers(1, 200_000), min_size=1, max_size=8), read_size=st.integers(1000, 300_000))
 def test_messages_of_two_threads_arrive_whole(sizes: list[int], read_size: int) -> None:
-    """One thread sends even numbers, the other one odd numbers; each fills its messages with its number."""
+    """One thread sends messages with even numbers, the other odd numbers. Each message is filled with its number."""
     ours, theirs = socket.socketpair()
     sending = FrontSocket(ours, stall_seconds=30.0)
 

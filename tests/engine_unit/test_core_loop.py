@@ -88,7 +88,7 @@ def test_a_grammar_that_kills_the_process_while_others_are_computed_is_found(cor
         core.engine.step()  # the other sequence advances
         core.die_in_a_step()
     assert core.box.suspicion.suspects == {"form": (2, 3)}
-    core.die_in_a_step()  # the suspect alone
+    core.die_in_a_step()  # only the suspect is computed
     assert core.box.suspicion.condemned == ["form"]
 
 
@@ -130,7 +130,7 @@ class _End(Exception):
 
 
 class _Script:
-    """An inbox with one list of messages for each time that it is emptied. The loop ends when it is idle."""
+    """An inbox that returns the next list of messages at each call of `take`. The loop ends when it is idle."""
 
     def __init__(self, *mail: list[Submit | Abort]) -> None:
         self._mail = list(mail)
@@ -164,7 +164,7 @@ def test_the_black_box_is_empty_while_a_message_is_handled_and_when_the_engine_i
         handle(connection, message)
 
     core.core._handle = watched  # type: ignore[method-assign]
-    # Without messages come the step of the first probe and the second chunk of the prompt.
+    # The step of the first probe and the second chunk of the prompt run without messages.
     inbox = _Script([], [SUBMIT], [], [Abort("other")])
     with pytest.raises(_End):
         core.core.run(inbox, began=lambda: None)  # type: ignore[arg-type]
@@ -176,7 +176,7 @@ def test_an_idle_engine_reports_a_sequence_before_its_first_step_which_may_be_lo
     core.core._io = _NoIo()  # type: ignore[assignment]
     reported: list[int] = []
     core.engine.before_run = lambda: reported.append(core.state.stats.num_waiting + core.state.stats.num_running)
-    # The first step is that of the probe. The prompt takes three more, the second token one.
+    # The first step is the probe. The prompt needs three more steps, the second token one.
     with pytest.raises(_End):
         core.core.run(_Script([], [SUBMIT]), began=lambda: None)  # type: ignore[arg-type]
     assert reported == [0, 1, 1, 1, 1]
@@ -246,7 +246,7 @@ GATEWAY = 2  # the number of a gateway's connection
 
 @pytest.fixture
 def behind_gateway(tmp_path: Path) -> CoreUnderTest:
-    """A core with a connection of its own front, 1, and one of a gateway. Its vocabulary has POISON."""
+    """A core with connections of its own front (1) and of a gateway. The core's vocabulary has POISON."""
     core = CoreUnderTest(tmp_path)
     core.core.model = msgspec.structs.replace(MODEL, vocab_size=POISON + 1)
     core.core._io = SimpleNamespace(send=lambda connection, message: core.sent.append((connection, message)))  # type: ignore[assignment]
@@ -260,7 +260,7 @@ def _compute(core: CoreUnderTest) -> None:
 
 
 def _counted(core: CoreUnderTest) -> tuple[int, int, int]:
-    """Numbers of finished requests, failed requests and first tokens in the status."""
+    """The numbers of finished requests, failed requests and first tokens in the status."""
     core.core._publish()
     found = core.state.status().gateway_requests
     return found.num_finished, found.num_failed, sum(found.first_token_counts)

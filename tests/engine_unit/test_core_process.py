@@ -1,4 +1,4 @@
-"""The core's process with ranks without a model: the report of a loss, the blame for it, and the limits of recovery."""
+"""The core's process with ranks without a model: reports of lost ranks, blamed sequences, and limits of recovery."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class CoreUnderTest:
 
     def _restart(self, fence: Fence) -> None:
         if self.restarts_ranks:
-            # In a thread, because this one must be free to read the next fence.
+            # The rank starts in another thread, because this thread must be free to read the next fence.
             number = (fence.incarnation or 0) + 1
             threading.Thread(target=self._start_rank, args=(fence.rank, number), daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""NaN logits end only their own request, or, in a probe, the rank."""
+"""NaN logits end only the request that they belong to; in a probe they end the rank."""
 
 from __future__ import annotations
 
@@ -211,7 +211,8 @@ def test_the_stage_whose_weights_are_not_finite_ends_by_the_probe(folder: Path, 
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("order", [["bad", "good"], ["good", "bad"]], ids=str)
 def test_a_nan_spreads_neither_in_its_step_nor_to_later_owners_of_its_blocks(folder: Path, order: list[str]) -> None:
-    # 6 blocks of 16: the bad one takes two or three of them, and later sequences get these, partly filled.
+    # 6 blocks of 16: the bad sequence uses two or three of them. Later sequences reuse these blocks and fill them
+    # partly.
     prompts = {"bad": [BAD_TOKEN, *range(20, 53)], "good": [3, 4, 5]}
     later = {f"later {number}": [30 + number, 31, 32, 33, 34] for number in range(4)}
     ranks = load_stages(stage_config(folder))
@@ -230,7 +231,7 @@ def test_a_nan_does_not_outlive_an_aborted_prompt(folder: Path) -> None:
     ranks = load_stages(stage_config(folder))
     damage_token(ranks[0], BAD_TOKEN)
     engine = make_engine(StagesInARow(ranks))
-    engine.add(make_sequence("bad", [BAD_TOKEN, *range(20, 60)], max_tokens=1))  # a step takes 24 tokens
+    engine.add(make_sequence("bad", [BAD_TOKEN, *range(20, 60)], max_tokens=1))  # a step computes 24 tokens
     assert engine.step() == []
     engine.abort("bad")
     outputs = run_all(engine, {"good": [3, 4, 5]})

@@ -1,4 +1,4 @@
-"""The costs of a model: their parts by hand, and the length of the document of an inspection.
+"""The costs of a model: their parts checked by hand, and the length of an inspection's document.
 
 The comparison with the engine's allocations is in tests/contract/test_sizing.py.
 """
@@ -30,17 +30,17 @@ def test_each_part_is_that_of_the_rank_with_most_of_it():
     costs = model_costs(shape, shard_counts(shape))
 
     assert costs.tensor == (1, 2, 4)
-    # 33 rows of 8: halves of 17 and 16, quarters of 9 and 8. The head has the final norm of 8 as well.
+    # 33 rows of 8: halves have 17 and 16 rows, quarters 9 and 8. The head has the final norm of 8 as well.
     assert costs.embedding.elements == (264, 136, 72)
     assert costs.head.elements == (272, 144, 80)
     assert costs.both.elements == (536, 280, 152)
     full, windowed = costs.kinds[1], costs.kinds[0]
     assert (windowed.window, full.window, costs.layers) == (16, None, "ab")
-    # q and o 8 x 16, k and v 8 x 8, feed-forward 3 x 8 x 15, norms 2 x 8; a half has 8 of 15 rows, a quarter 4, and
-    # four ranks have one of two key/value heads each.
+    # q and o are 8 x 16, k and v 8 x 8, feed-forward 3 x 8 x 15, norms 2 x 8. A half has 8 of 15 rows, a quarter 4.
+    # Each of four ranks has one of the two key/value heads.
     assert full.weights.elements == windowed.weights.elements == (760, 400, 240)
     assert full.kv.elements == (16, 8, 8)
-    # 3 x 8 and the wider of 3 x 15 over tensor, rounded up, and 2 x (16 + 8) over tensor.
+    # 3 x 8, and the larger of 3 x 15 / tensor (rounded up) and 2 x (16 + 8) / tensor.
     assert costs.step.token.elements == (24 + 48, 24 + 24, 24 + 12)
     assert costs.step.sequence_bytes == 3 * 33 * 4
     assert costs.checkpoint_bytes == 2 * shape.num_parameters == 2 * (2 * 760 + 536)
@@ -55,8 +55,8 @@ def test_a_shared_matrix_is_there_once_where_one_stage_has_both_uses():
 def test_biases_of_sums_are_the_first_ranks():
     without, with_biases = (model_costs(make_shape(o_bias=each, mlp_bias=each), (1, 4)) for each in (False, True))
 
-    # One rank has biases of 2 x 15 (gate, up), 8 (down) and 8 (o). Of four ranks the first has 3 rows and 6 + 8 + 8
-    # biases; the last has 4 rows and 8 biases, which are 248 to 238.
+    # One rank has biases of 2 x 15 (gate, up), 8 (down) and 8 (o). Of four ranks, the last is the largest: its 4 rows
+    # and 8 biases are 248 elements; the first rank's 3 rows and 6 + 8 + 8 biases are 238.
     assert with_biases.kinds[0].weights.elements[0] - without.kinds[0].weights.elements[0] == 46
     assert with_biases.kinds[0].weights.elements[1] - without.kinds[0].weights.elements[1] == 8
 
@@ -102,7 +102,7 @@ def test_the_facts_of_the_worst_models_are_short_enough(name):
 
     print(f"{name}: {len(text)} bytes, {len(costs['tensor'])} of {len(shard_counts(shape))} numbers of ranks")
     assert len(text.encode()) <= MAX_FACTS_BYTES
-    # As many of the smallest as there is room for.
+    # The document has the smallest numbers of ranks, as many as fit.
     assert costs["tensor"] == list(shard_counts(shape))[: len(costs["tensor"])]
     assert len(costs["tensor"]) >= min(8, len(shard_counts(shape)))
 

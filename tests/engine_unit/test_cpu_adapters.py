@@ -1,5 +1,6 @@
-"""LoRA adapters on the C library: equal to PEFT in float32, and a token's logits do not depend on the other tokens of
-its step, whatever adapters these have.
+"""LoRA adapters on the C library: results equal PEFT's in float32 and do not depend on the batch.
+
+A token's logits do not depend on the other tokens of its step, whatever adapters those tokens have.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from rt_tiny import VOCAB_SIZE, TinySequence, make_batch, tiny_variant
 NUM_TOKENS = 37
 BLOCKS = -(-NUM_TOKENS // BLOCK_SIZE)
 VARIANTS = ("llama-biases", "qwen3")
-# Rank and settings of each adapter. Ranks that are no multiple of 16 are padded. 3 x 112 are more rows of A than one
-# piece of the library multiplies.
+# Rank and settings of each adapter. Ranks that are no multiple of 16 are padded, so rank 100 becomes 112. Three such
+# matrices have 3 x 112 rows of A, more than the library multiplies in one piece.
 ADAPTERS = (
     {"rank": 8},
     {"rank": 24, "lora_alpha": 48, "matrices": ("q_proj", "v_proj")},
@@ -50,9 +51,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Alone:
-    """A model with all adapters in slots, and the logits [T, V] of a sequence alone: with each adapter, then without.
+    """A model with all adapters in slots, and the logits [T, V] of a sequence that runs alone.
 
-    `expected[-1]`: those without an adapter.
+    `expected` has the logits with each adapter, then those without an adapter (`expected[-1]`).
     """
 
     model: LibraryModel

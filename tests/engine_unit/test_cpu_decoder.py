@@ -1,4 +1,4 @@
-"""The decoder on the C library: the results of the plain decoder, for every architecture and instruction set.
+"""The decoder on the C library has the results of the plain decoder, for every architecture and instruction set.
 
 Covers one rank; test_cpu_decoder_parts.py tests several. test_cpu_decoder_batches.py tests that results do not depend
 on the batch.
@@ -43,14 +43,14 @@ from rt_tiny import (
 
 NUM_TOKENS = 100
 TOKEN_IDS = random.Random(1).choices(range(VOCAB_SIZE), k=NUM_TOKENS)
-# Float32: sums differ in their order alone. Logits of the tiny models are about 1 to 4.
+# In float32 only the order of additions differs. Logits of the tiny models are about 1 to 4.
 FLOAT32_TOLERANCE = 1e-4
 
 
 def logits_of(
     model: RankModel | LibraryModel, cache: KvPages | LibraryPages, cuts: tuple[int, ...] = (NUM_TOKENS,)
 ) -> torch.Tensor:
-    """[T, V]: the logits of a sequence that is computed in these pieces."""
+    """The logits [T, V] of a sequence that is computed in these pieces."""
     blocks = list(range(cache.num_blocks - 1, -1, -1))
     sequence = TinySequence(TOKEN_IDS, blocks[: -(-NUM_TOKENS // cache.block_size)])
     return torch.cat([advance(model, cache, [(sequence, count)])[0] for count in cuts])
@@ -80,7 +80,7 @@ def test_float32_logits_are_those_of_the_reference_kernels(folder: Path, isa: st
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_bfloat16_logits_are_nearer_to_float32_than_those_of_torch(folder: Path, isa: str) -> None:
-    # All three models have the same weights, rounded to bfloat16. Torch rounds the residual stream, too.
+    # All three models have the same weights, rounded to bfloat16. Torch also rounds the residual stream.
     shape = read_shape(folder)
     wide = load_model(folder, shape, cpu_kernels(), dtype=torch.bfloat16).model
     expected = logits_of(wide, make_cache(shape))
@@ -92,7 +92,7 @@ def test_bfloat16_logits_are_nearer_to_float32_than_those_of_torch(folder: Path,
     model = load_on_library(folder, isa, torch.bfloat16)
     ours = relative_error(logits_of(model, library_cache(model, 9)), expected)
     # A bfloat16 has 8 significant bits: a rounded activation differs by 0.1 to 0.2 %, and each layer rounds six times.
-    # A token whose second and third expert are about equally likely may take the other one.
+    # A token whose second and third expert are about equally likely may get the third instead of the second.
     assert 0.0 < ours < (0.03 if shape.experts is None else 0.06)
     assert ours < of_torch
 
@@ -136,7 +136,7 @@ def test_a_nan_in_a_weight_reaches_the_logits(dtype: torch.dtype, damaged: str, 
 def test_a_key_that_is_not_finite_reaches_the_logits_of_its_token_and_of_all_later_ones(
     position: int, isa: str, tmp_path: Path
 ) -> None:
-    # At 256 the token sees nothing of its segment of attention but this key, and its tile reads later blocks, too.
+    # The token at 256 sees only this key in its segment of attention, but its tile also reads later blocks.
     from safetensors.torch import load_file, save_file
 
     shape = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "num_hidden_layers": 1}

@@ -1,5 +1,7 @@
-"""On the C library a token's logits are equal bit for bit, however it is computed: alone, in a batch, in chunks, after
-a prefix hit, and with any number of threads.
+"""On the C library a token's logits do not depend on its batch.
+
+The logits are equal bit for bit whether the token is computed alone, in a batch, in chunks or after a prefix hit, and
+with any number of threads.
 """
 
 from __future__ import annotations
@@ -132,8 +134,8 @@ def test_a_replay_from_the_ids_continues_bit_for_bit(cases: list[Case]) -> None:
 
 @pytest.mark.skipif(not ISAS, reason="there is no C library")
 def test_a_chunk_with_a_long_context_takes_little_memory_on_many_threads(tmp_path: Path) -> None:
-    # 252 tokens with 24 query heads of 64 elements, in 300 segments: if each segment had its own results, 460 MB. A
-    # window of 1 saves the time, and the blocks before it are not read.
+    # 252 tokens have 24 query heads of 64 elements in 300 segments: separate results for each segment would need 460
+    # MB. The window of 1 makes the test fast, because the blocks before it are not read.
     folder = tiny_checkpoint(
         tmp_path,
         "MistralForCausalLM",
@@ -157,5 +159,5 @@ def test_a_chunk_with_a_long_context_takes_little_memory_on_many_threads(tmp_pat
 
 
 def _address_space() -> int:
-    """Bytes that are mapped; a buffer that the library has mapped or allocated stays until its next step."""
+    """The number of mapped bytes. A buffer that the library has mapped or allocated stays until its next step."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

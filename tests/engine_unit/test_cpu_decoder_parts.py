@@ -1,4 +1,4 @@
-"""The decoder on the C library, cut over several ranks: pipeline stages give the same bits, shards nearly so."""
+"""The decoder on the C library with several ranks: pipeline stages have the same bits as one rank, shards nearly."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rt_library import ISAS
 from rt_stages import RankProcesses, StagesInARow, answers, ids_by_request, load_stages, make_engine, stage_config
 from rt_tiny import VARIANTS, tiny_checkpoint
 
-# The vocabulary divides neither by the ranks nor by the library's blocks of 16; the feed-forward divides by both.
+# The vocabulary is divisible neither by the ranks nor by the library's blocks of 16; the feed-forward by both.
 SIZES = {"vocab_size": 251, "intermediate_size": 128, "num_hidden_layers": 4}
 
-# (type, tensor, pipeline). The first variant also has stages without shards and two shards without stages, so that the
-# tolerance for shards does not hide a fault of stages.
+# (type, tensor, pipeline). The first variant is also tested with stages alone and with shards alone, because the
+# tolerance for shards may hide a fault of stages.
 LAYOUTS = [("float32", 4, 1), ("float32", 2, 2), ("bfloat16", 2, 2)]
 ALL_LAYOUTS = [*LAYOUTS, ("float32", 1, 2), ("float32", 2, 1), ("bfloat16", 1, 2), ("bfloat16", 4, 1)]
 
@@ -87,6 +87,7 @@ def test_ranks_in_processes_compute_the_answers_of_one_rank(
             assert logprobs_of(got) == logprobs_of(expected)
         if tensor == 1 or dtype == "float32":
             assert ids_by_request(got) == ids_by_request(expected), (tensor, pipeline, dtype)
-        # Shards add their parts in float32. In bfloat16, a sum that differs in its last bit may round differently.
+        # The parts of shards are added in float32. In bfloat16, a sum that differs in its last bit may round
+        # differently.
         tolerance = 1e-4 if dtype == "float32" else 0.1
         assert logprobs_of(got) == pytest.approx(logprobs_of(expected), abs=tolerance)

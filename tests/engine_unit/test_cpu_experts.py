@@ -1,7 +1,7 @@
 """Mixtures of experts: routing against a plain loop, ties, and the logits of torch and of the C library.
 
-The variants with experts in rt_tiny.py are also those of other tests: cuts, batches, shards, sizes. These here differ
-from them only in norms and in the weights of a token's experts.
+Tests of cuts, batches, shards and sizes use the variants with experts of rt_tiny.py. The architectures in this file
+differ from these variants only in norms and in the weights of a token's experts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TOKEN_IDS = [(7 * position) % VOCAB_SIZE for position in range(40)]
 CASES: dict[str, dict[str, Any]] = {
     "Qwen3MoeForCausalLM": {
         "head_dim": 16,
-        "num_experts": 20,  # more than a register has lanes
+        "num_experts": 20,  # more experts than a register has lanes
         "num_experts_per_tok": 5,
         "moe_intermediate_size": 16,
         "norm_topk_prob": True,
@@ -63,7 +63,7 @@ def library_logits(model: LibraryModel) -> torch.Tensor:
     data=st.data(),
 )
 def test_routes_and_groups_are_those_of_a_plain_loop(logits: list[list[float]], data: st.DataObject) -> None:
-    """Small whole numbers, so that many logits are equal."""
+    """The logits are small whole numbers, so many of them are equal."""
     num_experts = len(logits[0])
     num_selected = data.draw(st.integers(1, num_experts))
     normalises = data.draw(st.booleans())
@@ -97,7 +97,7 @@ def test_logits_are_those_of_transformers(architecture: str, tmp_path: Path) -> 
 
 
 def test_of_equal_experts_a_token_takes_the_first(tmp_path: Path) -> None:
-    """With a router of zeros all experts are equally likely, so others than the first two change nothing."""
+    """With a router of zeros all experts are equally likely, and only the weights of the first two have an effect."""
     folder = tiny_variant(tmp_path, "mixtral")
     file = folder / "model.safetensors"
     weights = load_file(file)
@@ -123,7 +123,7 @@ def test_of_equal_experts_a_token_takes_the_first(tmp_path: Path) -> None:
     ["gate.weight", "experts.4.up_proj.weight", "shared_expert_gate.weight", "shared_expert.down_proj.weight"],
 )
 def test_a_nan_in_router_or_experts_reaches_the_logits(damaged: str, isa: str, tmp_path: Path) -> None:
-    """Every token takes all six experts, so that none avoids the damaged one."""
+    """Every token uses all six experts, so that no token avoids the damaged expert."""
     folder = tiny_checkpoint(
         tmp_path, "Qwen2MoeForCausalLM", num_experts=6, num_experts_per_tok=6, moe_intermediate_size=48
     )

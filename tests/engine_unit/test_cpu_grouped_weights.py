@@ -19,11 +19,11 @@ from rt_library import ISAS, open_library, to_numpy, to_torch, type_name
 DTYPES = (torch.float32, torch.bfloat16)
 FORMS = [(bits, size, has_offsets) for bits in (4, 8) for size in (32, 64, 128) for has_offsets in (False, True)]
 NUM_INPUTS = 384
-_X_GROUP = 32  # inputs that share a scale of the activations
+_X_GROUP = 32  # number of inputs that share a scale of the activations
 
 
 def random_weights(num_outputs: int, bits: int, size: int, has_offsets: bool) -> GroupedWeights:
-    """Those with offsets have factors, too."""
+    """Returns random weights. Weights with offsets also have factors."""
     random = np.random.default_rng(bits * size + has_offsets)
     num_groups = NUM_INPUTS // size
     integers = random.integers(0, 1 << bits, (num_outputs, NUM_INPUTS), dtype=np.uint8)
@@ -53,7 +53,7 @@ def dequantised(weights: GroupedWeights) -> npt.NDArray[np.float64]:
 
 
 def quantised_rows(x: torch.Tensor) -> npt.NDArray[np.float64]:
-    """The activations as products see them: integers up to 127 times the scale of their 32 neighbours."""
+    """The activations as used in products: integers of at most 127, times a scale for each 32 inputs."""
     grouped = x.float().reshape(len(x), -1, _X_GROUP)
     largest = grouped.abs().amax(dim=-1, keepdim=True)
     inverse = torch.where(largest > 0, torch.full_like(largest, 127) / largest, 0.0)
@@ -148,7 +148,7 @@ def test_a_matrix_takes_the_bytes_of_its_form(bits: int, size: int, has_offsets:
     weights = random_weights(48, bits, size, has_offsets)
     halves = 2 * 48 * (NUM_INPUTS // size) * (1 + has_offsets)
     expected = 48 * NUM_INPUTS * bits // 8 + halves
-    # Without offsets two groups are a chunk, and a last half of a chunk is empty.
+    # Without offsets a chunk has two groups. If the number of groups is odd, the last half of a chunk is empty.
     empty = 48 * (size * bits // 8 + 2) if size == 128 and not has_offsets else 0
     assert open_library(ISAS[0]).pack_grouped(weights).nbytes == expected + empty
     assert weights.form.num_bytes(48, NUM_INPUTS) == expected + empty + 4 * 48 * has_offsets

@@ -1,5 +1,4 @@
-"""The build of the C library: its commands, one compilation for several processes, and the reasons for a missing
-library.
+"""The build of the C library: commands, one compilation for several processes, and reasons for a missing library.
 
 `make venv` compiles the library itself. Most tests compile a small library instead, because compiling takes long.
 """

@@ -1,7 +1,8 @@
-"""The tests of the C library once more, with a library that checks addresses and undefined behaviour.
+"""The tests of the C library run once more, with a library that checks addresses and undefined behaviour.
 
 The library is compiled with AddressSanitizer and UndefinedBehaviorSanitizer, and warnings are errors. A process that
-loads the sanitizers before Python runs the tests, with every instruction set of this CPU. Its first finding ends it.
+loads the sanitizers before Python runs the tests, with every instruction set of this CPU. The first finding ends the
+process.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rayloom_engine.cpu_library.build import build_library, find_compiler, sourc
 COMPILER = find_compiler(os.environ)
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
-# Not the kernels: servers and compilations, and this file.
+# Files without tests of kernels: their subjects are servers and compilations; and this file.
 OTHERS = {"test_cpu_backend.py", "test_cpu_library_build.py", Path(__file__).name}
 KERNEL_TESTS = sorted(
     path for path in (*FOLDER.glob("test_cpu_*.py"), *FOLDER.glob("test_int8_*.py")) if path.name not in OTHERS
@@ -79,7 +80,7 @@ def test_the_kernels_have_neither_bad_addresses_nor_undefined_behaviour(environ:
         "test_cpu_sampler.py",
         "test_int8_weights.py",
     } <= names
-    # Capturing Python's own streams alone leaves the report of a sanitizer on stderr.
+    # pytest captures only Python's own streams, so that a sanitizer's report stays on stderr.
     flags = ["-q", "-x", "--capture=sys", "-o", "timeout=1700"]
     command = [sys.executable, "-m", "pytest", *flags, *map(str, KERNEL_TESTS)]
     done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True)

@@ -1,6 +1,6 @@
-"""The sampler of the C library: numbers checked by hand, and the same ids as worker/sampler.py for random settings.
+"""The sampler of the C library: numbers checked by hand, and ids equal to worker/sampler.py's for random settings.
 
-Left out: the reference's own rules (test_sampler.py).
+test_sampler.py tests the rules of worker/sampler.py itself.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def test_large_vocabularies_choose_the_token_of_the_reference(
     logits=st.lists(st.integers(-3, 3), min_size=2, max_size=90),
     seed=st.integers(0, 2**63 - 1),
     top_k=st.integers(0, 9),
-    top_p=st.sampled_from([0.1234, 0.5678, 0.9123, 1.0]),  # no sum of such masses reaches these shares exactly
+    top_p=st.sampled_from([0.1234, 0.5678, 0.9123, 1.0]),  # no sum of the probabilities is exactly one of these values
     min_p=st.sampled_from([0.0, 0.03, 0.3]),
 )
 def test_of_equal_logits_the_lowest_ids_are_kept(
@@ -101,7 +101,7 @@ def test_of_equal_logits_the_lowest_ids_are_kept(
         (0, 0.0, 0.0, {1}),
         (0, 1.0, 0.3, {1, 3}),  # 0.237 >= 0.3 * 0.644 = 0.193
         (0, 1.0, 1.0, {1}),
-        (3, 0.9, 0.0, {1, 3}),  # of the three kept by top_k: 0.665 0.245 0.090
+        (3, 0.9, 0.0, {1, 3}),  # probabilities of the three tokens that top_k keeps: 0.665 0.245 0.090
         (3, 0.92, 0.3, {1, 3}),
     ],
 )
@@ -233,7 +233,7 @@ def test_logprobs_are_those_of_the_reference(
     assert found.logprob == pytest.approx(exact[token_id].item(), abs=1e-5)
     assert found.logprob == pytest.approx(expected.logprob, abs=1e-4)
     assert [value for _, value in found.top] == pytest.approx([exact[i].item() for i, _ in found.top], abs=1e-5)
-    # Alternatives with equal logits have no order in torch.
+    # torch orders alternatives with equal logits arbitrarily.
     assert [logits[0, i].item() for i, _ in found.top] == [logits[0, i].item() for i, _ in expected.top]
 
 

@@ -1,7 +1,7 @@
 """A step on tensors that claim to be on a CUDA device: all results are complete, and no CPU tensor is used.
 
-Fake tensors carry sizes, types and devices but no memory, so no device is needed, and no value is computed. A Triton
-kernel is not run either: the test checks that all of its tensors are on the device.
+Fake tensors have sizes, types and devices but no memory, so no device is needed, and no value is computed. Triton
+kernels do not run either: the test checks that all of their tensors are on the device.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def forward(folder: Path, tables_on: torch.device, backend: Backend = "auto") ->
 
 
 @pytest.mark.parametrize("backend", ["plain", "auto"])
-# Experts take the rows that the router's values select, and fake tensors have no values.
+# Experts compute the rows that the router's values select, and fake tensors have no values.
 @pytest.mark.parametrize("variant", sorted(VARIANTS.keys() - set(WITH_EXPERTS)))
 def test_a_step_stays_on_its_device(variant: str, backend: Backend, tmp_path: Path) -> None:
     folder = tiny_variant(tmp_path, variant)

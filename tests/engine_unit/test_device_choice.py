@@ -1,4 +1,4 @@
-"""The choice of the device: torch is asked about CUDA only where a GPU may be."""
+"""The choice of the device: the engine queries CUDA through torch only where a GPU may exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine around the scheduler: probes, complete resumes, and a step that fails or is interrupted."""
+"""The engine around the scheduler: probes, resumes of complete sequences, and a step that fails or is interrupted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rt_scheduler import SimulatedRank, expected_ids, ids_of, make_scheduler, ma
 
 
 class FlakyRank(SimulatedRank):
-    """Raises once, in the middle of a plan, and must get forget_all before the next one."""
+    """A rank that raises once, in the middle of a plan, and must get forget_all before the next plan."""
 
     def __init__(self, fail_at: int) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def test_after_an_interrupted_step_sequences_continue_or_can_be_aborted(fail_at:
 
 
 class WaitingRank(SimulatedRank):
-    """Each step computes and samples for 1.5 s, and waits 0.1 s for a grammar."""
+    """A rank whose steps compute and sample for 1.5 s, and wait 0.1 s for a grammar."""
 
     def run(self, plan: StepPlan) -> StepResult:
         return msgspec.structs.replace(super().run(plan), forward_s=1.0, sample_s=0.6, waited_s=0.1)
@@ -67,7 +67,7 @@ def test_a_wait_for_a_grammar_makes_no_step_slower_in_the_measured_rates() -> No
 
 
 class SlowRank(SimulatedRank):
-    """Moves the clock on by a second in each step."""
+    """A rank whose steps advance the clock by a second."""
 
     def __init__(self, times: list[float]) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ def test_a_probe_has_no_output() -> None:
 def test_a_part_of_a_prompt_is_tokens_that_passed_all_ranks() -> None:
     times = iter(range(100))
     engine = Engine(make_scheduler(), LocalExecutor(SimulatedRank()), clock=lambda: float(next(times)))
-    engine.add(make_sequence("a", range(10), max_tokens=1))  # a step takes 8
+    engine.add(make_sequence("a", range(10), max_tokens=1))  # a step computes 8 tokens
     assert engine.step() == []
     assert engine.last_token_at is not None
 
@@ -129,7 +129,7 @@ def test_a_resume_that_was_complete_is_finished_at_once() -> None:
 
 
 class SlowExecutor(LocalExecutor):
-    """Takes 10 s to hand out a result, of which the last stage computed 4."""
+    """An executor that returns a result after 10 s, in 4 s of which the last stage computed."""
 
     def __init__(self, now: list[float]) -> None:
         super().__init__(SimulatedRank())
@@ -160,7 +160,7 @@ def test_the_result_of_an_aborted_sequence_is_still_collected() -> None:
     engine = Engine(make_scheduler(depth=2), LocalExecutor(SimulatedRank()), clock=time.monotonic)
     engine.add(make_sequence("a", (1, 2)))
     engine.add(make_sequence("b", (3, 4)))
-    outputs = [engine.step(), engine.step()]  # both are in flight now, each in a step of its own
+    outputs = [engine.step(), engine.step()]  # both sequences are in flight now, each in a step of its own
     assert (engine.scheduler.num_in_flight, [len(part) for part in outputs]) == (1, [2, 1])
     assert engine.abort("a") and engine.abort("b")
     assert engine.has_unfinished

@@ -1,4 +1,4 @@
-"""An engine's estimate between two reports."""
+"""A gateway's estimate of an engine's load and cache between two reports."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_sent_prompt_counts_at_once_and_its_prefix_as_cached() -> None:
     estimate.sent("s", "", 70, BLOCKS)
     assert numbers(estimate) == (54, 0, 64)  # 70 tokens, 16 of them cached
     estimate.sent("t", "", 70, BLOCKS)
-    assert numbers(estimate) == (60, 0, 64)  # 6 tokens after the prefix that the first one computes
+    assert numbers(estimate) == (60, 0, 64)  # 6 tokens after the prefix that the first sequence computes
 
 
 def test_a_report_replaces_the_guess_and_a_first_token_makes_a_decode() -> None:
@@ -45,7 +45,7 @@ def test_a_report_replaces_the_guess_and_a_first_token_makes_a_decode() -> None:
     estimate.has_token("s")
     estimate.has_token("s")
     assert numbers(estimate) == (30, 1, 64)
-    # With this report the core has published the blocks that it has; the expected ones are forgotten.
+    # Before this report the core has published the blocks that it has, so the estimate drops the expected blocks.
     estimate.reported(report(prefill=0, decodes=1))
     assert numbers(estimate) == (0, 1, 0)
 

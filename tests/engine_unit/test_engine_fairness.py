@@ -1,7 +1,7 @@
-"""Two tenants on the real engine and scheduler. One floods it; the tests assert the other's time to the first token.
+"""Two tenants on the real engine and scheduler. One tenant floods it; the tests assert the other's time to first token.
 
 The unit of time is the cost of a computed token. A step costs `STEP` in addition. tests/engine_real/test_tenants.py
-does the same with seconds and a model.
+tests the same with seconds and a model.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from rayloom_engine.errors import QueueFull
 from rt_scheduler import SimulatedRank, make_scheduler, make_sequence
 
 STEP = 16  # cost of a step besides its tokens
-# The simulation has no randomness, and every request of "y" meets the same flood a few steps after the last one.
+# The simulation has no randomness. Every request of "y" meets the same flood, a few steps after the request before.
 NUM_MEASURED = 40
 
 
 class _Flooder:
-    """Keeps `num_requests` requests of `n` choices each submitted, as far as the engine accepts them."""
+    """A tenant with always `num_requests` submitted requests of `n` choices each, as far as the engine accepts them."""
 
     def __init__(self, engine: Engine, num_requests: int, n: int, num_prompt: int, max_tokens: int) -> None:
         self._engine = engine
@@ -67,7 +67,7 @@ class _Flooder:
             del self._open[number]
 
 
-@functools.cache  # a simulation takes a second or more, and two tests need the same ones
+@functools.cache  # a simulation takes a second or more, and two tests need the same simulations
 def _first_token_times(num_requests: int, **flood: int) -> list[int]:
     """Costs until the first token of NUM_MEASURED requests of "y", sent one after the other while "x" floods."""
     scheduler = make_scheduler(600, max_num_seqs=64, max_num_batched_tokens=128, max_model_len=1200, max_queued=1024)
@@ -105,7 +105,7 @@ def _p99(values: list[int]) -> int:
     "flood",
     [
         {"n": 128, "num_prompt": 10, "max_tokens": 60},
-        {"n": 1, "num_prompt": 900, "max_tokens": 8},  # the prompts are what takes long
+        {"n": 1, "num_prompt": 900, "max_tokens": 8},  # most of the time is spent on prompts
     ],
 )
 def test_a_flood_of_one_key_does_not_slow_the_other_ones_first_token(flood) -> None:
@@ -119,7 +119,7 @@ def test_a_flood_of_one_key_does_not_slow_the_other_ones_first_token(flood) -> N
     [
         {"n": 128, "num_prompt": 10, "max_tokens": 60},
         {"n": 1, "num_prompt": 900, "max_tokens": 8},
-        {"n": 8, "num_prompt": 300, "max_tokens": 200},  # blocks are what is short
+        {"n": 8, "num_prompt": 300, "max_tokens": 200},  # KV blocks are scarce
     ],
 )
 def test_the_first_token_of_a_light_key_comes_within_a_full_step_or_two(flood) -> None:

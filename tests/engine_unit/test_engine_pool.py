@@ -1,4 +1,4 @@
-"""A gateway's sequences on several engines: the choice of the engine, and engines that are lost, full or drain.
+"""A gateway's sequences on several engines: the choice of the engine, and lost, full or draining engines.
 
 The engines are fake cores, whose tokens are the bytes of a text: token k of a sequence is always the same.
 """
@@ -19,7 +19,7 @@ from rt_fake_core import FINGERPRINT
 
 
 async def held_after_four_ids(world: World) -> ClientSequence:
-    """Submits a sequence. Its engine has generated four ids, and generates no more before `release`."""
+    """Submits a sequence, and returns when its engine has generated four ids. It generates no more before `release`."""
     world.hold(4)
     one = sequence()
     world.client.submit([one])
@@ -48,7 +48,7 @@ def test_outputs_of_an_earlier_attempt_are_dropped(tmp_path: Path) -> None:
         one = await held_after_four_ids(world)
         first = world.place_of(one)
         other = "b" if first == "a" else "a"
-        # The sequence goes to the other engine and back, over the same connection to the first one.
+        # The sequence moves to the other engine and back, over the same connection to the first engine.
         world.cores[first].is_draining = True
         world.cores[first].send_status()
         await until(lambda: one.place.engine == other)

@@ -1,4 +1,4 @@
-"""A gateway sends a request to the engine that has cached its prefix, by the reports of (fake) cores."""
+"""A gateway sends a request to the engine that has cached its prefix, according to the reports of (fake) cores."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def num_cached(client: CoreClient, name: str) -> int:
 
 def test_a_request_goes_where_its_prefix_is(tmp_path: Path) -> None:
     async def story(world: World) -> None:
-        for name in ("b", "a"):  # whatever the tie key says, one of them is not its engine
+        for name in ("b", "a"):  # without caches, the tie key would choose the same engine for both
             prefix = tuple(range(1000, 1064)) if name == "a" else PREFIX
             world.cores[name].cache(hashes_of(prefix))
             await until(lambda: num_cached(world.client, name) == 4)  # noqa: B023
@@ -65,7 +65,7 @@ def test_blocks_of_a_refused_prompt_attract_nothing(tmp_path: Path) -> None:
 def test_a_prefix_attracts_only_as_far_as_it_saves_more_than_waiting_costs(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         world.cores["b"].cache(hashes_of(PREFIX))
-        # The prompt has 67 tokens. Engine a computes 67; b computes 3, and 64 or 65 before.
+        # The prompt has 67 tokens. Engine a would compute 67; b would compute 63 or 65 waiting tokens, and then 3.
         for waiting, engine in ((63, "b"), (65, "a")):
             load = SchedulerLoad(tenants=(TenantLoad(tenant="", prefill_tokens=waiting),))
             world.cores["b"].load = load
@@ -133,7 +133,7 @@ def test_a_gap_makes_the_gateway_ask_again_once(tmp_path: Path) -> None:
         core = world.cores["b"]
         first, *others = hashes_of(PREFIX)
         core.cache([first], is_told=False)
-        for block in others:  # the first of these shows the gap; the others are on their way before the answer
+        for block in others:  # the first of these blocks shows the gap; the others are sent before the answer
             core.cache([block])
         await until(lambda: num_cached(world.client, "b") == 4)
         assert core.num_index_requests == 2, "one at the beginning"

@@ -169,7 +169,7 @@ def test_an_engine_that_left_the_list_hands_over_as_soon_as_another_one_serves(t
         one = sequence()
         world.client.submit([one])
         await until(lambda: len(one.generated_ids) == 4)
-        one.place.num_losses = 2  # from now on only its last engine may get it
+        one.place.num_losses = 2  # from now on only its last engine may get the sequence
         world.client.set_engines({"b": world.address("b")})
         assert one.place.engine == "a"
         world.cores["b"].state = "serving"

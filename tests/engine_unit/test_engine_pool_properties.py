@@ -1,6 +1,7 @@
-"""Every sequence gets each of its ids exactly once, with any faults of engines and any delays of messages.
+"""Every sequence gets each of its ids exactly once, whatever engines fail and messages are delayed.
 
-No sockets: an engine is a queue of messages in each direction, and hypothesis decides which message is handled next.
+There are no sockets: an engine is a queue of messages in each direction, and hypothesis decides which message is
+handled next.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class ScriptedLink(EngineLink):
     """An engine whose messages wait in `to_engine` and `to_front` until the test handles them."""
 
     def begin(self, core: FakeCore) -> None:
-        """`core` only makes the statuses."""
+        """Sets the first state. `core` only makes the statuses."""
         self.core_of_status = core
         self.to_engine: deque[Submit | Abort] = deque()
         self.to_front: deque[CoreMessage] = deque()
@@ -77,7 +78,7 @@ class ScriptedLink(EngineLink):
             self._disconnected("lost")
 
     def forget(self) -> None:
-        """The connection has ended, and with it all sequences."""
+        """Drops all messages and sequences, because the connection has ended."""
         self.to_engine.clear()
         self.to_front.clear()
         self.live.clear()
@@ -87,7 +88,7 @@ class ScriptedLink(EngineLink):
         self.to_front.append(self.core_of_status._status())
 
     def take(self) -> None:
-        """Lets the engine handle all waiting messages."""
+        """The engine handles all waiting messages."""
         while self.to_engine:
             message = self.to_engine.popleft()
             key = (message.sequence_id, message.attempt)
@@ -101,7 +102,7 @@ class ScriptedLink(EngineLink):
                 self.live[key] = len(message.generated_ids)
 
     def compute(self) -> None:
-        """Computes one id of each sequence. Messages may be on their way meanwhile."""
+        """Computes one id of each sequence. Messages may still be queued."""
         outputs = []
         for (sequence_id, attempt), position in list(self.live.items()):
             is_last = position == NUM_IDS - 1
@@ -120,7 +121,7 @@ class ScriptedLink(EngineLink):
             self.to_front.append(Outputs(tuple(outputs)))
 
     def deliver(self) -> None:
-        """Lets the front receive the oldest message."""
+        """The front receives the oldest message."""
         if self.to_front and self.is_connected:
             self._receive(self.to_front.popleft())
 
@@ -158,7 +159,7 @@ class World:
             self.client.pool.links[name] = link
 
     def set_engines(self) -> None:
-        """Tells the client the list. An engine that has left, and is listed again, has a new connection."""
+        """Gives the client the list of engines. An engine that is listed again has a new connection."""
         before = set(self.client.pool.links)
         self.client.set_engines({name: CORE for name in NAMES if name in self.listed})
         for name in before - set(self.client.pool.links):

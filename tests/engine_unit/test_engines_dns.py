@@ -1,4 +1,4 @@
-"""The list of engines by a DNS name: each answer of the resolver changes the list, and no failure does."""
+"""The list of engines from a DNS name: each answer of the resolver updates the list, and a failure does not."""
 
 from __future__ import annotations
 

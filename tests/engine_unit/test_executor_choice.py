@@ -1,4 +1,4 @@
-"""The executor that follows from a config and an environment, and the faults of a job's environment."""
+"""The choice of the executor from a config and an environment, and the faults of a job's environment."""
 
 from __future__ import annotations
 

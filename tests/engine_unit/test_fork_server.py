@@ -24,7 +24,8 @@ from rayloom_engine.models.checkpoint.progress import no_progress
 from rt_server import wait_until
 from rt_tiny import tiny_checkpoint
 
-# A fork server that imports torch takes 2 s of CPU time. This one leaves it out; all else is that of the product.
+# A fork server needs 2 s of CPU time to import torch. This fork server does not import it, and is otherwise the real
+# one.
 _WITHOUT_TORCH = (
     "-P",
     "-c",
@@ -36,13 +37,13 @@ _WITHOUT_TORCH = (
 
 @pytest.fixture
 def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fork servers of this test import no torch, because its subject is the life of the processes."""
+    """Fork servers of this test do not import torch, because the test is about the life cycle of processes."""
     monkeypatch.setattr(process_ranks, "_FORK_SERVER", _WITHOUT_TORCH)
 
 
 @pytest.fixture
 def core_address() -> Iterator[str]:
-    """A port that takes connections and never answers, so that ranks wait there."""
+    """A port that accepts connections and never answers, so that ranks wait for an answer."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
@@ -72,7 +73,7 @@ def _start(ranks: ProcessRanks, *numbers: int) -> tuple[psutil.Process, list[psu
     """The fork server and its ranks, in the order of their starts."""
     for number in numbers:
         ranks.start(number, 1)
-    # A process has no command line in its first moment.
+    # A process that has just started has no command line yet.
     wait_until(lambda: len(_fork_servers()) == 1, 60.0, lambda: "there is no fork server")
     (server,) = _fork_servers()
     wait_until(lambda: len(server.children()) == len(numbers), 60.0, lambda: "the ranks do not start")
@@ -150,7 +151,7 @@ def test_a_fork_server_that_is_stopped_while_it_imports_is_replaced(
 
 
 class _Line:
-    """The far end of the launcher's line; an unrelated process takes the place of the fork server."""
+    """The fork server's end of the launcher's socket. An unrelated process takes the place of the fork server."""
 
     def __init__(self, ranks: ProcessRanks, monkeypatch: pytest.MonkeyPatch) -> None:
         near, self.end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -270,7 +271,7 @@ def test_a_rank_that_cannot_be_forked_costs_no_other(
 def test_closing_ends_every_rank_and_the_fork_server_though_an_end_was_not_read(
     ranks: ProcessRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_ranks, "_CLOSE_SECONDS", 10.0)  # because the cores are shared
+    monkeypatch.setattr(process_ranks, "_CLOSE_SECONDS", 10.0)  # because other processes use the same CPU cores
     server, (first, second) = _start(ranks, 0, 1)
     first.kill()
     wait_until(lambda: server.children() == [second], 60.0, lambda: "the rank is not waited for")

@@ -38,7 +38,7 @@ from rayloom_engine.protocol.messages import (
 from rt_server import wait_until
 
 KEY = "0123456789abcdef0123456789abcdef"
-NEXT = PROTOCOL_VERSION + 1  # a release whose version is one higher; it also speaks this one
+NEXT = PROTOCOL_VERSION + 1  # the version of a later release, which also speaks the current version
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_a_front_tries_the_previous_key_at_a_core_that_still_has_it(io: tuple[Co
 
 
 async def _serve_once(core: Any, use: Any) -> Any:
-    """Returns the result of `use(address)`, while `core(reader, writer)` answers its connection."""
+    """Returns the result of `use(address)`, while `core(reader, writer)` serves the connection to this address."""
     server = await asyncio.start_server(core, "127.0.0.1", 0)
     async with server:
         host, port = server.sockets[0].getsockname()[:2]
@@ -233,7 +233,7 @@ def test_a_peer_that_leaves_before_it_is_accepted_is_no_error(
     listener = socket.create_server(("127.0.0.1", 0))
     for _ in range(3):
         left = socket.create_connection(listener.getsockname())
-        # A reset in place of an end, so that the accepted socket has no peer any more.
+        # The connection ends with RST instead of FIN, so that the accepted socket has no peer.
         left.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         left.close()
     status = CoreState(epoch=7, executor="uni").status

@@ -1,7 +1,7 @@
 """41 values in the fields of every endpoint: each gets an answer or a refusal in JSON's words, never a 5xx.
 
-The requests go to the application itself, in the front's loop: thousands of connections would take longer and show no
-more. Fields that are known but not implemented or without effect are among them, and so are unknown names.
+The tests call the application itself in the front's loop, because thousands of connections would take longer and show
+no more. The fields include known fields that are not implemented or have no effect, and unknown names.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ BASE: dict[str, dict[str, Any]] = {
     "/tokenize": {"prompt": "Hi"},
     "/detokenize": {"tokens": [72, 105]},
 }
-# The fields of a table of other APIs share their code, so each of them gets every eighth value, and each value goes to
-# several of them.
+# The same code checks all fields of a table of other APIs. So each of these fields gets every eighth value, and each
+# value goes to several fields.
 SHARE = 8
 PYTHON = re.compile(r"\b(?:False|True|None|Traceback|dict|tuple|str|pydantic|msgspec)\b|<class")
 
@@ -51,7 +51,7 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontUnderTest]:
 
 
 def bodies(path: str) -> Iterator[tuple[str, bytes]]:
-    """The field and the body of each request: values in every field, and in fields of fields."""
+    """The field and the body of each request: values are in every field and in nested fields."""
     values = dict.fromkeys([*ENDPOINTS[path].model_fields, "no_such_field"], VALUES)
     if path.startswith("/v1/"):
         for table in (WITHOUT_EFFECT, NOT_IMPLEMENTED):

@@ -1,4 +1,4 @@
-"""Beam search over HTTP against a fake core with bytes as tokens. The test sets the most likely tokens."""
+"""Beam search over HTTP against a fake core with bytes as tokens. The tests set the most likely tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rt_byte_model import END
 from rt_front import FrontUnderTest, events, running_front
 
 PROMPT = "Q:"
-# "B" is less likely than "A", but what follows "B" is almost certain.
+# "B" is less likely than "A", but the continuation of "B" is almost certain.
 NEXT: dict[str, dict[str, float]] = {
     "": {"A": 0.6, "B": 0.3, "C": 0.07, "D": 0.03},
     "A": {"a": 0.4, "b": 0.35, "c": 0.15, "d": 0.1},
@@ -186,7 +186,7 @@ def test_beams_sent_in_parts_are_accepted_at_once_and_none_follows_a_client_that
         search = await begun(front, LANES_AT_ONCE + 1)
         unfinished = front.service.client.unfinished
         step = asyncio.ensure_future(anext(search.deltas(wait_s=60.0)))
-        while len(list(unfinished())) != LANES_AT_ONCE:  # the first part of the second step
+        while len(list(unfinished())) != LANES_AT_ONCE:  # until the first part of the second step runs
             await asyncio.sleep(0)
         assert all(sequence.is_accepted for sequence in unfinished()), "a full queue would end the search"
         search.client_gone()

@@ -1,4 +1,4 @@
-"""Bodies that are costly to decode: refused by their shape, before any of their objects is created."""
+"""Bodies that are costly to decode: the front refuses them by their shape, before it creates any of their objects."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def many(part: bytes, num: int) -> bytes:
 @pytest.mark.parametrize(
     ("part", "most"),
     [
-        (b"[]", MAX_CONTAINERS - 2),  # beside the object and the list around them
-        (b'{"a":1}', MAX_STRINGS - 1),  # beside the key "prompt"
+        (b"[]", MAX_CONTAINERS - 2),  # in addition to the object and the list around them
+        (b'{"a":1}', MAX_STRINGS - 1),  # in addition to the key "prompt"
         (b'"\\""', MAX_STRINGS - 1),
-        (b"1", MAX_VALUES + 1),  # one comma fewer than values
+        (b"1", MAX_VALUES + 1),  # commas are counted, and there is one comma fewer than values
     ],
 )
 def test_the_parts_of_a_body_are_counted_outside_of_strings(part: bytes, most: int) -> None:

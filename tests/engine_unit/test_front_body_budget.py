@@ -1,4 +1,4 @@
-"""The memory of bodies: shared by tenants, held until a body is parsed, and parsed for one tenant after the other."""
+"""The memory of bodies: tenants share it, a body holds it until it is parsed, and tenants take turns in parsing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MIB = 1024 * KIB
 
 
 def held(budget: BodyBudget, tenant: str, num_bytes: int, times: int = 99) -> int:
-    """Returns the number of bodies of this size that the tenant can hold beside the held ones."""
+    """Returns the number of bodies of this size that the tenant can hold in addition to the held bodies."""
     for number in range(times):
         try:
             budget.share(tenant, 0).take(num_bytes)
@@ -90,7 +90,7 @@ def test_the_lock_is_served_round_robin_by_tenant() -> None:
 
         tasks = [asyncio.create_task(work(name)) for name in ("a1", "a2", "a3", "a4", "b1", "b2", "c1")]
         await asyncio.sleep(0)
-        tasks[1].cancel()  # a2 waits, and leaves
+        tasks[1].cancel()  # a2 is cancelled while it waits
         go.set()
         await asyncio.wait(tasks)
         async with asyncio.timeout(60.0), turns.turn("a"):
@@ -110,7 +110,7 @@ def test_a_waiter_cancelled_as_it_gets_the_lock_hands_it_on() -> None:
         async with turns.turn("a"):
             waiter = asyncio.create_task(work())
             await asyncio.sleep(0)
-        waiter.cancel()  # the waiter has the lock, and has not run since
+        waiter.cancel()  # the waiter owns the lock already, but has not run since
         await asyncio.wait([waiter])
         async with asyncio.timeout(60.0), turns.turn("b"):
             pass

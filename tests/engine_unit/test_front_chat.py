@@ -81,7 +81,7 @@ def test_the_core_gets_prompt_seed_and_limits(front: FrontUnderTest) -> None:
 
 
 def test_an_answer_is_in_flight_until_all_of_it_was_sent(front: FrontUnderTest) -> None:
-    """A drain waits for what is in flight, so a slow client gets its whole answer."""
+    """A drain waits for answers in flight, so a slow client gets its whole answer."""
     front.do(lambda: setattr(front.core, "script", say("x" * 400)))
     body = {
         "model": MODEL,
@@ -101,7 +101,7 @@ def test_an_answer_is_in_flight_until_all_of_it_was_sent(front: FrontUnderTest) 
 
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
-        for _ in range(3):  # a client that takes its time
+        for _ in range(3):  # a slow client
             await asyncio.sleep(0)
         in_flight.append(front.service.lifecycle.num_in_flight)
 

@@ -1,4 +1,4 @@
-"""An answer that waited for an engine says for how long: whole answers in a header, streams also in a comment."""
+"""An answer states how long it waited for an engine: whole answers in a header, streams also in a comment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BODY = {"prompt": "Hi", "max_tokens": 20}
 
 @pytest.fixture
 def front(tmp_path: Path) -> Iterator[FrontUnderTest]:
-    """A front that holds requests, as a gateway's does, while its core does not serve."""
+    """A front that, like a gateway, holds requests while its core does not serve."""
     waits = Waits(ping_s=0.02, accept_s=0.02)
     with running_front(tmp_path, waits=waits, rules=PoolRules(is_gateway=True, hold_s=60.0)) as running:
         running.do(lambda: describe(running))

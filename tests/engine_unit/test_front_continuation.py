@@ -1,4 +1,4 @@
-"""The client learns that an engine with other rounding has computed a part of its answer."""
+"""An answer tells its client that an engine with different rounding has computed a part of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def front(tmp_path: Path) -> Iterator[FrontUnderTest]:
 
 
 def round_all(front: FrontUnderTest) -> None:
-    """Marks all sequences, once each has a token, as a gateway does when it gives them to another engine."""
+    """Marks all sequences, once each has 3 tokens, like a gateway that moves them to an engine with other rounding."""
 
     def mark() -> None:
         for sequence in front.service.client.unfinished():

@@ -1,4 +1,4 @@
-"""Streams whose tokens are written from a callback: the same bytes as through ASGI, and none for a slow client."""
+"""Streams whose tokens are written from a callback: bytes equal those through ASGI; slow clients get none this way."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def cycle(**changes: Any) -> SimpleNamespace:
     [
         ({}, True),
         ({"chunked_encoding": None}, False),  # the answer has not begun
-        ({"chunked_encoding": False}, False),  # its length is known
+        ({"chunked_encoding": False}, False),  # the answer has a Content-Length
         ({"write_paused": True}, False),
         ({"disconnected": True}, False),
         ({"response_complete": True}, False),
@@ -82,9 +82,9 @@ def test_each_token_of_a_stream_is_an_event_of_the_documented_form(front: FrontU
 
 
 def test_a_client_that_does_not_read_gets_all_its_text_later_and_fills_no_memory(tmp_path: Path) -> None:
-    """Tokens wait in the mailbox, at some bytes each, and not as events in the connection's buffer.
+    """Tokens wait in the mailbox, where each needs some bytes, and not as events in the connection's buffer.
 
-    The events are large, because the system's buffers hold megabytes of them.
+    The events of the test are large, because the system's buffers hold megabytes.
     """
     name = "m" * 4000
     with running_front(tmp_path, max_model_len=10_000, served_model_name=name) as front:
@@ -116,7 +116,7 @@ def _check_client_that_does_not_read(front: FrontUnderTest, name: str) -> None:
     events = [line for line in received.split(b"\n") if line.startswith(b"data: {")]
     shown = "".join(json.loads(event[6:])["choices"][0]["text"] for event in events)
     assert (len(shown), shown.strip("x")) == (num_tokens - 1, "")
-    assert len(events) < num_tokens / 2  # tokens that waited came together
+    assert len(events) < num_tokens / 2  # waiting tokens were sent together
 
 
 def _transports() -> list[Any]:

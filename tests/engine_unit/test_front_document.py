@@ -47,7 +47,7 @@ def references(schema: Any) -> Iterator[str]:
 
 
 def closed(schema: Any) -> Any:
-    """`schema`, but no object may have a key that is not declared."""
+    """A copy of `schema` in which no object may have an undeclared key."""
     if isinstance(schema, list):
         return [closed(item) for item in schema]
     if not isinstance(schema, dict):
@@ -59,7 +59,7 @@ def closed(schema: Any) -> Any:
 
 
 def check(document: dict[str, Any], name: str, answer: Any) -> None:
-    """Fails unless `answer` has all keys of the schema `name`, each of its type, and no other key."""
+    """Fails unless `answer` has all keys of the schema `name` with the declared types, and no other key."""
     schema = {**closed(copy.deepcopy(document)), "$ref": SCHEMAS + name}
     jsonschema.Draft202012Validator(schema).validate(answer)
 

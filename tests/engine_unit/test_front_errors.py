@@ -1,4 +1,4 @@
-"""Every refusal of a request: its status and OpenAI's error object with a sentence, without a traceback."""
+"""Every refusal of a request has its status, and OpenAI's error object with a sentence and without a traceback."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 def refused(response: httpx.Response, status: int, field: str | None = None, code: str | None = None) -> str:
-    """Returns the message of a refusal, after checking all other parts of the refusal."""
+    """Checks all other parts of a refusal, and returns its message."""
     assert response.status_code == status, response.text
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -235,7 +235,7 @@ def test_more_than_the_context_names_all_three_numbers(front: FrontUnderTest) ->
     message = refused(front.complete("x" * 600), 400, None, "context_length_exceeded")
     assert "600" in message
     refused(front.chat("x" * 600), 400, None, "context_length_exceeded")
-    # The longest token has 12 characters, so this is not even tokenised.
+    # The longest token has 12 characters, so the front refuses this text without tokenising it.
     assert "characters" in refused(front.complete("x" * (512 * 12 + 1)), 400, None, "context_length_exceeded")
 
 
@@ -243,7 +243,7 @@ def test_more_choices_than_the_queue_holds_are_refused(front: FrontUnderTest) ->
     message = refused(front.complete(["x"] * 1025), 400)
     assert "1025" in message
     assert "1024" in message
-    # Before any text is tokenised, which would find that these are too long.
+    # The refusal comes before any text is tokenised. Tokenising would show that these texts are too long.
     assert "1152" in refused(front.complete(["x" * (512 * 12 + 1)] * 9, n=128), 400)
 
 
@@ -251,7 +251,7 @@ def test_ids_of_the_tokenizer_that_the_model_lacks_are_refused(front: FrontUnder
     def shrink() -> None:
         text = front.service.text
         assert text is not None
-        # As in a fine-tune whose padding token has no embedding: here <|im_end|>, id 257.
+        # Some fine-tunes have a padding token without an embedding. Here this token is <|im_end|>, id 257.
         front.service.text = replace(text, model=msgspec.structs.replace(text.model, vocab_size=257))
 
     whole = front.do(lambda: front.service.text)

@@ -22,7 +22,7 @@ from rt_fake_core import say
 from rt_front import MODEL, FrontUnderTest, running_front
 
 HI = {"messages": [{"role": "user", "content": "Hi"}]}
-# Of other servers, each of which changes the answer: a grammar, a length, a sampler, thoughts, an adapter.
+# Fields of other servers that change the answer: for grammars, lengths, samplers, reasoning and adapters.
 CHANGES_THE_ANSWER = (
     *("grammar", "json_schema", "structural_tag", "stop_regex"),
     *("echo", "logprob_token_ids", "truncation_side", "repetition_detection", "lora_path"),
@@ -46,7 +46,7 @@ def front(running: FrontUnderTest) -> FrontUnderTest:
 
 
 def refusal(model: type[Any], **fields: Any) -> str:
-    """The message that refuses a request with these fields; the first of them is the one at fault."""
+    """The message that refuses a request with these fields. The first field is the wrong one."""
     with pytest.raises(RequestError) as caught:
         parse_request(model, {**(HI if model is ChatRequest else {}), **fields})
     assert caught.value.field == next(iter(fields))
@@ -189,7 +189,7 @@ def test_reasoning_effort_reaches_the_template(front: FrontUnderTest) -> None:
 def test_no_prompt_is_the_beginning_of_a_document(front: FrontUnderTest, fields: dict[str, Any]) -> None:
     response = front.http.post("/v1/completions", json={"model": MODEL, **fields})
     assert response.status_code == 200
-    # This tokenizer adds nothing to a text and has no <|endoftext|>, so its beginning token it is.
+    # This tokenizer adds no token to a text and has no <|endoftext|>, so the prompt is the beginning token.
     assert front.do(lambda: front.core.submits[0]).prompt_ids == (256,)
 
 

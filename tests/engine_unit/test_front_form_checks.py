@@ -21,7 +21,7 @@ FORM = {"choice": ["yes", "no"]}
 
 
 class SlowChecks:
-    """Answers of llguidance: each waits for `end`, and has no warnings."""
+    """A replacement for llguidance: each check waits for `end`, and returns no warnings."""
 
     def __init__(self) -> None:
         self.grammars: list[str] = []  # grammars in the order of their checks

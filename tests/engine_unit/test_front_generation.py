@@ -1,4 +1,4 @@
-"""The start of a request with many sequences: other requests are served in between."""
+"""The start of a request with many sequences: the front serves other requests in between."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontUnderTest]:
 
 @pytest.mark.parametrize(("num_prompts", "n"), [(8, 128), (1024, 1)])
 def test_other_requests_run_while_1024_sequences_are_made(front: FrontUnderTest, num_prompts: int, n: int) -> None:
-    stops = tuple(f"{number:02}{'a' * 62}" for number in range(64))  # as many and as long as they may be
+    stops = tuple(f"{number:02}{'a' * 62}" for number in range(64))  # the largest allowed number and length
 
     async def turns_of_others() -> int:
         text = front.service.text

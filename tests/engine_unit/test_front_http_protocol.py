@@ -1,4 +1,4 @@
-"""Limits on the size and time of requests: the front's protocol over sockets, and with the test's own clock."""
+"""Limits on the size and time of requests, tested over sockets, and on the protocol class with the test's own clock."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def connected(front: FrontUnderTest) -> Iterator[socket.socket]:
 
 
 def answers(data: bytes) -> list[tuple[int, Any]]:
-    """Status and document of each answer in `data`, all of them with a Content-Length."""
+    """Status and document of each answer in `data`. Every answer must have a Content-Length."""
     found = []
     while data:
         head, _, data = data.partition(b"\r\n\r\n")
@@ -47,7 +47,7 @@ def answers(data: bytes) -> list[tuple[int, Any]]:
 
 
 def exchange(front: FrontUnderTest, data: bytes) -> list[tuple[int, Any]]:
-    """All answers on a connection that sends `data` and nothing more, until the server ends it."""
+    """All answers on a connection that sends only `data`, until the server ends the connection."""
     with connected(front) as connection:
         connection.sendall(data)
         return answers(b"".join(iter(lambda: connection.recv(65536), b"")))
@@ -165,7 +165,7 @@ def test_after_a_body_the_connection_idles() -> None:
         protocol.data_received(b"aaa")
         await settle()
         assert wire.written.startswith(b"HTTP/1.1 200 ")
-        protocol.data_received(b"GET / HTTP/1.1\r\n")  # the timer of the body is later than this request may take
+        protocol.data_received(b"GET / HTTP/1.1\r\n")  # the body's timer would fire after this request's limit
         clock.advance(47.9)
         assert b"408" not in wire.written
         clock.advance(48.0)
@@ -276,7 +276,7 @@ def test_a_table_of_busy_connections_refuses_but_not_at_the_admin_port() -> None
 @pytest.mark.parametrize(
     ("max_files", "room"),
     [
-        (256, ConnectionRoom(96, 32)),  # 256 - 64 of the process - 64 of the admin port = 128 = 96 + 32
+        (256, ConnectionRoom(96, 32)),  # 256 - 64 for the process - 64 for the admin port = 128 = 96 + 32
         (1024, ConnectionRoom(672, 224)),
         (1_000_000, ConnectionRoom(4096, 2048)),
     ],

@@ -61,7 +61,7 @@ def test_pieces_are_the_text_of_the_document(step: int) -> None:
     def lazily(items: list[Any]) -> LazyList:
         return LazyList(items, step)
 
-    # Each LazyList can be written once, so `inner` is made for each place.
+    # A LazyList can be written only once, so each place has an `inner` of its own.
     made = document(lazily)
     first = made['"quoted"']
     assert isinstance(first, LazyList)
@@ -106,12 +106,12 @@ def test_the_garbage_collector_skips_the_logprobs_of_an_answer() -> None:
     entry = msgspec.msgpack.decode(msgspec.msgpack.encode(entries(1)[0]), type=TokenLogprobs)
     assert not gc.is_tracked(entry)
     gc.collect()
-    gc.collect()  # the first one has untracked the pairs, and so the second one the tuple of them
+    gc.collect()  # the first call untracks the pairs; so the second untracks the tuple of pairs
     assert not gc.is_tracked(entry.top)
 
 
 class _Generation:
-    """A generation as a WholeAnswer needs it."""
+    """The parts of a generation that a WholeAnswer needs."""
 
     def __init__(self) -> None:
         self.is_client_gone = False
@@ -129,7 +129,7 @@ class _Generation:
 
 
 def sent(document: dict[str, Any], gone_after: int | None = None) -> tuple[list[dict[str, Any]], list[int], list[str]]:
-    """The messages of a WholeAnswer, how often the loop ran others before each of them, and the generation's end."""
+    """The messages of a WholeAnswer, the turns of another task before each message, and the generation's end."""
     messages: list[dict[str, Any]] = []
     turns: list[int] = []
     generation = _Generation()
@@ -163,7 +163,7 @@ def test_other_requests_run_between_the_parts_of_a_large_answer(writer: LogprobW
     num_parts = sum(map(len, bodies)) // PART_BYTES
     assert num_parts > 30 and max(map(len, bodies)) <= PART_BYTES
     assert turns[-1] >= num_parts
-    late = turns[1 + 2**20 // PART_BYTES + 1 : -2]  # beyond those that were held for the length
+    late = turns[1 + 2**20 // PART_BYTES + 1 : -2]  # after the parts that were held back to find the length
     assert all(after > before for before, after in itertools.pairwise(late))
     assert b"content-length" not in dict(messages[0]["headers"]), "its length is not known when it begins"
     assert len(msgspec.json.decode(b"".join(bodies))["prompt_logprobs"]) == 2001

@@ -1,4 +1,4 @@
-"""The time for which requests may run in a drain, by a clock that tests set."""
+"""The time for which requests may run in a drain, measured by a clock that the tests set."""
 
 from __future__ import annotations
 

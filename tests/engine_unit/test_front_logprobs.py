@@ -1,7 +1,7 @@
-"""The settings `max_logprobs`, `enable_force_include_usage` and `return_tokens_as_token_ids`; the prompt's
-log-probabilities in streams.
+"""`max_logprobs`, `enable_force_include_usage`, `return_tokens_as_token_ids`, and a prompt's logprobs in streams.
 
-The core is a fake one with bytes as tokens: each token has -0.5, and "!" is the most likely one with -0.25.
+The core is a fake with bytes as tokens: each token has the log-probability -0.5, and the most likely token is "!" with
+-0.25.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ HI = [{"role": "user", "content": "Hi"}]
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 TOOL = {"name": "get_weather", "input_schema": {"type": "object"}}
 USE = {"type": "tool_use", "name": "get_weather", "input": {"city": "Paris"}}
-# Answer -> stop reason and blocks, without ids and signatures.
+# Text of the answer -> stop reason and blocks, without ids and signatures.
 ANSWERS: dict[str, tuple[str, list[dict[str, Any]]]] = {
     "Hello there.": ("end_turn", [{"type": "text", "text": "Hello there.", "citations": None}]),
     "<think>Hm.</think>Yes.": (

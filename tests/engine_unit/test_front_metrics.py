@@ -1,4 +1,4 @@
-"""The front's metrics as Prometheus text, counters over a restart of the core, hung ranks, and nested bodies."""
+"""The front's metrics as Prometheus text, counters across a restart of the core, hung ranks, and nested bodies."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_counters_of_the_core_are_not_counted_again_after_the_loss_of_a_rank() -
     before_loss = SchedulerStats(num_steps=9, prefix_queries=70, prefix_hits=50, num_preemptions=2, draft_tokens=9)
     in_recovery = msgspec.structs.replace(NO_CORE, epoch=1, state="recovering", stats=before_loss)
     metrics.observe_core(in_recovery, core_pid=7)
-    # The process is the same, so its counters continue in the epoch that it draws for the new ranks.
+    # The process of the core is the same, so its counters continue in the epoch of the new ranks.
     stats = msgspec.structs.replace(before_loss, num_steps=11, prefix_queries=75)
     metrics.observe_core(msgspec.structs.replace(in_recovery, epoch=2, state="serving", stats=stats), core_pid=7)
     text = metrics.text()
@@ -142,7 +142,7 @@ def test_each_rank_shows_its_age_and_its_waits_for_others() -> None:
     assert 'rayloom:rank_heartbeat_age_seconds{model_name="m",rank="1"} 1.5' in metrics.text()
     assert 'rayloom:rank_communication_seconds{model_name="m",rank="1"} 2.5' in metrics.text()
     metrics.observe_heartbeats(msgspec.structs.replace(status, ranks=()), 1.0)
-    assert 'rank="1"' not in metrics.text()  # the age of a lost rank would stand still
+    assert 'rank="1"' not in metrics.text()  # the heartbeat of a lost rank would show a constant age
 
 
 def test_losses_before_tokens_flow_are_one_recovery() -> None:
@@ -230,12 +230,12 @@ def test_a_request_of_a_web_page_is_no_request_of_this_machine(host: str, origin
 
 
 def test_a_key_is_compared_byte_for_byte() -> None:
-    sent = "Bearer schlüsselà".encode().decode("latin-1")  # how a header of these bytes reaches the application
+    sent = "Bearer schlüsselà".encode().decode("latin-1")  # the application receives a header's bytes in this form
     assert bearer_token(sent) == "schlüsselà".encode()
 
 
 def test_the_exposition_is_that_of_the_writer_before_prometheus_client() -> None:
-    """tests/data/engine_metrics.txt was written by it from the same observations. Metrics added since are left out."""
+    """The earlier writer made tests/data/engine_metrics.txt from these observations. The test ignores later metrics."""
     metrics = Metrics(MODEL_NAME)
     busy(metrics, RecoveryRecord)
     before = _families((Path(__file__).parents[1] / "data" / "engine_metrics.txt").read_text())
@@ -244,7 +244,7 @@ def test_the_exposition_is_that_of_the_writer_before_prometheus_client() -> None
 
 
 def _families(text: str) -> list[tuple[str, str, str, list[tuple[str, dict[str, str], float]]]]:
-    """(name, kind, meaning, samples) of each family, with the texts of all labels as they are."""
+    """(name, kind, meaning, samples) of each family, with the unchanged texts of all labels."""
     return [
         (family.name, family.type, family.documentation, [(s.name, s.labels, s.value) for s in family.samples])
         for family in text_string_to_metric_families(text)

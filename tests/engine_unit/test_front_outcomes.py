@@ -1,4 +1,4 @@
-"""Requests in /status: finished and failed ones, and times of first tokens."""
+"""Requests in /status: numbers of finished and failed requests, and times of first tokens."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_minimal_status_has_only_the_fields_that_the_operator_reads(front: Fro
     answer = front.admin.get("/status", headers={"Prefer": "return=minimal"})
     whole, minimal = full.json(), answer.json()
 
-    # By this header the operator knows how long the answer may be.
+    # By this header the operator chooses its limit on the answer's size.
     assert answer.headers["Preference-Applied"] == "return=minimal"
     assert "Preference-Applied" not in full.headers
 
@@ -126,7 +126,7 @@ def test_a_request_whose_client_disconnects_is_not_counted(front: FrontUnderTest
     body: dict[str, Any] = {"model": MODEL, "prompt": "Hi", "stream": stream}
     content = json.dumps(body).encode()
     host, port = front.api_url.removeprefix("http://").split(":")
-    # By hand, because an HTTP client closes its socket when it likes.
+    # Over a plain socket, because the test cannot decide when an HTTP client closes its socket.
     with socket.create_connection((host, int(port))) as connection:
         head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(content)}\r\n"
         head += "Content-Type: application/json\r\n\r\n"

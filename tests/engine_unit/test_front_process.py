@@ -1,4 +1,4 @@
-"""The front as a process of its own: signals and drain. The core is a fake one in the test's process."""
+"""The front as a process of its own: signals and drain. The core is a fake in the test's process."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_sigterm_lets_sequences_of_gateways_finish(tmp_path: Path) -> None:
     with front_process(tmp_path, **with_gateways(tmp_path)) as front:
         front.process.send_signal(signal.SIGTERM)
         wait_until(lambda: front.do(lambda: front.core.drains[-1:] == [True]), "gateways hear of the drain")
-        for _ in range(20):  # with a status of the core before each answer
+        for _ in range(20):  # the core sends a status before each answer
             front.do(front.core.send_status)
             status = httpx.get(f"{front.admin_url}/status").json()
             assert (status["state"], status["requests"]["in_flight"]) == ("draining", 0)
@@ -66,7 +66,7 @@ def test_a_drain_does_not_wait_for_sequences_that_no_core_computes(tmp_path: Pat
         front.process.send_signal(signal.SIGTERM)
         wait_until(lambda: front.do(lambda: front.core.drains[-1:] == [True]), "the front drains")
         if loss == "the core has died":
-            front.do(lambda: setattr(front.core, "num_running", 0))  # of the core that starts next
+            front.do(lambda: setattr(front.core, "num_running", 0))  # the next core has no sequences
             front.do(front.core.die)
         elif not is_over:
             front.do(lambda: setattr(front.core, "state", "failed"))
@@ -238,7 +238,7 @@ def test_keys_in_the_file_change_while_it_runs(tmp_path: Path) -> None:
 
 
 def test_idle_connections_beyond_the_limit_make_room_for_new_ones(tmp_path: Path) -> None:
-    """256 files: 96 connections, beside the files of the process and those of the admin port."""
+    """256 files allow 96 connections; the process and the admin port need the other files."""
     with front_process(tmp_path, max_files=256) as front, contextlib.ExitStack() as stack:
         stream = stack.enter_context(front.chat_stream())
         received = [next(stream)]
@@ -346,7 +346,7 @@ def test_a_lost_core_runs_nothing(tmp_path: Path) -> None:
 
 
 def seen_by_a_fork(folder: Path) -> str:
-    """The variable RAYLOOM_MARK of a new fork of the process from which the fronts here are forks."""
+    """The variable RAYLOOM_MARK in a new fork of the process that is also the parent of these fronts."""
     seen = folder / "seen"
     command = f'printf %s "${{RAYLOOM_MARK-unset}}" > {seen}'
     process = forking_context().Process(target=os.execlp, args=("sh", "sh", "-c", command))

@@ -1,4 +1,4 @@
-"""Reasoning over HTTP against a fake core: whole and streamed answers, its tokens, its way into templates."""
+"""Reasoning over HTTP against a fake core: whole and streamed answers, reasoning tokens, and reasoning in templates."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_the_prompt_decides_whether_an_answer_begins_with_reasoning(front: Front
     says(front, "Yes.")
     assert message(front, reasoning_effort="none") == {"content": "Yes.", "finish_reason": "stop"}
     assert prompt(front).endswith("<think>\n<think>\n\n</think>\n\n")
-    assert message(front)["reasoning"] == "Yes."  # without an end tag, all is reasoning
+    assert message(front)["reasoning"] == "Yes."  # without an end tag, the whole text is reasoning
 
 
 def test_reasoning_of_earlier_messages_reaches_the_template(front: FrontUnderTest) -> None:

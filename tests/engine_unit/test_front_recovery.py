@@ -1,4 +1,4 @@
-"""A front whose core dies, whose client disconnects, or that drains. Also API keys, and CORS origins."""
+"""A front whose core dies, whose client disconnects, or that drains; also API keys and CORS origins."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_ready_stays_true_during_a_recovery_and_status_shows_it(front: FrontUnde
     assert [(phase.name, phase.seconds) for phase in recovery.phases] == [("load", 0.5)]
     metrics = front.http.get("/metrics").text
     assert 'rayloom:recoveries_total{cause="core_lost",model_name="tiny"} 1' in metrics
-    # Counted by the core from zero after each start: 2 before, 2 after.
+    # Each core counts from zero: 2 preemptions before the loss, 2 after it.
     assert 'rayloom:num_preemptions_total{model_name="tiny"} 4' in metrics
 
 
@@ -133,7 +133,7 @@ def test_the_status_names_a_lost_rank_its_node_and_the_phases_of_its_return(fron
         next(stream)
         front.do(lambda: say_lost(1))
         front.wait_until(lambda: "rank 1: killed (node there); at " in front.service.lifecycle.state[1], "it says so")
-        front.do(lambda: say_lost(0))  # before tokens flowed again: the same recovery
+        front.do(lambda: say_lost(0))  # no token has come since, so it is the same recovery
         front.do(lambda: (setattr(front.core, "state", "serving"), front.core.send_status()))
         front.wait_until(lambda: front.service.client.recoveries.open is None, "it serves again")
         front.do(front.core.release)
@@ -153,7 +153,7 @@ def test_a_client_that_leaves_frees_its_sequences_at_once(front: FrontUnderTest,
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "stream": stream, "n": 2}
     request = httpx.Request("POST", f"{front.api_url}/v1/chat/completions", json=body)
     head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
-    # By hand, because an HTTP client closes its socket when it likes.
+    # Over a plain socket, because the test cannot decide when an HTTP client closes its socket.
     with socket.create_connection((request.url.host, request.url.port or 80)) as connection:
         connection.sendall(f"POST {request.url.path} HTTP/1.1\r\n{head}\r\n".encode() + request.content)
         front.wait_until(lambda: [len(s.generated_ids) for s in sequences(front)] == [3, 3], "both are under way")
@@ -240,7 +240,7 @@ def test_a_request_accepted_while_the_core_is_away_is_never_refused(front: Front
 
 def test_a_refusal_that_comes_after_the_status_line_is_overcome(front: FrontUnderTest) -> None:
     front.do(lambda: setattr(front.core, "is_silent", True))
-    with front.chat_stream() as stream:  # 200 is here
+    with front.chat_stream() as stream:  # the status line with 200 has arrived
         front.do(lambda: setattr(front.core, "is_silent", False))
         [submit] = front.do(lambda: list(front.core.submits))
         send_to_front(front, refusal_of(submit))

@@ -1,4 +1,4 @@
-"""A client that repeats its request gets the answer of the first one: one computation, all tokens, the same id."""
+"""A client that repeats a request gets the answer to the first request: one computation, all tokens, the same id."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontUnderTest
 
 @pytest.fixture
 def front(running: FrontUnderTest) -> Iterator[FrontUnderTest]:
-    """The front with a core that stops after 5 tokens until it is released, and with no kept answer at the end."""
+    """A front whose core stops after 5 tokens until it is released. At the end, all kept answers are released."""
     running.do(running.core.reset)
     running.do(lambda: setattr(running.core, "script", say(TEXT)))
     running.do(lambda: setattr(running.core, "hold_after", 5))
@@ -70,7 +70,7 @@ def begin(front: FrontUnderTest, path: str, body: dict[str, Any], given: dict[st
 
 
 def break_off(front: FrontUnderTest, client: RawClient) -> None:
-    """Breaks the connection, and waits until the server knows it."""
+    """Breaks the connection, and waits until the server has noticed it."""
     before = front.do(lambda: num_detached(front))
     client.vanish()
     front.wait_until(lambda: num_detached(front) == before + 1, "the server sees the broken connection")
@@ -120,7 +120,7 @@ def test_a_repeat_after_a_broken_connection_gets_the_whole_answer(
     assert (answer.status_code, answer.headers["idempotent-replayed"]) == (200, "true")
     assert text_in(answer.text) == TEXT
     if is_stream:
-        begun = seen.partition(b"\r\n\r\n")[2].partition(b"\r\n")[2]  # behind the size of the first chunk
+        begun = seen.partition(b"\r\n\r\n")[2].partition(b"\r\n")[2]  # after the size of the first chunk
         first_event = begun.partition(b"\n\n")[0].decode()
         assert answer.text.startswith(first_event), "the same first event, with the same id and time"
     assert front.do(lambda: len(front.core.submits)) == 1

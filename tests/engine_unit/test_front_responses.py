@@ -16,7 +16,7 @@ from rt_tools import says
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 TOOL = {"type": "function", "name": "get_weather", "parameters": {"type": "object"}}
 LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
-# Answer -> the kinds and texts of its items.
+# Text of the answer -> the kinds and texts of its items.
 ANSWERS = {
     "Hello there.": [("message", "Hello there.")],
     "<think>Hm.</think>Yes.": [("reasoning", "Hm."), ("message", "Yes.")],

@@ -1,6 +1,6 @@
 """vLLM's fields that limit tokens, cut prompts, pass documents or repeat the last message of a chat.
 
-The core is a fake one with bytes as tokens.
+The core is a fake with bytes as tokens.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Every operation of the OpenAPI document answers generated requests in time, with a status that the document has.
+"""Every operation of the OpenAPI document answers generated requests in time, with a documented status.
 
 A status of 5xx is a failure, too. schemathesis generates valid and invalid requests; a fake core answers. `make test`
-sends about 200. `RAYLOOM_API_CASES=2000 pytest tests/engine_unit/test_front_schemathesis.py` sends more, and different
-ones each time.
+sends about 200 requests. `RAYLOOM_API_CASES=2000 pytest tests/engine_unit/test_front_schemathesis.py` sends more
+requests, which differ from run to run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rt_fake_core import say
 from rt_front import FrontUnderTest, running_front
 
 NUM_CASES = int(os.environ.get("RAYLOOM_API_CASES", "200"))
-SECONDS = 20.0  # httpx gives up after so long without a byte: the server hangs
+SECONDS = 20.0  # httpx fails after this time without a byte, because the server hangs
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,8 @@ def send_cases(operation: Any, num_cases: int, answered: Callable[[Any], None]) 
 
 
 def test_generated_requests_are_answered_as_documented(front: FrontUnderTest) -> None:
-    # Imported here, because every process of a run collects this file, and one runs it: the import takes half a second.
+    # Imported here, because the import takes half a second: every process of a test run collects this file, but one
+    # runs it.
     import schemathesis
     from schemathesis import GenerationMode
 

@@ -1,6 +1,4 @@
-"""Small endpoints that vLLM has, too: /ping, /load, /server_info and /tokenizer_info. Also the setting root_path, and
-metrics under vLLM's names.
-"""
+"""Small endpoints of vLLM (/ping, /load, /server_info, /tokenizer_info), vLLM's names of metrics, and root_path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The work of a streamed token in the front: Python calls, counted, because times differ from machine to machine."""
+"""The front's work for a streamed token, as a number of Python calls, because times differ from machine to machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NUM_TOKENS = 32
 
 
 def calls_of_steps(front: FrontUnderTest, sequence: ClientSequence, token_ids: tuple[int, ...]) -> Counter[str]:
-    """Calls of the front's functions while the front takes one message for each token. Runs in the front's loop."""
+    """Counts calls of the front's functions while it receives one message for each token. Runs in the front's loop."""
     client = front.service.client
     link = client.pool.main
     assert link is not None
@@ -46,7 +46,7 @@ def calls_of_steps(front: FrontUnderTest, sequence: ClientSequence, token_ids: t
 def test_a_token_takes_a_bounded_number_of_calls_and_is_written_at_once(tmp_path: Path, endpoint: str) -> None:
     with running_front(tmp_path) as front:
         front.do(lambda: setattr(front.core, "script", say("abcdef")))
-        front.do(lambda: setattr(front.core, "hold_after", 3))  # the sink is there from the second list of deltas on
+        front.do(lambda: setattr(front.core, "hold_after", 3))  # the sink exists from the second list of deltas on
         path, prompt = (
             ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]})
             if endpoint == "chat"
@@ -59,7 +59,7 @@ def test_a_token_takes_a_bounded_number_of_calls_and_is_written_at_once(tmp_path
             while not shown.endswith("c"):
                 shown += text_of_line(next(lines), endpoint)
             sequence = next(iter(front.do(lambda: list(front.service.client.unfinished()))))
-            front.do(lambda: calls_of_steps(front, sequence, (120, 120)))  # finds the kind of the text
+            front.do(lambda: calls_of_steps(front, sequence, (120, 120)))  # the front finds the kind of the text
             calls = front.do(lambda: calls_of_steps(front, sequence, (120,) * NUM_TOKENS))
             while len(shown) < 3 + 2 + NUM_TOKENS:
                 shown += text_of_line(next(lines), endpoint)

@@ -43,7 +43,7 @@ def test_each_key_is_a_tenant_with_a_cache_of_its_own(front: FrontUnderTest) -> 
 
 
 def test_one_key_is_no_tenant_but_has_a_cache_of_its_own(tmp_path: Path) -> None:
-    with running_front(tmp_path, api_keys=("key-a", "key-a")) as front:  # the same one in the file and the environment
+    with running_front(tmp_path, api_keys=("key-a", "key-a")) as front:  # the same key in the file and the environment
         assert _as(front, "key-a").status_code == 200
         [submit] = front.do(lambda: list(front.core.submits))
     assert (submit.tenant, submit.cache_key) == ("", cache_key(owner_of_key(b"key-a", 1), None))
@@ -64,7 +64,7 @@ def test_no_key_finds_another_ones_prefixes_however_the_keys_change(tmp_path: Pa
     found: dict[str, set[bytes]] = {"key-a": set(), "key-b": set()}
     tenants = []
     with running_front(tmp_path, api_keys=keys) as front:
-        # One key becomes two, one of them goes, and then the other takes its place.
+        # A second key is added, the first is removed, and then the first replaces the second.
         for accepted in (["key-a"], ["key-a", "key-b"], ["key-b"], ["key-a"]):
             path.write_text("\n".join(accepted))
             front.run(keys.refresh())

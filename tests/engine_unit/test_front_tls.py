@@ -68,7 +68,7 @@ class World:
         return await asyncio.wait_for(connect(CoreAddress(address or self.address, KEY, "gateway-1", tls=tls)), 60.0)
 
     def try_to_connect(self, tls: LinkTls | None) -> bool:
-        """Returns whether the connection is encrypted. Raises what `connect` raises."""
+        """Connects, and returns whether the connection is encrypted. Raises the errors of `connect`."""
 
         async def attempt() -> bool:
             connection = await self.connect(tls)
@@ -109,7 +109,7 @@ async def _echo(world: World, connection: CoreConnection, name: str) -> str:
 
 
 async def _through(relay: Relay, use: Callable[[str], Awaitable[None]]) -> None:
-    """Awaits `use(address)`, where `relay` answers the connections."""
+    """Awaits `use(address)`, while `relay` serves the connections to this address."""
     server = await asyncio.start_server(relay, "127.0.0.1", 0)
     async with server:
         await use(f"tcp:127.0.0.1:{server.sockets[0].getsockname()[1]}")
@@ -156,7 +156,7 @@ def test_prompts_and_answers_cross_the_network_encrypted(world: World) -> None:
     ],
 )
 def test_two_neighbouring_steps_of_a_change_always_talk(world: World, core: str, front: str, outcome: str) -> None:
-    """The steps are none, permissive, strict; only none and strict, which are two steps apart, refuse each other."""
+    """The steps are none, permissive, strict. Only none and strict, which are two steps apart, refuse each other."""
     world.listen(None if core == "none" else PortTls(world.engine_files(), is_strict=core == "strict"))
     tls = None if front == "none" else world.link_tls(is_strict=front == "strict")
     if outcome.startswith("the"):
@@ -167,7 +167,7 @@ def test_two_neighbouring_steps_of_a_change_always_talk(world: World, core: str,
 
 
 def test_a_front_that_ignores_the_offer_is_refused_by_a_strict_core(world: World) -> None:
-    """A front of an earlier release does not know the offer, and an attacker may cut it out."""
+    """A front of an earlier release does not know the offer of TLS, and an attacker may remove the offer."""
     world.listen(PortTls(world.engine_files(), is_strict=True))
 
     async def strip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -241,7 +241,7 @@ def test_a_gateway_without_a_valid_certificate_is_refused(
 
 
 async def _start_tls(world: World, context: ssl.SSLContext, more: bytes = b"") -> TlsStream:
-    """A front's first steps by hand. `more`: clear text behind the front's StartTls."""
+    """Connects like a front, up to the TLS handshake. `more`: clear text after the front's StartTls."""
     reader, writer = await asyncio.open_connection(*world.address.split(":")[1:])
     await read_frame(reader)
     writer.write(frame(StartTls()) + more)
@@ -282,7 +282,7 @@ def test_a_front_that_announces_its_end_and_sends_on_is_disconnected(world: Worl
             connection.reader.session._tls.unwrap()
         connection.writer.write(connection.reader.session.take_outgoing() + bytes(10_000_000))
         with contextlib.suppress(ConnectionError):
-            await asyncio.wait_for(connection.reader._reader.read(), 10.0)  # to the end of the connection
+            await asyncio.wait_for(connection.reader._reader.read(), 10.0)  # reads until the connection ends
         connection.writer.transport.abort()
 
     asyncio.run(use())
@@ -348,7 +348,7 @@ def test_each_model_of_a_gateway_has_the_name_of_its_own_engines(world: World) -
         tls = [link.core.tls for link in running.service.client.pool.links.values()]
         return {each.server_name for each in tls if each is not None}
 
-    models.models["by-dns"]._engines = {"10.0.0.8": "10.0.0.8:8003"}  # as found by a lookup
+    models.models["by-dns"]._engines = {"10.0.0.8": "10.0.0.8:8003"}  # as a lookup finds them
     assert names("by-dns") == {ENGINE}
     assert names("by-list") == {""}, "the host of the address"
     assert names("by-name") == {"other-engines.default.svc"}
@@ -374,7 +374,7 @@ def test_a_renewed_certificate_holds_for_new_connections_and_open_ones_continue(
         assert peer_end(before) != peer_end(after)
         assert await _echo(world, before, "old") == "old"
         assert await _echo(world, after, "new") == "new"
-        # A certificate without its key, as while somebody copies the files one after the other.
+        # A new certificate with the old key, as between two steps of somebody who copies the files one after the other.
         (world.folder / "engine" / "tls.crt").write_bytes(world.authority.issue(ENGINE, is_engine=True).cert)
         for _ in range(2):
             during = await world.connect(tls)

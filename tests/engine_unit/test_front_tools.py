@@ -217,7 +217,7 @@ def test_tokenize_counts_tools(front: FrontUnderTest) -> None:
 
 
 def grammar(front: FrontUnderTest) -> tuple[str, str]:
-    """The grammar that the last request's answer must follow, and the text before it."""
+    """The grammar for the answer to the last request, and the text after which it begins."""
     params = front.do(lambda: front.core.submits[-1]).params
     return params.grammar, params.grammar_after
 

@@ -1,4 +1,4 @@
-"""The built-in page and its status, as the API port serves them. engine_real/test_page.py opens it in a browser."""
+"""The built-in page and its status on the API port. engine_real/test_page.py opens the page in a browser."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_the_status_has_the_figures_of_the_strip_and_no_place_of_the_engine(fron
 
 
 def serving_epoch(front: FrontUnderTest) -> int:
-    """The epoch of the status; 0 unless its state is serving."""
+    """The epoch of the status, or 0 if the state is not serving."""
     status = front.service.status()
     return status.epoch if status.state == "serving" else 0
 

@@ -1,6 +1,6 @@
-"""Whole and streamed answers have equal content in OpenAI's shapes, for every combination of options that shape them.
+"""Whole and streamed answers have equal content in OpenAI's schema, for every combination of options that affect it.
 
-The core is a fake one with bytes as tokens; tests/engine_real/test_published_schema.py does the same with a model.
+The core is a fake with bytes as tokens; tests/engine_real/test_published_schema.py tests the same with a model.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def test_completions(
 
 
 def joined(parts: list[dict[str, list[Any]]]) -> dict[str, list[Any]] | None:
-    """Returns one logprobs object from those of a stream's chunks."""
+    """Joins the logprobs objects of a stream's chunks."""
     if not parts:
         return None
     return {name: [item for part in parts for item in part[name]] for name in parts[0]}
@@ -98,7 +98,7 @@ def check_completion_logprobs(choice: dict[str, Any], num_top: int | None, *, ec
         assert len(top) <= num_top + 1
     for token, offset in zip(tokens, logprobs["text_offset"], strict=True):
         if "\ufffd" in token:
-            break  # half a character: offsets count it twice, as in vLLM
+            break  # half a character, which offsets count twice, as in vLLM
         assert choice["text"].startswith(token, offset)
 
 
@@ -156,7 +156,7 @@ def test_the_usage_of_every_chunk_counts_the_tokens_so_far(front: FrontUnderTest
     chat = {"messages": [{"role": "user", "content": "Hi"}], "stream": True, "stream_options": options}
     streamed = read_stream(post(front, "/v1/chat/completions", **chat), num_choices=1, include_usage=True)
     counts = [chunk["usage"]["completion_tokens"] for chunk in streamed.chunks]
-    assert (counts[0], counts[-1]) == (0, 4)  # the role; three letters and the end
+    assert (counts[0], counts[-1]) == (0, 4)  # first the role; at last three letters and the end token
     assert len({chunk["usage"]["prompt_tokens"] for chunk in streamed.chunks}) == 1
     one = post(front, "/v1/completions", prompt="Hi", stream=True, stream_options=options, max_tokens=2)
     streamed = read_stream(one, num_choices=1, include_usage=True)
@@ -172,7 +172,7 @@ def test_an_echo_of_ids_has_their_special_tokens(front: FrontUnderTest) -> None:
 
 
 def test_offsets_of_an_echo_begin_in_the_text_behind_a_token_that_it_lacks(front: FrontUnderTest) -> None:
-    # No text, so the beginning token is put in front, and the text does not show it.
+    # The prompt is empty, so the server inserts the beginning token. The echoed text does not show this token.
     choice = post(front, "/v1/completions", prompt="", echo=True, logprobs=1, max_tokens=2).json()["choices"][0]
     assert choice["text"] == "Zo"
     assert choice["logprobs"]["tokens"] == ["<|im_start|>", "Z", "o"]

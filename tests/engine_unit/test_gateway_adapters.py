@@ -1,4 +1,4 @@
-"""LoRA adapters behind a gateway: which are known, which engine gets a request, where it continues, and its cache."""
+"""LoRA adapters behind a gateway: known adapters, the choice of an engine, continuations, and the prefix cache."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def test_a_gateway_lists_and_serves_the_adapters_of_its_engines(tmp_path: Path) 
             assert (code, kind) == (403, "adapters_fixed")
             assert "change spec.model.adapters of the LLMService" in message
             of_both = world.document(one={}, two={}).model_copy(update={"adapters": {"one": ("poems",), "two": ()}})
-            world.models.apply(of_both)  # an engine that has an adapter decides, and not a model that is to have it
+            world.models.apply(of_both)  # the engine that has the adapter decides, and not the model that declares it
             assert said(await world.chat("poems")) == "I am two."
 
     asyncio.run(story())
@@ -244,7 +244,7 @@ def test_an_adapter_that_is_withdrawn_while_no_engine_runs_is_unknown_until_an_e
     adapters.declare(["poems"])
     assert (adapters.state("sql"), adapters.state("poems")) == ("unknown", "reported")
     assert adapters.entries == [POEMS]
-    adapters.check_known("sql")  # raises nothing, so the answer is 404
+    adapters.check_known("sql")  # does not raise, so the answer is 404
     adapters.update([link_with(SQL)])
     assert adapters.state("sql") == "reported"
     adapters.update([])
@@ -275,7 +275,7 @@ def test_a_declared_adapter_waits_for_the_next_engine_and_no_other_name_does(
         return declared(world.document(one={}, two={"engines": {"e": "127.0.0.1:1"}}))
 
     async def story() -> None:
-        if has_tokenizer:  # an earlier process of the gateway leaves it in the cache
+        if has_tokenizer:  # an earlier process of the gateway leaves the tokenizer in the cache
             async with running(tmp_path, "one two", lambda world: world.document(one={}, two={})) as world:
                 await world.ready("one", "two")
         async with running(tmp_path, "one two", without_engines) as world:
@@ -310,7 +310,7 @@ def test_without_declared_adapters_a_name_is_unknown_once_each_model_of_the_key_
     tmp_path: Path,
 ) -> None:
     def document(world: ModelsWorld) -> ModelsDocument:
-        world.cores["two"].adapters = None  # it serves, and its front still loads adapters
+        world.cores["two"].adapters = None  # the core serves, and its front still loads adapters
         keys = {name: world.keys(name, f"key-{name}") for name in ("one", "two")}
         return world.document(one={"api_key_file": keys["one"]}, two={"api_key_file": keys["two"]})
 

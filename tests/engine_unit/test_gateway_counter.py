@@ -1,4 +1,4 @@
-"""Random histories of gateways' sequences: each counts at most once, even if messages about it follow its end."""
+"""Random histories of gateways' sequences: each sequence counts at most once, even if messages arrive after its end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rayloom_engine.core.sequence import BROKEN_FORM, CORRUPT
 from rayloom_engine.core_server.gateway_counter import GatewayCounter
 from rayloom_engine.protocol.messages import Submit
 
-OWN, *GATEWAYS = CONNECTIONS = (1, 2, 12)  # the names of one connection's sequences begin as those of another
+OWN, *GATEWAYS = CONNECTIONS = (1, 2, 12)  # names of sequences of 1 and 12 begin with the same digit
 EVENTS = ("token", "stop", CORRUPT, BROKEN_FORM, "complete", "failed", "forget", "disconnect")
 IS_FAULT = {"stop": False, "complete": False, CORRUPT: True, "failed": True}  # the events that count
 SUBMIT = Submit(sequence_id="s", prompt_ids=(1,), params=DecodingParams(max_tokens=9))

@@ -1,4 +1,4 @@
-"""Several models behind one port, with engines that have no model: names, keys, aliases, and changes of the list."""
+"""Several models behind one port, with fake engines: names, keys, aliases, and changes of the list."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_an_alias_keeps_its_users_and_repeats_and_names_its_target(tmp_path: Pat
 
 
 async def unusable(world: World) -> list[tuple[str, str, int]]:
-    """Names whose keys cannot be read, why, and the number of their keys that stay in force."""
+    """(name, reason, number of keys that stay valid) of each name whose keys cannot be read."""
     status = (await world.admin.get("/status")).json()
     named = ((each["name"], each["problem"], each["accepted"]) for each in status["unusable_keys"])
     return [(name, problem.partition("'")[0], accepted) for name, problem, accepted in named]

@@ -45,7 +45,7 @@ def test_a_wrong_entry_closes_its_model_and_leaves_the_others_open(
             document["models"]["a b"] = document["models"]["one"]
             write(path, document)
             files.append(ModelsFile(path))
-            return files[0].read()  # a new gateway starts with the models that can be used
+            return files[0].read()  # a new gateway starts with the usable models
 
         async with running(tmp_path, "one two", make) as w:
             await w.ready("one", "two")

@@ -1,4 +1,4 @@
-"""The document of several models: accepted values, the sentence for each wrong value, and no key in any sentence."""
+"""The document of several models: accepted values, and a sentence for each wrong value. No sentence contains a key."""
 
 from __future__ import annotations
 

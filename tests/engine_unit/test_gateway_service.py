@@ -1,4 +1,4 @@
-"""The gateway's tokenizer: fetched from an engine, kept for a start without engines, replaced with their model."""
+"""The gateway's tokenizer: fetched from an engine, cached for a start without engines, and replaced with the model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def engine(folder: Path, name: str, max_model_len: int = 512) -> FakeCore:
 
 @contextlib.asynccontextmanager
 async def running(folder: Path, cores: dict[str, FakeCore], **settings: object) -> AsyncIterator[GatewayService]:
-    """A gateway in front of these engines, whose cache is in `folder`."""
+    """A gateway in front of these engines. The gateway's cache is in `folder`."""
     document: dict[str, object] = {
         "served_model_name": "m",
         "engines": {"x": "h:1"},
@@ -203,7 +203,7 @@ def test_running_sequences_block_no_new_one_and_held_ones_count_against_the_queu
             client = service.client
             await until(lambda: service.text is not None and client.is_core_serving)
             client.submit([sequence(f"s{number}") for number in range(100)])
-            check_room(service.config, client, 1, "")  # 100 run: more than two, and than an engine's max_num_seqs
+            check_room(service.config, client, 1, "")  # 100 run, more than 2 and than an engine's max_num_seqs
             assert sample(service, "rayloom:num_requests_running{") == [
                 'rayloom:num_requests_running{model_name="m"} 100.0'
             ]

@@ -1,4 +1,4 @@
-"""The target of an alias: shares follow the weights, users keep their targets, and few move when a weight changes."""
+"""The target of an alias: shares follow the weights, users keep their targets, and few move if a weight changes."""
 
 from __future__ import annotations
 

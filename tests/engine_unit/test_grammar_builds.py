@@ -1,4 +1,4 @@
-"""A rank waits for grammars: the wait counts as progress, ends by itself, and concerns one grammar alone."""
+"""A rank waits for grammars: the wait counts as progress, has a limit, and affects only its own grammar."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_build_that_does_not_end_fails_alone(
 
 
 def test_a_build_that_other_work_of_the_machine_makes_slow_is_waited_for() -> None:
-    """It gets little CPU time while the thread that waits for it, as any other thread, computes for longer."""
+    """The build gets no CPU time, because another thread (here the waiting one) computes for longer than the limit."""
     builds, release, num_slices = Builds(cpu_s=0.2), threading.Event(), []
 
     def work_and_release() -> None:
@@ -118,7 +118,7 @@ def test_builds_that_end_in_turn_are_all_waited_for() -> None:
     def release_next() -> None:
         next((turn for turn in turns if not turn.is_set()), turns[0]).set()
 
-    builds.report_progress = release_next  # each slice of 0.1 s lets one build end: 0.8 s in all
+    builds.report_progress = release_next  # one build ends in each slice of 0.1 s: 0.8 s in all
     assert builds.wait_for(slow[-1]) is True
 
 
@@ -132,11 +132,11 @@ def test_a_form_whose_grammar_is_not_built_is_broken_for_good() -> None:
     forms._builds._wall_s = 60.0
     next_form = forms.begin(DecodingParams(max_tokens=5, grammar='start: "c"'))
     with pytest.raises(GrammarFault, match=r"was not built in 0\.2 s"):
-        next_form.allowed(())  # at once, because the vocabulary was given up
+        next_form.allowed(())  # at once, because the vocabulary's build has failed
     release.set()
     forms._vocabulary.future.result(60)
     with pytest.raises(GrammarFault, match="when the machine has less work"):
-        form.allowed(())  # a later end of the build changes nothing
+        form.allowed(())  # the late end of the build has no effect
     later = forms.begin(DecodingParams(max_tokens=5, grammar='start: "b"'))
     assert later.allowed(()) is not None
 

@@ -1,4 +1,4 @@
-"""Forms become grammars: which texts they accept, which forms are refused, and how long hostile forms take."""
+"""Grammars from forms: accepted texts, refused forms, and the time for hostile forms."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _check(**form: Any) -> tuple[str, ...]:
     return validate_here(grammar_of(StructuredOutputs(**form)), "structured_outputs")
 
 
-# The schemas with which grammar libraries most often differ, an instance that fits and one that does not.
+# Schemas for which grammar libraries differ most often, with a valid and an invalid instance.
 @pytest.mark.parametrize(
     ("schema", "valid", "invalid"),
     [
@@ -123,7 +123,7 @@ def test_blanks_in_json_are_limited() -> None:
     assert accepts(form, "[" + " " * 64 + "]")
     assert not accepts(form, "[" + " " * 65 + "]")
     assert not accepts(form, " []")
-    assert accepts(StructuredOutputs(json=form.json, after="x"), "  []")  # behind reasoning, line ends are usual
+    assert accepts(StructuredOutputs(json=form.json, after="x"), "  []")  # line ends are usual after reasoning
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def _chain(length: int, **link: Any) -> dict[str, Any]:
 
 
 def _merging(num_merged: int) -> dict[str, Any]:
-    """A schema that merges `num_merged` times two objects of 400 properties."""
+    """A schema in which two objects of 400 properties are merged `num_merged` times."""
     objects = {name: {"properties": {f"{name}{n}": {} for n in range(400)}} for name in "ab"}
     merged = {"allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]}
     return {"$defs": objects, "type": "object", "properties": {f"p{n}": merged for n in range(num_merged)}}
@@ -198,7 +198,8 @@ def test_a_reference_that_merges_nothing_does_not_count() -> None:
 
 
 def test_a_grammar_that_the_rank_cannot_hold_is_refused_by_the_front() -> None:
-    # More than 65,525 symbols: with a higher limit the library accepts them, and panics when the rank builds them.
+    # The grammar has more than 65,525 symbols. With a higher limit the library would accept it here, and panic when the
+    # rank builds it.
     with pytest.raises(GrammarRefused, match="number of symbols"):
         validate_here("start: %json " + json.dumps(_merging(25)), "grammar")
 

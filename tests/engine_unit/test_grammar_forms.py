@@ -1,4 +1,4 @@
-"""A rank follows grammars: masks, end tokens, the text before a form, replays, and grammars that break."""
+"""A rank's use of grammars: masks, end tokens, the text before a form, replays, and grammars that fail."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rayloom_engine.worker.forms import Form, Forms
 from rayloom_engine.worker.slots import SlotTable
 from rt_forms import EOS, ids_of, matcher_of, tiny_vocabulary, token_folder
 
-# Reads well, but the library cannot build it: three automata whose product is too large.
+# The library can parse this grammar but not build it: the product of its three automata is too large.
 TOO_COMPLEX = "start: A\nA: /(.*a.{20})/ & /(.*b.{20})/ & ~/(.*c.{20})/"
 
 
@@ -84,7 +84,7 @@ def test_the_end_is_allowed_exactly_where_the_form_is_complete(forms: Forms) -> 
 
 def test_end_tokens_after_the_end_change_nothing(forms: Forms) -> None:
     form = _form(forms, "a", regex="a")
-    form.append([EOS, EOS])  # with ignore_eos
+    form.append([EOS, EOS])  # possible with ignore_eos
     assert _texts(form.allowed(())) == "$"
 
 
@@ -116,7 +116,7 @@ def test_a_form_begins_behind_its_text(forms: Forms) -> None:
     for text, allowed in (("I </", None), ("t<", None), ("/t", None), (">", "12"), ("1", "$")):
         form.append(ids_of(text))
         assert _texts(form.allowed(())) == allowed
-    # After a replay the text is found again.
+    # After a replay the form finds its text again.
     assert _texts(_form(forms, "x</t>", after="</t>", regex="[12]").allowed(())) == "12"
 
 

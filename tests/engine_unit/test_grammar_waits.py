@@ -1,4 +1,4 @@
-"""Sequences whose grammars are not built, or whose masks are costly, hold up no other sequence and lose no token."""
+"""Sequences with unbuilt grammars or costly masks delay no other sequence and lose no token."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def sequence(llm: LLM, request_id: str, params: SamplingParams) -> Sequence:
-    # 16 tokens are a block: the newest token is computed again in a block that other sequences may share.
+    # The prompt has 16 tokens, a whole block: its last token is computed again in a block that other sequences may
+    # share.
     prompt = tuple(range(60, 76))
     decoding = params.decoding(0, len(prompt), llm.model.max_model_len, llm.model.vocab_size, 0)
     return Sequence(request_id=request_id, prompt_ids=prompt, params=decoding, eos_token_ids=(2,))
@@ -65,7 +66,7 @@ def builds_of(llm: LLM) -> Builds:
 
 def test_others_get_a_token_in_each_step_while_grammars_are_built(llm: LLM) -> None:
     gate = threading.Event()
-    builds_of(llm).start(lambda: gate.wait(60))  # the thread stands at this build
+    builds_of(llm).start(lambda: gate.wait(60))  # this build blocks the thread
     wishes = {f"form {number}": constrained(number, regex=f"[a-z{number}]{{6,9}}") for number in range(6)}
     tokens: dict[str, list[int]] = defaultdict(list)
     for request_id, params in wishes.items():
@@ -73,7 +74,7 @@ def test_others_get_a_token_in_each_step_while_grammars_are_built(llm: LLM) -> N
     plain = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
     llm._engine.add(sequence(llm, "plain", plain))
     assert step_until(llm, "plain", tokens) == [["plain"]] * NUM_TOKENS
-    assert llm._engine.step() == []  # nothing else can be computed, so this step waits for 0.1 s
+    assert llm._engine.step() == []  # no other sequence can run, so this step waits for 0.1 s
     gate.set()
     while llm._engine.has_unfinished:
         for output in llm._engine.step():
@@ -133,7 +134,7 @@ def slots_with_forms(forms: Forms, num: int, params: DecodingParams = FORM) -> l
 def test_masks_of_a_step_have_a_time_and_those_left_come_first_next_time() -> None:
     forms = Forms(tiny_vocabulary)
     ticks = iter(range(1000))
-    # Each mask takes 0.6 of the time: after the first one, another one begins, and no third.
+    # Each mask takes 0.6 of the time: a second mask begins after the first, but no third.
     masks = Masks(forms, 256, cpu_clock=lambda: 0.6 * MASKS_S * next(ticks))
     pairs = slots_with_forms(forms, 5)
     for _, slot in pairs:
@@ -171,11 +172,11 @@ def test_steps_without_a_grammar_count_as_a_wait_for_it() -> None:
     has_begun, release = threading.Event(), threading.Event()
     stuck = builds.start(lambda: has_begun.set() or release.wait(60))
     assert has_begun.wait(60)
-    builds.note_wait()  # a first one counts as 0.1 s, whatever was before
+    builds.note_wait()  # the first call counts as 0.1 s, whatever the time before it
     for _ in range(10):  # 0.02 s each
         now[0] += 0.02
         builds.note_wait()
-    now[0] += 3600  # the process was stopped: 0.1 s
+    now[0] += 3600  # the process was stopped, which counts as 0.1 s
     builds.note_wait()
     assert not builds.is_done(stuck)  # 0.4 s have passed
     for _ in range(2):

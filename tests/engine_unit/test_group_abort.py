@@ -1,4 +1,4 @@
-"""Which waits an Abort ends, and whose connections it shuts down. Real ranks are in test_lost_peers.py."""
+"""The waits that an Abort ends, and the connections that it shuts down. test_lost_peers.py has real ranks."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_an_abort_that_arrives_during_the_join_ends_the_group_that_is_joined() -
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 3)), max_size=30))
 def test_a_group_is_aborted_only_by_an_abort_of_its_own_or_a_later_order(events: list[tuple[bool, int]]) -> None:
-    """Events: a Join some tickets later, or an Abort of an order some tickets earlier than the last."""
+    """An event is a Join some tickets later, or an Abort of an order some tickets before the last one."""
     group, waits, last, aborted = GroupAbort(), WaitsOfTest(), 0, -1
     joined = last
     group.begin(last)
@@ -86,7 +86,7 @@ def test_a_connection_counts_if_a_peer_has_its_other_end(own: list[Ends], others
 
 
 class StoreOfTest:
-    """Has what the peer, rank 1, has written."""
+    """A store with the connections that the peer, rank 1, has written."""
 
     def __init__(self, of_peer: list[Ends]) -> None:
         self._of_peer = of_peer

@@ -1,4 +1,4 @@
-"""The image's stage that converts the built-in model has every module that the conversion imports, and no others."""
+"""The image's stage that converts the built-in model has exactly the modules that the conversion imports."""
 
 import os
 import re
@@ -42,11 +42,11 @@ def test_the_copied_modules_convert_a_model(tmp_path):
     assert dense != quantised
     assert (Path(dense) / "model.safetensors").exists()
     assert (Path(quantised) / "model.safetensors").exists()
-    # The hub's module is imported with the source's, and the library of the hub only for one of its models.
+    # The source's module imports the hub's module; the hub's library is imported only for a model of the hub.
     assert sorted(f"{tmp_path}/build/{name}" for name in copied) == used
 
 
 def test_the_image_has_every_form_of_the_built_in_model_that_engines_ask_for():
-    """An engine in a pod cannot write into the image, so it would end if its form were missing."""
+    """An engine in a pod cannot write into the image, so it would exit if the form that it needs were missing."""
     text = (ROOT / "docker/engine.Dockerfile").read_text()
     assert 'resolve("builtin://smollm2-135m", keeps_blocks=kept) for kept in (False, True)' in text

@@ -1,4 +1,4 @@
-"""The program `ray` of the image: it answers KubeRay's check quickly, and runs Ray's own command for all else."""
+"""The image's program `ray` answers KubeRay's check quickly, and runs Ray's own command for everything else."""
 
 import os
 import socket
@@ -17,7 +17,7 @@ exit 7
 
 @pytest.fixture
 def image(tmp_path):
-    """A PATH with the image's command, then one that stands for Ray's, and a `sleep` that tells of its first use."""
+    """A PATH with the image's command, then a stand-in for Ray's command, and a `sleep` that reports its first use."""
     nap = f"""#!/bin/sh
 if [ -p {tmp_path}/first_nap ]; then echo asleep > {tmp_path}/first_nap; rm -f {tmp_path}/first_nap; fi
 exec /bin/sleep "$@"

@@ -38,7 +38,7 @@ def model(tmp_path_factory):
 
 
 def run_inspect(model, home, url="", *flags, **environ):
-    """(exit code, termination message, stderr) of a new process: the hub library reads its settings at import."""
+    """(exit code, termination message, stderr) of a new process: the hub library reads settings at its import."""
     words = home / "words"
     own = {"HF_ENDPOINT": url, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0", "RAYLOOM_TERMINATION_LOG": str(words)}
     command = [sys.executable, "-m", "rayloom_engine", "inspect", "--model", model, *flags]
@@ -51,8 +51,8 @@ def test_a_models_facts_come_from_its_configuration_alone(model, tmp_path):
     with serve_hub("acme/tiny", model, seen=seen) as url:
         code, words, _ = run_inspect("hf://acme/tiny", tmp_path, url)
 
-    # Embedding and head 32 x 8 each, the last norm 8; a layer: q and o 8 x 8, k and v 8 x 4, feed-forward 3 x 8 x 16,
-    # two norms of 8.
+    # Embedding and head have 32 x 8 each, the last norm 8. A layer has q and o 8 x 8, k and v 8 x 4, feed-forward 3 x 8
+    # x 16, and two norms of 8.
     assert words["num_parameters"] == 2 * 32 * 8 + 8 + 2 * (2 * 64 + 2 * 32 + 3 * 128 + 16)
     assert (code, words["version"], words["commit"]) == (0, "v2", COMMIT)
     assert (words["shape"]["num_layers"], words["shape"]["checkpoint_dtype"]) == (2, "bfloat16")
@@ -77,7 +77,7 @@ REFUSALS = [
 
 @pytest.fixture(scope="module")
 def refused(model, tmp_path_factory):
-    """Results of `inspect` for each of REFUSALS, and for a private model without a token and with a wrong one."""
+    """Results of `inspect` for each of REFUSALS, and for a private model without a token and with a wrong token."""
     with serve_hub("acme/tiny", model) as url, serve_hub("acme/tiny", model, token="hf_right") as private:
         asked = [(name, environ, url) for name, environ, _, _ in REFUSALS]
         asked += [("acme/tiny", {"HF_TOKEN": token}, private) for token in ("", "hf_wrong")]

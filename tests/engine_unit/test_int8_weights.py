@@ -1,4 +1,4 @@
-"""int8 weights: the arithmetic of a torch model, memory, several ranks, and settings that exclude int8.
+"""int8 weights: the same arithmetic as in torch, memory, several ranks, and settings that exclude int8.
 
 test_cpu_decoder_batches.py tests that results do not depend on the batch.
 """
@@ -58,7 +58,7 @@ def whole(size: int) -> AxisPart:
 def quantised(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Integers from -127 to 127, as float32, and the scale of each row."""
     largest = rows.float().abs().amax(dim=-1, keepdim=True)
-    inverse = torch.where(largest > 0, torch.full_like(largest, 127) / largest, 0.0)  # 127 / x is not rounded once
+    inverse = torch.where(largest > 0, torch.full_like(largest, 127) / largest, 0.0)  # torch rounds 127 / x twice
     return (rows.float() * inverse).round(), largest[..., 0] / 127
 
 
@@ -119,9 +119,9 @@ def logits_of(model: LibraryModel) -> torch.Tensor:
 
 
 def reference_logits(folder: Path, dtype: torch.dtype) -> torch.Tensor:
-    """[T, V] of the reference kernels in float32, with every product and the embedding replaced by int8 arithmetic.
+    """The logits [T, V] of the reference kernels in float32, with int8 arithmetic in every product and the embedding.
 
-    `dtype`: weights are rounded to it before they are quantised.
+    `dtype`: the type to which weights are rounded before they are quantised.
     """
     shape = read_shape(folder)
     kernel = LinearKernel(multiply=int8_product, pack=lambda weight: weight, description="int8 in torch")
@@ -145,7 +145,7 @@ def test_logits_are_those_of_the_same_arithmetic_in_torch(variant: str, isa: str
         )
         error = relative_error(logits, expected)
         of_plain_weights = relative_error(plain_logits, expected)
-        # In float32 an activation that lies between two integers may be rounded to the other one, because sums differ
+        # In float32 an activation halfway between two integers may be rounded to the other integer, because sums differ
         # in their last bits. In bfloat16 activations are rounded before they are quantised.
         assert error < (0.1 if dtype is torch.float32 else 0.9) * of_plain_weights
         assert of_plain_weights < 0.1
@@ -245,11 +245,11 @@ def test_shards_compute_nearly_the_logprobs_of_one_rank(variant: str, ranks: Ran
     settings = {"dtype": "bfloat16", "quantization": "int8"}
     alone = load_stages(stage_config(folder, **settings))
     expected = logprobs_of(answers(make_engine(StagesInARow(alone)), SIZES["vocab_size"]))
-    ranks.load(stage_config(folder, tensor_parallel_size=2, **settings))  # 160 feed-forward inputs: 64 and 96
+    ranks.load(stage_config(folder, tensor_parallel_size=2, **settings))  # 160 feed-forward inputs, cut into 64 and 96
     epoch = next(_epochs)
     ranks.join(epoch)
     got = logprobs_of(answers(make_engine(ranks, epoch), SIZES["vocab_size"]))
-    # Each shard has scales of its own for the columns of o and down.
+    # Each shard has separate scales for its columns of o and down.
     assert got == pytest.approx(expected, abs=0.5)
     mean = sum(abs(a - b) for a, b in zip(got, expected, strict=True)) / len(got)
     assert mean < 0.1

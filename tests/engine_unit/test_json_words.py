@@ -1,4 +1,4 @@
-"""Values in messages: as JSON writes them, short, and cheap however large the value is."""
+"""Values in messages are written as JSON, are short, and cost little time however large the value is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A kept answer: every reader gets all bytes; an answer that is not kept waits for its readers and ends without one."""
+"""Every reader of a kept answer gets all bytes. Another answer waits for its readers, and ends without them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_an_answer_that_is_not_kept_waits_for_its_slowest_reader() -> None:
         kept.join(slow)
         kept.join(fast)
         whole = bytes(range(256)) * (2 * MOST_UNREAD_BYTES // 256)
-        await kept.send(part(whole))  # a kept answer never waits
+        await kept.send(part(whole))  # a kept answer never waits for readers
         kept.stop_keeping()
         sending = asyncio.create_task(kept.send(part(b"more")))
         assert kept.take(fast, 10 * MOST_UNREAD_BYTES) == whole

@@ -1,4 +1,4 @@
-"""Kept answers in the event loop of the test: what a drain waits for, and the memory of request bodies."""
+"""Kept answers in the event loop of the test: the answers that a drain waits for, and the memory of request bodies."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def named_request(body: bytes, key: str = "order-66") -> Request:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Lets other tasks run until the condition is true, for at most 1000 turns of the loop."""
+    """Waits until the condition is true, for at most 1000 turns of the event loop."""
     for _ in range(1000):
         if condition():
             return
@@ -105,7 +105,7 @@ def test_a_drain_waits_for_no_client_whose_answer_failed() -> None:
 
 
 def waiting(budget: BodyBudget, seen: list[int], go: asyncio.Event, *, takes_body: bool) -> Handler:
-    """A handler that records the budget's bytes before and after it takes the body, and then waits for `go`."""
+    """A handler that records the budget's bytes before and after it reads the body, and then waits for `go`."""
 
     async def handle(request: Request) -> Response:
         seen.append(budget.num_bytes)

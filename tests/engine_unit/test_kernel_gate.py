@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("triton")  # optional: the engine needs it on GPUs alone
+pytest.importorskip("triton")  # optional: the engine needs it only on GPUs
 
 import triton
 import triton.language as tl
@@ -41,7 +41,7 @@ def product_kernel(a_ptr, b_ptr, out_ptr, size, TILE: tl.constexpr):
 
 @triton.jit
 def share_kernel(x_ptr, out_ptr, SIZE: tl.constexpr):
-    """Needs all elements until their sum is known."""
+    """Divides each element by the sum, so it holds all elements until the sum is known."""
     places = tl.arange(0, SIZE)
     x = tl.load(x_ptr + places)
     tl.store(out_ptr + places, x / tl.sum(x, 0))

@@ -1,4 +1,4 @@
-"""The small operations against their references, over odd shapes and types, and the choice of their backends."""
+"""The small operations equal their references for odd shapes and all types; also the choice of their backends."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_silu_mul_agrees_with_its_reference(sizes: tuple[int, ...], dtype: torch
 @pytest.mark.parametrize("head_dim", [2, 16, 80])
 def test_rotary_turns_pairs_by_position_times_frequency(head_dim: int) -> None:
     positions = torch.tensor([0, 1, 5, 4096])
-    x_THD = torch.randn(4, 5, head_dim)[:, :3]  # strided over T, as a slice of the fused projection is
+    x_THD = torch.randn(4, 5, head_dim)[:, :3]  # strided over T, like a slice of the fused projection
     kernels = cpu_kernels()
     tables = RotaryAngles(RopeParameters(theta=500.0), head_dim, kernels)(positions)
     frequencies = 500.0 ** (-torch.arange(0, head_dim, 2) / head_dim)

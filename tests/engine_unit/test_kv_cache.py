@@ -1,4 +1,4 @@
-"""The KV cache: sizes, and blocks that are copied and cleared in every layer."""
+"""The KV cache: its sizes, and copies and clears of blocks in every layer."""
 
 from __future__ import annotations
 

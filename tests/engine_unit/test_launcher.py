@@ -22,7 +22,7 @@ class _End(Exception):
 
 
 class PaperRanks:
-    """A RankStarter that plays a script: each entry is the result of one `wait`, or computes it."""
+    """A RankStarter with a script: each entry is the result of a call of `wait`, or a function that computes it."""
 
     def __init__(self, *script: list[tuple[int, str]] | Callable[[], list[tuple[int, str]]]) -> None:
         self.started: list[tuple[int, int]] = []

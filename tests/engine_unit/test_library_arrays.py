@@ -1,4 +1,4 @@
-"""Numbers of the C library in numpy arrays: rounding to bfloat16 as torch rounds, and the other conversions."""
+"""The C library's conversions of numpy arrays: rounding to bfloat16 equals torch's; and the other conversions."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_parts_of_every_type_are_converted_as_torch_converts_them(
     stored = (torch.randn(*sizes, 2, generator=torch.Generator().manual_seed(0)) * 3).to(dtype)[..., 0]
     whole = stored.contiguous()
     values = (whole.view(torch.uint16) if dtype is torch.bfloat16 else whole).numpy()
-    apart = np.empty((*sizes, 2), dtype=values.dtype)[..., 0]  # the columns of a shard do not lie side by side
+    apart = np.empty((*sizes, 2), dtype=values.dtype)[..., 0]  # the columns of a shard are not contiguous
     apart[...] = values
     out = np.zeros(sizes, dtype=ELEMENTS[out_type])
     copy_elements(out, apart)

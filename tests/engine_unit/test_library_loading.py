@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(not ISAS, reason="there is no C library")
 
 
 def stored_as(folder: Path, dtype: torch.dtype, then: torch.dtype | None = None) -> Path:
-    """Rounds all tensors of the folder's file to a type. `then`: the type in which they are stored."""
+    """Rounds all tensors of the folder's file to a type. `then`: the type of the stored tensors."""
     tensors = load_file(folder / "model.safetensors")
     rounded = {name: tensor.to(dtype).to(then or dtype) for name, tensor in tensors.items()}
     save_file(rounded, folder / "model.safetensors", metadata={"format": "pt"})

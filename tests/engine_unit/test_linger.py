@@ -15,7 +15,7 @@ from rayloom_engine.linger import Look, ask, engines, linger
 
 
 class Story:
-    """Answers of an engine, one a look, the last for ever; time passes as the pod sleeps."""
+    """An engine whose answers to looks are given; the last answer repeats. Time passes only while the pod sleeps."""
 
     def __init__(self, *answers):
         self._answers = list(answers)
@@ -69,7 +69,7 @@ def row(remote, state):
 
 
 def test_the_engine_is_at_the_other_end_of_the_ranks_connections():
-    # 8002 is 1F42, 6379 is 18EB; 0402DC0A is 10.220.2.4 in the order of a little-endian machine.
+    # 8002 is 1F42, 6379 is 18EB; 0402DC0A is 10.220.2.4 in little-endian byte order.
     table = HEADER + row("0402DC0A:1F42", "01") + row("0502DC0A:18EB", "01") + row("0602DC0A:1F42", "06")
 
     assert list(engines(table, [8002])) == ["10.220.2.4"]
@@ -77,7 +77,7 @@ def test_the_engine_is_at_the_other_end_of_the_ranks_connections():
 
 
 def look_at(tables, answers):
-    """A Look with these tables, one after the other, and an answer for each address."""
+    """A Look that reads these tables one after the other, and gets these answers from the addresses."""
     return Look((8002, 6379), answers.__getitem__, lambda: iter([HEADER + tables.pop(0)]))
 
 
@@ -113,7 +113,7 @@ def test_a_connection_of_this_machine_is_found():
 
 @contextmanager
 def front(lifecycle):
-    """An HTTP server that answers like the front's /ready; gives its port."""
+    """An HTTP server that answers like the front's /ready. Yields its port."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):

@@ -52,7 +52,7 @@ def test_families_have_the_tokens_of_transformers_in_chunks_and_after_preemption
     prompts = [PROMPT[index:] + PROMPT[:index] for index in range(8)]
     with LLM(str(folder), dtype="float32", num_kv_blocks=8, max_num_batched_tokens=7, threads=1) as small:
         outputs = _ask(small, prompts, temperature=0.0, max_tokens=24)
-        # All layers of phi3 have windows, which free blocks in time.
+        # All layers of phi3 have windows, so blocks become free before a preemption is needed.
         assert (small._engine.stats().num_preemptions > 0) is (variant != "phi3")
     for prompt, output in zip(prompts, outputs, strict=True):
         ids = output.outputs[0].token_ids

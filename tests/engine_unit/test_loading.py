@@ -1,4 +1,4 @@
-"""The late ranks of an assembly: missing ranks, and ranks whose loading makes no progress. Tests set the clock."""
+"""Late ranks of an assembly: missing ranks, and ranks whose loading makes no progress. Tests set the clock."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_rank_of_a_rebuild_is_stuck_when_its_loading_does_not_advance() -> Non
 
 
 def test_a_rank_of_a_rebuild_that_imports_slowly_beside_other_work_is_not_stuck() -> None:
-    """It gets 0.6 s of CPU time every 10 s, so it imports for minutes; then it blocks, and is stuck 120 s later."""
+    """The rank gets 0.6 s of CPU time every 10 s, and imports for minutes. Then it blocks, and is stuck 120 s later."""
     watch = loading(is_rebuild=True)
     for now in range(0, 301, 10):
         assert watch.observe(now, {0: beat(0, "import", cpu_s=0.06 * now)}, ()).stuck is None

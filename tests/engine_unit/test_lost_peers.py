@@ -1,6 +1,6 @@
-"""A rank is lost while its peer waits for it, and its process stays: the peer keeps its process and its weights.
+"""A rank is lost while its peer waits for it: the peer keeps its process and weights.
 
-Real ranks in processes, TP 2 over shared memory and over gloo, and PP 2. The seconds are printed.
+The ranks are real processes: TP 2 over shared memory and over gloo, and PP 2. The tests print the measured seconds.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def test_the_peer_of_a_lost_rank_keeps_its_process_and_weights_and_no_token_chan
 def test_an_abort_after_a_step_or_for_an_earlier_group_is_harmless(
     layout: str, ranks: RankServers, expected: dict[str, list[int]]
 ) -> None:
-    """The first Abort finds the ranks idle. The second one, of the group before, finds them in the next group."""
+    """The ranks are idle at the first Abort. The second Abort is for their earlier group."""
     ranks.meet()
     pids = [status.pid for status in ranks.pool.statuses()]
     last = ranks.pool.ticket()
@@ -117,7 +117,7 @@ def test_an_abort_after_a_step_or_for_an_earlier_group_is_harmless(
 
 
 def test_a_rank_that_waits_for_a_stopped_peer_is_free_for_the_next_core(layout: str, ranks: RankServers) -> None:
-    """The core dies before it has noticed the peer, so it sends no Abort."""
+    """The core dies before it has noticed that the peer is stopped, so it sends no Abort."""
     shape = LAYOUTS[layout]
     ranks.meet()
     before = ranks.pool.attached[1 - shape.victim]

@@ -1,4 +1,4 @@
-"""Cores and memory as cgroups of both versions limit them, on folders made for the test."""
+"""Limits on cores and memory from cgroups of both versions, in folders made for the test."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_processes_killed_for_want_of_memory_are_counted(folder: Path, name: str
         (None, 2, ["0", "1"]),
         ("3, GPU-12", 4, ["3", "GPU-12"]),
         ("", 4, []),
-        ("0,1", 0, []),  # set for machines that have some
+        ("0,1", 0, []),  # set for machines that have GPUs
     ],
 )
 def test_visible_devices(

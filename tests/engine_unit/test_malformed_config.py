@@ -1,8 +1,8 @@
 """A malformed config.json ends the command with exit 78 and one sentence that names the file and the field.
 
-Each case is one file of a sound model, broken in one way, given to the function behind the command in this process, so
-an uncaught exception fails the test; a few go through the real process as well. Weights and tokenizers are
-in test_malformed_weights.py, GGUF files in test_malformed_gguf.py.
+Each case breaks one file of a sound model in one way. The test calls the command's function in this process, so an
+uncaught exception fails the test. A few cases also run the real process. Weights and tokenizers are in
+test_malformed_weights.py, GGUF files in test_malformed_gguf.py.
 """
 
 from __future__ import annotations

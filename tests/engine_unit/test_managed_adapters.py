@@ -1,4 +1,4 @@
-"""PUT /adapters at the admin port: the whole list, brought about by the front, and shown by /status and to the core."""
+"""PUT /adapters at the admin port: the front applies the whole list, and reports it in /status and to the core."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def served(front: FrontUnderTest) -> list[str]:
 
 
 def told(front: FrontUnderTest) -> list[str]:
-    """The adapters that the core tells gateways."""
+    """The adapters that the core reports to gateways."""
     return [each.name for each in front.core.adapters or ()]
 
 

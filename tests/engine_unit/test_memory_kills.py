@@ -1,4 +1,4 @@
-"""Kills for lack of memory, and how long the message of a loss names them."""
+"""Kills for lack of memory, and the time for which the message of a loss reports them."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from rayloom_engine.text.message_parsing.tool_formats import (
 )
 from rt_messages import SCHEMAS, parsed, parser, parts_of
 
-# Texts that contain tags, brackets and quotes more often than chance would have it.
+# Texts that contain tags, brackets and quotes more often than random texts.
 BITS = st.sampled_from(
     [
         *("<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "<|python_tag|>", "<function=weather>"),
@@ -68,7 +68,7 @@ def test_a_message_does_not_depend_on_where_its_text_is_cut(
 def test_text_that_is_read_without_parts_is_that_of_one_part(
     pieces: list[str], format: ToolFormat | None, reasoning: Any, is_open: bool, skipped: set[int]
 ) -> None:
-    """A parser that may `reads` gives the same list for each piece as one that gets all pieces by `add`."""
+    """A parser with `reads` where possible returns the same list for each piece as a parser with only `add`."""
     usual, made = (parser(format, reasoning=reasoning, is_open=is_open) for _ in range(2))
     for number, piece in enumerate([*pieces, "Hello", " you"]):
         kind = made.plain_kind if number not in skipped else None

@@ -1,6 +1,6 @@
 """Messages requests become chat requests.
 
-Blocks become messages, and options get the names that chats have. Errors have the names of the client's own request.
+Blocks become messages, and options get the names of chat requests. Errors have the names in the client's request.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def text(words: str) -> dict[str, Any]:
 
 
 def refusal(**fields: Any) -> RequestError:
-    """The error of a request, with the names of its own fields."""
+    """The error of a request, with the field names of this request."""
     with pytest.raises(RequestError) as refused:
         translated = translate(parse_request(MessagesRequest, {"messages": HI, "max_tokens": 2048, **fields}))
         with translated.own_names():

@@ -1,6 +1,6 @@
-"""GGUF conversion: written from tiny checkpoints, converted back, compared with the original through transformers.
+"""GGUF conversion: tiny checkpoints are written as GGUF, converted back, and compared through transformers.
 
-The embedded model's own file is covered in tests/engine_real.
+tests/engine_real tests the embedded model's file.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def test_quantised_weights_become_bfloat16(kind: str, tmp_path: Path) -> None:
 
 def test_llama3_scaling_is_recognised_by_its_divisors(tmp_path: Path) -> None:
     checkpoint = tiny_variant(tmp_path / "original", "llama")
-    # head size 16, theta 10000: pairs 0 to 4 turn more than 4 times within 8192 positions, 5 four times, 7 less than
-    # once
+    # Head size 16, theta 10000: within 8192 positions, pairs 0 to 4 turn more than 4 times, pair 5 four times, and pair
+    # 7 less than once.
     turns = 8192 * 10000.0 ** (-np.arange(8) / 8) / (2 * np.pi)
     blend = np.clip((turns - 1) / 3, 0, 1)
     divisors = 1 / ((1 - blend) / 32 + blend)

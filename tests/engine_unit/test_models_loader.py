@@ -1,4 +1,4 @@
-"""Loading of checkpoints: sharded and rounded ones, and every defect of the files."""
+"""Loading of checkpoints: sharded checkpoints, rounding, and every defect of the files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Logits of every supported architecture against transformers in float32, on tiny random checkpoints.
 
-Covers: a prompt in one go, in chunks, token by token, and several sequences with scattered blocks in one batch, where
-some decode and others prefill. Leaves out: real weights (tests/engine_real) and other types than float32.
+Covers a prompt in one step, in chunks and token by token, and a batch of several sequences with scattered blocks, of
+which some decode and others prefill. Does not cover real weights (tests/engine_real) and types other than float32.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rt_tiny import (
 )
 
 TOLERANCE = 1e-4
-NUM_TOKENS = 27  # seven blocks of 4, the last one not full; longer than every sliding window
+NUM_TOKENS = 27  # seven blocks of 4, of which the last is not full; longer than every sliding window
 
 
 @pytest.fixture(scope="module", params=[*VARIANTS, *WIDE_NORMS])

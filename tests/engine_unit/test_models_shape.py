@@ -1,4 +1,4 @@
-"""Shapes read from config.json, in both of transformers' dialects, and refusals."""
+"""Shapes read from config.json in the dialects of transformers 4 and 5, and refusals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SMALL: dict[str, Any] = {
 
 
 def folder_with(tmp_path: Path, generation: dict[str, Any] | None = None, **changes: Any) -> Path:
-    """A folder with the small config; a change with the value ... leaves the field out."""
+    """A folder with the small config. A change with the value ... removes the field."""
     config = {field: value for field, value in {**SMALL, **changes}.items() if value is not ...}
     (tmp_path / "config.json").write_text(json.dumps(config))
     if generation is not None:
@@ -39,7 +39,8 @@ def folder_with(tmp_path: Path, generation: dict[str, Any] | None = None, **chan
 def test_sizes_are_counted(tmp_path: Path) -> None:
     shape = read_shape(folder_with(tmp_path))
     assert (shape.head_dim, shape.checkpoint_dtype, shape.rms_norm_eps) == (2, "bfloat16", 1e-5)
-    # a layer: q and o 8 x 8, k and v 8 x 4, gate, up and down 8 x 16, two norms of 8; then embedding, head, last norm
+    # A layer has q and o 8 x 8, k and v 8 x 4, gate, up and down 8 x 16, two norms of 8. Then embedding, head, last
+    # norm.
     layer = 2 * 64 + 2 * 32 + 3 * 128 + 2 * 8
     assert shape.num_parameters == 2 * layer + 2 * 80 + 8
     assert shape.weight_bytes(2) == 2 * shape.num_parameters
@@ -87,7 +88,7 @@ def test_rope_is_read_in_both_dialects(changes: dict[str, Any], rope: RopeParame
 @pytest.mark.parametrize(
     ("changes", "windows"),
     [
-        ({"sliding_window": 4}, (None, None)),  # llama has no windows, whatever the file holds
+        ({"sliding_window": 4}, (None, None)),  # llama has no windows, whatever the file says
         ({"architectures": ["MistralForCausalLM"], "sliding_window": 4}, (4, 4)),
         ({"architectures": ["MistralForCausalLM"], "sliding_window": None}, (None, None)),
         ({"architectures": ["MistralForCausalLM"]}, (4096, 4096)),

@@ -1,4 +1,4 @@
-"""Resolving the names of models. The hub is a server of the test's own; for builtin:// see tests/engine_real."""
+"""Resolving the names of models. The hub is a server in the test; tests/engine_real tests builtin://."""
 
 from __future__ import annotations
 

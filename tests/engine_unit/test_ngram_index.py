@@ -13,7 +13,7 @@ LETTERS = st.lists(st.integers(0, 2), min_size=1, max_size=60)
 
 
 def _naive(ids: Sequence[int], num: int, min_size: int, max_size: int) -> tuple[int, ...]:
-    """The same draft, found by comparing all places."""
+    """The same draft, found by a comparison at all positions."""
     for size in range(min(max_size, len(ids) - 1), min_size - 1, -1):
         for end in range(len(ids) - 1, size - 1, -1):
             if ids[end - size : end] == ids[len(ids) - size :]:

@@ -1,4 +1,4 @@
-"""Attention by torch against its reference, over odd shapes. Pages contain noise, so that stray reads are noticed."""
+"""Attention in torch equals its reference for odd shapes. Pages contain noise, so wrong reads change the results."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def compare(
     tables = [[free.pop() for _ in range(-(-context_len // block_size))] for context_len in context_lens]
     batch = make_batch(query_lens, context_lens, tables, block_size)
     pages = torch.randn(NUM_BLOCKS, block_size, 2, num_kv_heads, head_dim)
-    # As in a layer: the queries are a slice of the fused projection, so they are strided over T.
+    # As in a layer, the queries are a slice of the fused projection and therefore strided over T.
     query_THD = torch.randn(sum(query_lens), num_heads + num_kv_heads, head_dim)[:, :num_heads]
     ours = plan_of(batch, pages, num_heads, window).attend(query_THD, pages, 0.25)
     expected = attend_by_reference(batch, query_THD, pages, window, 0.25)
@@ -105,7 +105,7 @@ def test_a_window_gathers_only_the_blocks_that_it_shows() -> None:
 
 
 def test_table_columns_of_longer_neighbours_are_not_read() -> None:
-    """A short sequence's padding (block 0) is never taken for context, with any content of block 0."""
+    """A short sequence's padding (block 0) is never read as context, whatever block 0 contains."""
     batch = AttentionBatch(
         query_lens=(1, 1),
         context_lens=(2, 6),

@@ -1,4 +1,4 @@
-"""The engine's use of torch.distributed: only `parallel/` may import it, so another transport changes only that folder.
+"""Only `parallel/` may import torch.distributed, so another transport would change only that folder.
 
 A contract of import-linter cannot express this, because import-linter treats `torch` and its submodules as one module.
 """

@@ -1,4 +1,4 @@
-"""`make peer-tests`: the flags and paths that servers get, and the comparison of results, on lines written by hand."""
+"""`make peer-tests`: the flags and paths for servers, and the comparison of results in lines written by hand."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_an_interrupted_column_continues_with_the_tests_that_have_no_result(tmp_
 
     assert run({"ENDS": "1"}) == {"test_it.py::test_right": "passed", "test_it.py::test_wrong": "failed"}
     num_lines = len(results.read_text().splitlines())
-    # The new run has started no server, so the last test is recorded as one that no server answered.
+    # The new run has started no server, so the last test is recorded as unserved.
     others = ["test_it.py::test_wrong", "test_it.py::test_last"]
     assert run({}, only=others) == {"test_it.py::test_right": "passed", "test_it.py::test_wrong": "failed"}
     new = [json.loads(each) for each in results.read_text().splitlines()[num_lines:]]

@@ -1,4 +1,4 @@
-"""Nodes that can hold a model's stages, compared with a search of all placements, and the message if they cannot."""
+"""The check that nodes can hold a model's stages, compared with a search of all placements; and its message."""
 
 from __future__ import annotations
 

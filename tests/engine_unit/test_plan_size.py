@@ -1,4 +1,4 @@
-"""The bytes of a plan if many choices share a long prompt: the plan has the prompt once, and little for each choice."""
+"""The bytes of a plan whose choices share a long prompt: the plan has the prompt once, and little for each choice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rayloom_engine.worker.slots import SlotTable
 from rt_scheduler import SimulatedRank, expected_ids, ids_of, make_scheduler, make_sequence, run_to_end
 
 NUM_CHOICES = 64
-NUM_PROMPT = 16_000  # the most that one step computes at any context
+NUM_PROMPT = 16_000  # the largest number of tokens that a step computes at any context
 BYTES_PER_CHOICE = 1_000
 
 
@@ -40,7 +40,7 @@ def _add_choices(scheduler, prompt: tuple[int, ...], num: int, generated=None) -
 
 
 class _Slots:
-    """A rank's table of slots without a model: it samples the number of the slot."""
+    """A rank's table of slots without a model. The sampled token is the number of the slot."""
 
     def __init__(self) -> None:
         self.table = SlotTable(epoch=0)
@@ -97,7 +97,7 @@ def test_after_lost_ranks_the_prompt_crosses_once_again() -> None:
 
 @pytest.mark.parametrize("num_losses", [1, 2])
 def test_choices_that_are_replayed_end_with_the_same_tokens(num_losses: int) -> None:
-    """The prompt may be cut into chunks, and the first choice may be finished."""
+    """Tests a prompt that is cut into chunks, and a first choice that is finished."""
     prompt = tuple(range(19))
     scheduler, rank = make_scheduler(30, max_num_batched_tokens=8, max_num_seqs=4), SimulatedRank()
     for index, num in enumerate((2, 6, 6, 6)):
@@ -118,7 +118,7 @@ def test_a_choice_whose_first_one_was_preempted_carries_its_prompt_itself() -> N
     scheduler, rank = make_scheduler(), SimulatedRank()
     scheduler.add(make_sequence("0", prompt, max_tokens=9))
     scheduler.update(rank.run(scheduler.schedule()))
-    scheduler.restrict(frozenset({"1"}))  # "0" waits
+    scheduler.restrict(frozenset({"1"}))  # "0" is preempted
     scheduler.add(make_sequence("1", prompt, max_tokens=9, fork_of="0"))
     plan = scheduler.schedule()
     [new] = plan.new_slots

@@ -1,5 +1,7 @@
-"""The prefix index of a gateway equals that of the core, over random histories of the real scheduler. Ranks and
-messages are lost, and fronts join late."""
+"""The prefix index of a gateway equals the core's, in random histories of the real scheduler.
+
+In the histories ranks and messages are lost, and fronts join late.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ START = 77
 
 
 class Fronts:
-    """Collects the messages to each connection, as they arrive at the other end."""
+    """Collects the messages to each connection, decoded as at the other end."""
 
     def __init__(self) -> None:
         self.mail: dict[int, list[object]] = {}
@@ -199,7 +201,7 @@ def test_the_index_equals_the_pool_after_any_history(operations: list[tuple[str,
         for operation, value in operations:
             world.do(operation, value)
             world.engine.scheduler.check_integrity()
-        # A message that was lost shows with the next changes: one more block makes sure that there are some.
+        # A gateway notices a lost message at the next changes. One more block ensures that there are changes.
         world.do("add", (9, len(operations), 9, 9, 9))
         world.do("step", 30)
         world.publish()

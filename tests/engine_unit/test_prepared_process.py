@@ -1,4 +1,4 @@
-"""A core whose imports begin before its arguments are known, and the message with the arguments."""
+"""A core that begins its imports before its arguments are known, and the message with the arguments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rayloom_engine.supervisor.prepared import PreparedProcess, prepared_core
 
 CORE = "rayloom_engine.core_server.process"
 
-# In place of a module that both processes import: their imports do not end.
+# Replaces a module that both processes import, so that their imports do not end.
 ENDLESS_IMPORT = f"""
 import os, signal, sys
 if "{CORE}" in sys.orig_argv:

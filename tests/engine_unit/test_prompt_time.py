@@ -1,4 +1,4 @@
-"""The time that prompts get beside decodes: the pure rule, in plans of the scheduler, and in a simulated engine."""
+"""The time for prompts in steps with decodes: the pure rule, plans of the scheduler, and a simulated engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from rayloom_engine.core.step_seconds import StepSeconds
 from rayloom_engine.core.step_work import StepWork
 from rt_scheduler import SimulatedRank, expected_ids, ids_of, make_scheduler, make_sequence
 
-# A decode takes 100 ms, and each token of a prompt 2.1 ms: beside one decode, prompts get 70 ms, which are 33 tokens.
+# A decode takes 100 ms, and each prompt token 2.1 ms. In a step with one decode, prompts get 70 ms, enough for 33
+# tokens.
 COSTS = StepSeconds(decode_only=((1, 0.1), (4, 0.13)), token_s=0.0021, pair_s=0.0)
 
 
@@ -108,7 +109,8 @@ def test_without_costs_only_the_token_budget_cuts_a_prompt() -> None:
 
 def test_the_time_is_shared_by_running_and_waiting_prompts() -> None:
     scheduler, rank = _decoding(4)
-    # 130 ms beside 4 decodes: 91 ms, 43 tokens. A prompt of 360 tokens leaves 27 of its last step to the other one.
+    # 4 decodes take 130 ms, so prompts get 91 ms: 43 tokens. In the last step of the prompt of 360 tokens, 27 tokens
+    # are left for the other prompt.
     scheduler.add(make_sequence("p", prompt=range(100, 460)))
     scheduler.add(make_sequence("q", prompt=range(500, 530)))
     for _ in range(8):
@@ -134,7 +136,7 @@ def test_prompts_that_cannot_be_computed_now_are_no_crowd(reason: str) -> None:
     leader = "p" if reason == "a fork" else None
     prompt = range(100, 400) if leader else range(400, 400 + long_prompt)
     scheduler.add(make_sequence("q", prompt=prompt, max_tokens=1, fork_of=leader))
-    # 102.1 ms beside 2 decodes: 71.47 ms, 34 tokens.
+    # 2 decodes take 102.1 ms, so prompts get 71.47 ms: 34 tokens.
     assert sum(_chunks(scheduler.schedule(COSTS))) == 34
 
 
@@ -142,7 +144,7 @@ def test_tenants_share_the_time() -> None:
     scheduler, _ = _decoding(7, max_num_batched_tokens=100)
     scheduler.add(make_sequence("p", prompt=range(100, 190), tenant="a"))
     scheduler.add(make_sequence("q", prompt=range(200, 290), tenant="b"))
-    # 7 decodes: 136.3 ms, and with both prompts 140.5 ms. 2.2 x 140.5 - 136.3 = 172.8 ms are 82 tokens.
+    # 7 decodes take 136.3 ms, and with a token of both prompts 140.5 ms. 2.2 x 140.5 - 136.3 = 172.8 ms: 82 tokens.
     chunks = _chunks(scheduler.schedule(COSTS))
     assert sum(chunks) == 82
     assert max(chunks) - min(chunks) <= 1
@@ -162,7 +164,7 @@ def _gemm_s(rows: int) -> float:
 
 
 class TimedRank(SimulatedRank):
-    """A simulated rank whose steps take virtual time: nonlinear in the rows, so that the engine must learn it."""
+    """A simulated rank whose steps take virtual time, not linear in the rows, so that the engine must learn it."""
 
     def __init__(self) -> None:
         super().__init__(block_size=16)

@@ -1,4 +1,4 @@
-"""What `quantization_config` may say: schemes by name, and refusals that name field and value."""
+"""The values of `quantization_config`: schemes by name, and refusals that name field and value."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_ranks_cut_between_groups(tmp_path: Path) -> None:
 
     dense = dataclasses.replace(make_shape(), num_heads=24, head_dim=32, intermediate_size=512)
     shape = dataclasses.replace(dense, scheme=scheme_of({**AWQ, "group_size": 128}))
-    # 24 heads of 32 are 6 groups of 128; 512 feed-forward inputs are 4.
+    # 24 heads of 32 are 6 groups of 128; 512 feed-forward inputs are 4 groups.
     assert aligned_counts(shape, range(1, 9)) == (1, 2, 3)
     assert aligned_counts(dense, range(1, 9)) == tuple(range(1, 9))
     with pytest.raises(

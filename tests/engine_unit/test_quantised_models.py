@@ -1,6 +1,6 @@
-"""Models whose checkpoints are quantised: logits, memory, several ranks. The references have the dequantised weights.
+"""Models with quantised checkpoints: logits, memory, several ranks. The references use the dequantised weights.
 
-test_cpu_grouped_weights.py tests the products, test_quantised_configs.py what is refused.
+test_cpu_grouped_weights.py tests the products, test_quantised_configs.py the refusals.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from rt_tiny import (
     transformers_logits,
 )
 
-VOCAB_SIZE = 250  # no multiple of 16, and the number of rows of no other matrix
+VOCAB_SIZE = 250  # no multiple of 16, and no other matrix has this number of rows
 TOKEN_IDS = [(7 * position) % VOCAB_SIZE for position in range(60)]
 # With two ranks each rank's columns are whole groups of 64.
 SIZES = {"vocab_size": VOCAB_SIZE, "hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
-ACTIVATIONS = 0.07  # relative error of the logits of these models that comes from activations of 8 bits
+ACTIVATIONS = 0.07  # relative error of these models' logits due to activations of 8 bits
 GGUF_KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 
 _epochs = itertools.count(1)
@@ -84,7 +84,7 @@ def torch_logits(model: RankModel) -> torch.Tensor:
 
 
 def costs_of(folder: Path, element_bytes: int, num_ranks: int = 1) -> int:
-    """Bytes of the weights of the largest rank of a stage, by the costs that `inspect` gives."""
+    """Bytes of the weights of the largest rank of a stage, computed from the costs that `inspect` reports."""
     costs = model_costs(read_shape(folder), (1, num_ranks) if num_ranks > 1 else (1,))
     parts = [costs.both, *(costs.kinds[ord(kind) - ord("a")].weights for kind in expanded(costs.layers))]
     if read_shape(folder).scheme is None:
@@ -119,7 +119,7 @@ def test_logits_are_those_of_the_dequantised_weights(
 ) -> None:
     plain = quantised_checkpoint(dense, name, tmp_path / "quantised")
     expected = transformers_logits(plain, TOKEN_IDS)
-    # The reader gives the very weights. With zero points, float16 rounds the offset of a group.
+    # The reader returns exactly these weights, except that float16 rounds the offset of a group with a zero point.
     torch.testing.assert_close(torch_logits(load_tiny(tmp_path / "quantised")), expected, atol=0.02, rtol=0)
     exact = load_on_library(tmp_path / "quantised", ISAS[0], torch.float32, quantization="none")
     assert relative_error(logits_of(exact), expected) < 1e-3
@@ -127,10 +127,11 @@ def test_logits_are_those_of_the_dequantised_weights(
     for isa in ISAS:
         kept = load_on_library(tmp_path / "quantised", isa, torch.float32, quantization="auto")
         assert relative_error(logits_of(kept), expected) < ACTIVATIONS
-        # An activation between two integers may be rounded to the other one. fp8 weights are rounded to 8 bits.
+        # An activation halfway between two integers may be rounded to the other integer. fp8 weights are rounded to 8
+        # bits.
         bound = 0.06 if "f" in name.partition("-")[0] else 0.01
         assert relative_error(logits_of(kept), same_arithmetic) < bound
-    assert relative_error(dense_logits, expected) > 0.02  # so the quantisation matters
+    assert relative_error(dense_logits, expected) > 0.02  # so the quantisation has an effect
 
 
 @needs_library
@@ -144,17 +145,17 @@ def test_a_gguf_file_keeps_its_weights(kind: str, tmp_path: Path) -> None:
         convert_gguf(tmp_path / "m.gguf", folder, keeps_blocks=keeps_blocks)
     expected = transformers_logits(folders[1], TOKEN_IDS)
     exact = torch_logits(load_tiny(folders[0]))
-    assert relative_error(exact, expected) < 0.03  # bfloat16 is rounded in the converted one
+    assert relative_error(exact, expected) < 0.03  # the converted weights are rounded to bfloat16
     kept = load_on_library(folders[0], ISAS[0], torch.float32, quantization="auto")
     assert relative_error(logits_of(kept), exact) < (0.01 if kind == "BF16" else ACTIVATIONS)
     label = read_shape(folders[0]).scheme
     assert (None if label is None else label.label) == (None if kind == "BF16" else f"gguf-{kind.lower()}")
     groups = [(len(values), values.shape[1] // 32) for values in tensors.values() if values.ndim == 2]
-    if kind in ("Q4_0", "Q5_0", "Q8_0"):  # groups without offsets are stored in twos
+    if kind in ("Q4_0", "Q5_0", "Q8_0"):  # groups without offsets are stored in pairs
         groups = [(num_rows, num_groups + num_groups % 2) for num_rows, num_groups in groups]
     num_groups = sum(num_rows * of_row for num_rows, of_row in groups)
     num_others = sum(values.size for values in tensors.values() if values.ndim == 1)
-    # Bytes of 32 weights. A fifth bit takes a byte.
+    # Bytes of 32 weights. Weights of 5 bits are stored with 8 bits.
     group_bytes = {"Q4_0": 18, "Q4_1": 20, "Q5_0": 34, "Q5_1": 36, "Q8_0": 34, "BF16": 128}[kind]
     assert kept.weight_bytes == num_groups * group_bytes + 4 * num_others
 
@@ -173,7 +174,7 @@ def test_q_k_and_v_of_different_types_are_stacked_with_8_bits(tmp_path: Path) ->
     )
     of_others = sum(values.size for values in tensors.values() if values.ndim == 2) - stacked
     vectors = sum(values.size for values in tensors.values() if values.ndim == 1)
-    # 32 weights: 20 bytes with 4 bits, scale and offset; 36 bytes with 8 bits
+    # 32 weights with scale and offset take 20 bytes with 4 bits, 36 bytes with 8 bits.
     assert kept.weight_bytes == stacked // 32 * 36 + of_others // 32 * 20 + 4 * vectors
     assert kept.weight_bytes == costs_of(tmp_path / "kept", 4)
 
@@ -195,7 +196,7 @@ def test_the_k_formats_are_read(kind: str) -> None:
     expected = torch.from_numpy(gguf.dequantize(rows, kinds[kind]))
     packed = reader.packed({"weight": rows})
     assert packed.form == reader.form(512)
-    # Q4_K and Q5_K lose the last bits of a scale, the others up to 1/254 of the largest of 32 weights.
+    # Q4_K and Q5_K lose the last bits of a scale, the other kinds up to 1/254 of the largest of 32 weights.
     bound = 1e-3 if kind in ("Q4_K", "Q5_K") else 6e-3
     assert relative_error(torch.from_numpy(packed.plain()), expected) < bound
     torch.testing.assert_close(torch.from_numpy(reader.plain({"weight": rows})), expected)
@@ -225,7 +226,7 @@ def test_inspect_gives_the_bytes_that_a_rank_holds(name: str, dense: Path, tmp_p
 @needs_library
 def test_matrices_that_are_not_quantised_stay_dense(tmp_path: Path) -> None:
     dense = tiny_checkpoint(tmp_path / "dense", **SIZES, num_hidden_layers=3)
-    # q alone, so that the stacked q, k, v is dense; and the second layer's down.
+    # Only q is skipped, so that the stacked q, k, v is dense; also the second layer's down.
     skipped = ("q_proj", "layers.1.mlp.down_proj")
     plain = quantised_checkpoint(dense, "awq", tmp_path / "quantised", skipped=skipped)
     model = load_on_library(tmp_path / "quantised", ISAS[0], torch.float32, quantization="auto")
@@ -272,7 +273,7 @@ def test_shards_compute_nearly_the_logprobs_of_one_rank(
     epoch = next(_epochs)
     ranks.join(epoch)
     got = logprobs_of(answers(make_engine(ranks, epoch), VOCAB_SIZE))
-    assert got == pytest.approx(expected, abs=0.5)  # sums in another order
+    assert got == pytest.approx(expected, abs=0.5)  # the order of additions differs
 
 
 def logprobs_of(outputs) -> list[float]:

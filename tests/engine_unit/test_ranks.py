@@ -81,7 +81,7 @@ def test_a_load_that_was_reported_is_reported_once(ranks: Ranks) -> None:
             is_loaded.set()
 
     ranks.assemble(progress=note)
-    # The files have another number of bytes than the weights.
+    # The first report is not repeated when the weights are loaded, whose number of bytes differs from the files'.
     assert {now for now in told if now[0] == "load"} == {("load", 10, 40, "bytes")}
 
 
@@ -89,7 +89,7 @@ def test_a_load_that_was_reported_is_reported_once(ranks: Ranks) -> None:
     ("phases", "told"),
     [
         ({"load": 5}, ("load", 5, 20, "bytes")),
-        ({"load": 5, "start": 0}, None),  # without a beat so far: it has all of its weights to read
+        ({"load": 5, "start": 0}, None),  # a rank without a beat so far has read no weights
         ({"start": 0}, None),
         ({"load": 5, "idle": 0}, ("load", 5, 20, "bytes")),
         ({"load": 5, "import": 0}, ("import", 0, 20, "bytes")),
@@ -120,7 +120,7 @@ def test_a_fault_that_the_user_must_fix_is_not_tried_again(ranks: Ranks, kind: s
 
 
 def test_ranks_that_would_send_each_other_tensors_of_different_types_are_refused(ranks: Ranks) -> None:
-    # Without this check a rank aborts in the first step, or reads the peer's bytes as numbers of another type.
+    # Without this check, a rank would abort in the first step, or read the peer's bytes as numbers of another type.
     first = ranks.start(0, first=make_loaded(hidden_dtype="float32", arithmetic="C library, avx2"))
     ranks.start(1, first=make_loaded(hidden_dtype="bfloat16", arithmetic="torch"))
     with pytest.raises(ConfigError, match=r"^rank 1 .* in bfloat16 \(torch\), rank 0 in float32 \(C library, avx2\); "):
@@ -281,7 +281,7 @@ def test_a_start_that_was_fenced_cannot_come_back(ranks: Ranks) -> None:
         lambda: bool(ranks.pool.take_arrivals()) or again.steps.has_ended, 30.0, lambda: "the fenced start is there"
     )
     assert list(ranks.pool.attached) == [0]
-    launcher = FakeLauncher(ranks.port)  # a new one hears of it too
+    launcher = FakeLauncher(ranks.port)  # a new launcher gets the fence, too
     wait_until(lambda: len(launcher.fences) == 1, 30.0, lambda: "no fence came")
 
 
@@ -314,7 +314,7 @@ def test_a_rank_whose_thread_burns_cpu_is_slow_and_one_that_does_not_is_lost() -
     is_blocked = threading.Event()
 
     def compute(order: object) -> None:
-        """Computes half a layer of 4 s, then one that never ends."""
+        """Uses CPU time for 4 s, then blocks."""
         if not isinstance(order, Run):
             return
         began = time.monotonic()

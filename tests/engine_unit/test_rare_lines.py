@@ -1,4 +1,4 @@
-"""Log lines that any peer can cause: one a second, or one for each problem."""
+"""Log lines that any peer can cause: at most one a second, or one for each problem."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_malformed_requests_do_not_fill_the_log(
     with caplog.at_level(logging.WARNING, logger="uvicorn.error"), running_front(tmp_path) as front:
         for rare in log.filters:
             assert isinstance(rare, RareLines)
-            rare._clock = lambda: 5.0  # one and the same moment
+            rare._clock = lambda: 5.0  # the clock stands still
         host, port = front.api_url.removeprefix("http://").split(":")
         for request in requests * 5:
             with socket.create_connection((host, int(port)), timeout=20.0) as connection:

@@ -1,4 +1,4 @@
-"""The losses of a rank that end the engine: by time, by the restart budget, or because the ranks are a job's."""
+"""The losses of ranks that end the engine: because of time, the restart budget, or ranks that belong to a job."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def test_a_peer_that_is_gone_is_blamed_before_the_rank_that_complains(
     ranks.assemble()
     with pytest.raises(RankLost, match="rank 1: RuntimeError: connection closed") as complaint:
         run_plan(RemoteExecutor(ranks.pool), StepPlan(step_id=1, epoch=1))
-    # The complaint is there before the peer's end is.
+    # The complaint arrives before the end of the peer's connection.
     monkeypatch.setattr(assembly, "time", SimpleNamespace(sleep=die_meanwhile))
     blamed = assembly.replace_lost(ranks.pool, complaint.value)
     assert (blamed.rank, blamed.is_alive) == (0, False)
@@ -166,7 +166,7 @@ def test_a_rank_that_beats_and_stands_still_is_lost_once_a_plan_is_due() -> None
     second.beat = Beat(phase="step", step=0, memory_bytes=1, advance=3)
     began = time.monotonic()
     while time.monotonic() < began + 1.5:
-        executor.check()  # nothing is due, so no rank stands still
+        executor.check()  # no result is due, so no rank counts as standing still
     began = time.monotonic()
     with pytest.raises(RankLost, match="rank 1: alive, but it stands still") as lost:
         run_plan(executor, StepPlan(step_id=1, epoch=1))
@@ -206,7 +206,7 @@ def test_a_rank_that_dials_again_counts_as_lost_but_alive(ranks: Ranks) -> None:
 
 
 def test_a_plan_goes_to_all_survivors_although_a_rank_is_gone() -> None:
-    """A survivor without the plan that its peers compute would keep them waiting for its part."""
+    """A survivor without the plan would not compute its part, and its peers would wait for this part."""
     ranks = Ranks()
     first = ranks.start(0)
     last = ranks.start(1)
@@ -216,7 +216,7 @@ def test_a_plan_goes_to_all_survivors_although_a_rank_is_gone() -> None:
     executor = RemoteExecutor(ranks.pool)
     tried: list[int] = []
     with pytest.raises(RankLost, match="rank 0"):
-        for step_id in range(1, 100):  # the first sends may still go into the void
+        for step_id in range(1, 100):  # the first sends may still succeed, although nobody reads the messages
             tried.append(step_id)
             executor.submit(StepPlan(step_id=step_id, epoch=1))
     wait_until(

@@ -1,4 +1,4 @@
-"""Mailbox: outputs go to the waiting task or to its reader, and the wait ends in time. test_front_* test streams."""
+"""Mailbox: the waiting task or its reader gets outputs, and the wait ends in time. test_front_* test streams."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ids(items: Items) -> list[int]:
 
 
 class ReadMailbox:
-    """A mailbox with a task in `take` and a reader, which takes everything until `is_open` is False."""
+    """A mailbox with a task in `take` and a reader, which accepts all outputs until `is_open` is False."""
 
     def __init__(self, timeout_s: float = 60.0) -> None:
         self.mailbox = Mailbox()
@@ -55,7 +55,7 @@ def test_outputs_that_arrive_together_are_read_in_one_call_and_the_task_sleeps_o
         await turns()
         box.put(1)
         box.put(2)
-        assert box.read == []  # later, in a callback: the caller is in the middle of its own work
+        assert box.read == []  # the reader runs later, in a callback, and does not interrupt the caller
         await turns()
         box.put(3)
         await turns()
@@ -157,7 +157,7 @@ def test_an_error_of_the_reader_ends_the_request_without_its_outputs_which_a_cli
 
 
 def test_what_the_reader_takes_begins_the_wait_again() -> None:
-    """A stream sends a comment when nothing arrived for a while, and each token begins that while again."""
+    """A stream sends a comment if no token has arrived for some time. Each token restarts this time."""
 
     async def work() -> None:
         loop = asyncio.get_running_loop()
@@ -166,7 +166,7 @@ def test_what_the_reader_takes_begins_the_wait_again() -> None:
         began_s = loop.time()
         assert box.mailbox.idle_s(began_s + 50.0) >= 50.0
         box.put(1)
-        assert box.mailbox.idle_s(began_s + 50.0) == 0.0  # it has arrived, and is read in a moment
+        assert box.mailbox.idle_s(began_s + 50.0) == 0.0  # the output has arrived, and the next callback reads it
         await turns()
         assert box.mailbox.idle_s(began_s + 50.0) <= 50.0
         box.task.cancel()

@@ -1,6 +1,6 @@
 """Responses requests become chat requests.
 
-Items become messages, and options get the names that chats have. Errors have the names of the client's own request.
+Items become messages, and options get the names of chat requests. Errors have the names in the client's request.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def messages(*items: Any) -> list[dict[str, Any]]:
 
 
 def refusal(**fields: Any) -> RequestError:
-    """The error of a request, with the names of its own fields."""
+    """The error of a request, with the field names of this request."""
     with pytest.raises(RequestError) as refused:
         translated = translate(parse_request(ResponsesRequest, {"input": "Hi", **fields}))
         with translated.own_names():

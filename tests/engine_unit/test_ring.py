@@ -1,4 +1,4 @@
-"""The arithmetic of a ring, against a model that remembers every byte of a message until the reader is done with it."""
+"""The positions in a ring, compared with a model that knows every byte of a message until the reader has read it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CAPACITY = 16
 def test_a_message_too_long_for_the_end_begins_at_zero() -> None:
     writer, reader = Ring(CAPACITY), Ring(CAPACITY)
     assert [writer.place(6), writer.place(6), writer.place(6)] == [0, 6, None]
-    writer.free(num_unread=0)  # the first is read, the second may be half read: 4 bytes at the end, 6 at the beginning
+    writer.free(num_unread=0)  # the second may be half read; free are 4 bytes at the end and 6 at the beginning
     assert writer.place(6) == 0
     assert [reader.follow(6) for _ in range(3)] == [0, 6, 0]
 
@@ -22,18 +22,18 @@ def test_a_message_that_went_another_way_is_counted_in_order() -> None:
     writer = Ring(CAPACITY)
     assert [writer.place(10), writer.place(10)] == [0, None]
     writer.pass_by()
-    writer.free(num_unread=1)  # the first may be half read
+    writer.free(num_unread=1)  # the first message may be half read
     assert writer.place(10) is None
-    writer.free(num_unread=0)  # the second may be, and it lies elsewhere
+    writer.free(num_unread=0)  # the second may be half read, but it is not in the ring
     assert writer.place(6) == 10
 
 
 @given(st.lists(st.tuples(st.integers(1, CAPACITY + 2), st.integers(0, 4)), max_size=60))
 def test_no_message_is_written_over_before_it_was_read(steps: list[tuple[int, int]]) -> None:
-    """Each step writes a message of a size, then the reader begins so many; the last one begun may be half read."""
+    """Each step writes a message; then the reader begins some messages, of which the last may be half read."""
     writer, reader = Ring(CAPACITY), Ring(CAPACITY)
-    unread: list[int | None] = []  # sizes; None = went another way
-    spans: list[tuple[int, int]] = []  # written and not known to be read to the end, oldest first
+    unread: list[int | None] = []  # sizes; None = not sent through the ring
+    spans: list[tuple[int, int]] = []  # of messages that may not be completely read, oldest first
     half_read: tuple[int, int] | None = None
     for size, num_reads in steps:
         position = writer.place(size)

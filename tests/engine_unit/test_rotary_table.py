@@ -1,4 +1,4 @@
-"""Frequencies and scales of rotary embedding against transformers, and the tables of the C library."""
+"""Frequencies and scales of rotary embedding equal those of transformers; also the tables of the C library."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_frequencies_and_scales_are_those_of_transformers(name: str, head_dim: i
     expected, scale = rope_utils.ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=context)
     ours = inverse_frequencies(shape.rope, head_dim)
     assert ours.dtype == np.float32
-    # Of a difference of two numbers, such as in the blend of yarn, the last bits are a larger share.
+    # The blend of yarn contains a difference of two numbers, whose relative rounding error is larger.
     np.testing.assert_allclose(ours, expected.numpy(), rtol=2e-6 if kind == "yarn" else 3e-7)
     assert attention_scale(shape.rope) == pytest.approx(scale, rel=1e-12)
 
@@ -58,7 +58,7 @@ def test_frequencies_without_scaling_are_powers_of_theta() -> None:
 
 
 def test_the_served_context_decides_for_all_tokens_of_an_engine(tmp_path: Any) -> None:
-    """longrope: long factors as soon as sequences may be longer than the trained context. dynamic: as far as served."""
+    """longrope has long factors if sequences may exceed the trained context; dynamic scales for the served context."""
     factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
     scaling = {"rope_type": "longrope", "original_max_position_embeddings": 1024, **factors}
     shape = read_shape(config_folder(tmp_path, head_dim=16, rope_parameters=scaling))

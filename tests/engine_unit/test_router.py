@@ -1,4 +1,4 @@
-"""The choice of an engine: worked examples with numbers to check by hand, and properties over random engines."""
+"""The choice of an engine: examples with numbers to check by hand, and properties over random engines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def engine(name: str, *, cached: int = 0, outstanding: int = 0, decodes: int = 0
     return EngineView(name=name, cached_tokens=cached, outstanding_prefill_tokens=outstanding, num_decodes=decodes)
 
 
-# A prompt of 1,000 tokens; a decode costs as much as 2 tokens of prefill. The comments show the scores of a, b and c.
+# The prompt has 1,000 tokens; a decode costs as much as 2 tokens of prefill. The comments show the scores of a, b and
+# c.
 EXAMPLES = {
     "a cached prefix decides between idle engines": (
         [engine("a"), engine("b", cached=512)],  # 1000, 488
@@ -60,7 +61,7 @@ def test_equal_engines_share_the_keys_and_each_key_has_its_engine() -> None:
     chosen = [choose(engines, prompt_tokens=10, decode_token_cost=1.0, tie_key=key) for key in keys]
 
     assert chosen == [choose(engines[::-1], prompt_tokens=10, decode_token_cost=1.0, tie_key=key) for key in keys]
-    # 1,000 keys each; the standard deviation is 27.
+    # Each engine gets 1,000 keys on average; the standard deviation is 27.
     assert all(900 < chosen.count(name) < 1100 for name in ("a", "b", "c", "d"))
 
 
@@ -107,7 +108,7 @@ def test_an_engine_is_chosen_if_there_is_one_and_none_is_cheaper(
     if not scores:
         assert chosen is None
     else:
-        # Also: no tie-break ever overrides a prefix that saves a token.
+        # So no tie-break ever overrides a prefix that saves a token.
         assert chosen is not None
         assert scores[chosen] == min(scores.values())
 

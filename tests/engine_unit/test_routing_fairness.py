@@ -43,10 +43,10 @@ def test_no_tenant_starts_more_than_one_ahead_of_a_tenant_that_still_waits(
 
 
 def test_a_flood_of_another_tenant_counts_only_up_to_the_own_share() -> None:
-    # 100 tokens of the prompt: until they are computed, the flood gets 100 tokens of its 50,000.
+    # Until the 100 tokens of the prompt are computed, the flood gets 100 of its 50,000 tokens.
     assert tokens_before("b", 100, {"a": 50_000}) == 100
     assert tokens_before("b", 100, {"a": 40}) == 40
-    # 30 tokens of b itself come before, so the flood gets 130.
+    # 30 other tokens of b come before the prompt, so the flood gets 130.
     assert tokens_before("b", 100, {"a": 50_000, "b": 30, "c": 10}) == 30 + 130 + 10
     assert tokens_before("a", 100, {"a": 50_000, "b": 30}) == 50_030
 

@@ -122,7 +122,7 @@ LOGITS = torch.tensor([1.0, 4.0, 2.0, 3.0])  # descending: 1, 3, 2, 0; softmax 0
         (0, 1.0, 0.3, [1, 3]),  # 0.237 >= 0.3 * 0.644 = 0.193
         (0, 1.0, 0.4, [1]),
         (0, 1.0, 1.0, [1]),
-        (3, 0.9, 0.0, [1, 3]),  # of the three kept by top_k: 0.665 0.245 0.090
+        (3, 0.9, 0.0, [1, 3]),  # probabilities of the three tokens that top_k keeps: 0.665 0.245 0.090
         (3, 0.92, 0.3, [1, 3]),
     ],
 )
@@ -135,7 +135,7 @@ def test_filters_keep_the_right_tokens(top_k: int, top_p: float, min_p: float, k
     ("top_p", "min_p"), [(0.5, 0.0), (0.9, 0.0), (0.999, 0.0), (1.0, 0.01), (0.9, 0.001), (0.7, 1e-9)]
 )
 def test_looking_at_the_few_most_likely_tokens_first_changes_nothing(top_p: float, min_p: float) -> None:
-    for spread in (0.05, 1.0, 4.0):  # flat, so that thousands are kept, and steep
+    for spread in (0.05, 1.0, 4.0):  # flat distributions, which keep thousands of tokens, and steep ones
         logits = torch.randn(5000, generator=torch.Generator().manual_seed(5)) * spread
         probs = logits.double().softmax(dim=-1)
         order = probs.argsort(descending=True)

@@ -1,5 +1,6 @@
-"""Settings that a request leaves out come from the model's generation_config.json, in the API and in LLM, unless turned
-off.
+"""Settings that a request omits come from the model's generation_config.json, unless the server turns this off.
+
+Covers the API and `LLM`.
 """
 
 from __future__ import annotations
@@ -66,12 +67,12 @@ def test_fields_of_a_request_come_before_the_models_settings() -> None:
 @pytest.mark.parametrize(
     ("given", "prompt_len", "most", "expected"),
     [
-        ({"max_tokens": 90}, 10, None, 90),  # asked for
+        ({"max_tokens": 90}, 10, None, 90),  # the request's value
         ({"max_tokens": None}, 10, None, 40),
         ({"max_tokens": None}, 75, None, 25),  # the rest of the context
         ({"max_tokens": None}, 10, 7, 7),  # the server's limit
         ({"max_tokens": None, "min_tokens": 50}, 10, None, 50),
-        ({"max_tokens": None}, 100, None, None),  # no room: refused later, as without a default
+        ({"max_tokens": None}, 100, None, None),  # no room: the request is refused later, as without a default
     ],
 )
 def test_the_default_length_never_makes_a_request_too_long(

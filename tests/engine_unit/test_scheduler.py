@@ -1,4 +1,4 @@
-"""Scheduling decisions with exact plans. Blocks of 4 tokens, a budget of 8, at most 4 sequences, 11 blocks.
+"""Scheduling decisions with exact plans: blocks of 4 tokens, a budget of 8, at most 4 sequences, 11 blocks.
 
 Invariants over random histories are in test_scheduler_properties.py; the ranks' computation of a plan is in
 test_runner.py.
@@ -81,7 +81,7 @@ def test_the_second_request_finds_the_first_ones_full_blocks() -> None:
     computed = rank.num_computed_tokens
     scheduler.add(make_sequence("b", prompt=range(9), max_tokens=1))
     outputs = run_to_end(scheduler, rank)
-    assert rank.num_computed_tokens - computed == 1  # 8 of 9 tokens lie in full blocks
+    assert rank.num_computed_tokens - computed == 1  # 8 of 9 tokens are in full blocks
     assert outputs[0].num_cached_tokens == 8
     assert ids_of(outputs, "b") == expected_ids(range(9), 1)
 
@@ -110,7 +110,7 @@ def test_forks_share_full_blocks_and_copy_the_one_they_write() -> None:
     assert len(first.slots) == 1  # the forks wait for the prompt
     assert [(s.start, s.num_tokens) for s in second.slots] == [(6, 1), (5, 1), (5, 1)]
     assert [(new.prompt_of, new.token_ids, new.num_shared_blocks) for new in second.new_slots] == [(0, (), 1)] * 2
-    assert [new.block_table for new in second.new_slots] == [(2,), (3,)]  # behind block 0 of the first one
+    assert [new.block_table for new in second.new_slots] == [(2,), (3,)]  # after block 0 of the first sequence
     assert second.block_copies == ((1, 2), (1, 3))
     outputs = run_to_end(scheduler, rank)
     assert ids_of(outputs, "b") == expected_ids(range(6), 2)[1:]
@@ -208,7 +208,7 @@ def test_abort_gives_blocks_and_slot_back_at_once() -> None:
 def test_a_full_queue_refuses_new_requests_but_not_resumed_ones() -> None:
     scheduler = make_scheduler(max_queued=1, max_num_seqs=1)
     scheduler.add(make_sequence("a"))
-    scheduler.add(make_sequence("b"))  # one of them runs in the next step, so one is queued
+    scheduler.add(make_sequence("b"))  # one sequence runs in the next step, so one is queued
     with pytest.raises(QueueFull, match="2 sequences wait already, at most 2 may"):
         scheduler.add(make_sequence("c"))
     scheduler.add(make_sequence("d"), is_resume=True)

@@ -1,4 +1,4 @@
-"""Adapter slots as a resource of the scheduler: who waits, what is loaded, and whose KV blocks are shared."""
+"""Adapter slots as a resource of the scheduler: waiting sequences, loads of adapters, and shared KV blocks."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_every_request_gets_its_tokens_from_its_own_adapter(
     num_blocks: int,
     losses: set[int],
 ) -> None:
-    """The simulated rank refuses to compute or to read KV with another adapter."""
+    """The simulated rank refuses to compute a sequence, or to read its KV, with an adapter of another request."""
     scheduler = make_scheduler(num_blocks, max_loras=max_loras, max_num_seqs=max_num_seqs, depth=depth)
     rank = SimulatedRank()
     in_flight: deque = deque()

@@ -1,4 +1,4 @@
-"""Several plans in flight: their order, the sequences that they leave out, and their equal sizes."""
+"""Several plans in flight: their order, the sequences that they do not contain, and their equal sizes."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def test_a_sequence_in_flight_is_not_preempted_and_the_older_one_waits_for_it() 
     scheduler, rank = make_scheduler(num_blocks=3, depth=2), SimulatedRank()
     scheduler.add(make_sequence("old", prompt=(1, 2, 3), max_tokens=4))
     scheduler.add(make_sequence("new", prompt=(4, 5, 6, 7), max_tokens=4))
-    scheduler.update(rank.run(scheduler.schedule()))  # each holds a block
-    first, second = scheduler.schedule(), scheduler.schedule()  # "new" takes the third
+    scheduler.update(rank.run(scheduler.schedule()))  # each sequence holds a block
+    first, second = scheduler.schedule(), scheduler.schedule()  # "new" gets the third block
     scheduler.update(rank.run(first))
     assert scheduler.schedule() is None, "the old one needs a block, and only the new one has it"
     assert scheduler.counters.num_preemptions == 0
@@ -120,8 +120,8 @@ def test_groups_stay_equal_while_sequences_end() -> None:
     scheduler = make_scheduler(200, depth=2, max_num_seqs=16, max_num_batched_tokens=64)
     for index in range(16):
         scheduler.add(make_sequence(f"{index}", prompt=(1, index), max_tokens=3 if index < 6 else 20))
-    # All prompts fit into one plan. It splits; then six of the first half end, which leaves groups of 2 and 8, and
-    # these are 5 and 5 as soon as the larger one is back.
+    # All prompts fit into one plan, which then splits into two groups of 8. Six sequences of the first group end, which
+    # leaves groups of 2 and 8. They become 5 and 5 when the result of the larger group arrives.
     assert [len(group) for group in _groups(scheduler, 10)] == [16, 8, 8, 8, 8, 2, 5, 5, 5, 5]
 
 
@@ -134,7 +134,7 @@ def test_groups_become_equal_whoever_ends_first(depth: int, lengths: list[int]) 
         scheduler.add(make_sequence(f"{index}", prompt=(1, index), max_tokens=num))
     num_left = lengths.count(200)
     groups = _groups(scheduler, 20 * depth)
-    turn: list[set[int]] = []  # the last plans, back to the one with the first repeated sequence
+    turn: list[set[int]] = []  # the last plans, back to the first plan that repeats a sequence
     while not any(group & groups[-1] for group in turn):
         turn.append(groups.pop())
     assert len(set().union(*turn)) == scheduler.num_running == num_left, "everybody has a turn"

@@ -1,4 +1,4 @@
-"""Overtaking in the waiting queue, and turns when the budget is smaller than the number of decodes.
+"""Overtaking in the waiting queue, and turns if the budget is smaller than the number of decodes.
 
 Blocks of 4 tokens. All sequences are of one tenant; test_scheduler_tenants.py has several.
 """
@@ -13,7 +13,7 @@ from rt_scheduler import SimulatedRank, expected_ids, finish_order, ids_of, make
 
 
 def _slots_of_steps(scheduler, rank, num: int) -> list[list[int]]:
-    """The slots in each of the next `num` plans, and every result booked."""
+    """Runs the next `num` plans and applies their results. Returns the slots in each plan."""
     slots = []
     for _ in range(num):
         plan = scheduler.schedule()
@@ -35,7 +35,7 @@ def test_a_long_prompt_that_waits_for_room_does_not_hold_up_short_ones() -> None
 
 
 def test_a_sequence_is_overtaken_by_as_many_tokens_as_it_has() -> None:
-    """13 tokens of 4 blocks; the second one of 8 would make 16."""
+    """The long sequence has 13 tokens. A second overtaker of 8 tokens would make 16."""
     scheduler, rank = make_scheduler(9, max_num_batched_tokens=64, max_num_seqs=8), SimulatedRank()
     scheduler.add(make_sequence("runs", prompt=[3] * 20, max_tokens=12))
     _slots_of_steps(scheduler, rank, 1)
@@ -75,9 +75,9 @@ def test_a_sequence_that_may_not_overtake_is_overtaken_within_its_own_bound() ->
     max_num_seqs=st.integers(1, 5),
 )
 def test_nobody_is_overtaken_beyond_the_bound(arrivals, num_blocks, max_num_seqs) -> None:
-    """(prompt, tokens, step of arrival) each. Overtakers are counted by the plans alone.
+    """Arrivals are (prompt, tokens, step of arrival). The test counts overtakers only from the plans.
 
-    A preempted sequence is not new: that it waits again before younger ones is no overtaking, so blocks are left over.
+    A preempted sequence is not new: if it waits again before younger sequences, this is no overtaking.
     """
     scheduler = make_scheduler(num_blocks, max_num_seqs=max_num_seqs, max_num_batched_tokens=40)
     rank = SimulatedRank()
@@ -109,7 +109,7 @@ def test_nobody_is_overtaken_beyond_the_bound(arrivals, num_blocks, max_num_seqs
 
 
 def _before(name: str, arrivals: list[tuple[int, int, int]]) -> set[int]:
-    """The waiting sequences that arrived before this one."""
+    """The sequences that arrived before the sequence `name`."""
     own = (arrivals[int(name)][2], int(name))
     return {number for number, (_, _, at_step) in enumerate(arrivals) if (at_step, number) < own}
 
@@ -119,8 +119,8 @@ def test_a_budget_below_the_running_decodes_goes_round() -> None:
     for number in range(6):
         scheduler.add(make_sequence(f"{number}", prompt=[number], max_tokens=40))
     assert _slots_of_steps(scheduler, rank, 6) == [
-        [0, 1, 2, 3],  # the prompts of four are all of the budget
-        [4, 0, 1, 2],  # a fifth is admitted although four decodes would take it
+        [0, 1, 2, 3],  # the prompts of four sequences use the whole budget
+        [4, 0, 1, 2],  # a fifth is admitted, although four decodes could use the whole budget
         [5, 3, 4, 0],
         [1, 2, 5, 3],
         [4, 0, 1, 2],
@@ -143,16 +143,17 @@ def test_prefills_alternate_with_decodes_that_fill_the_budget() -> None:
 )
 @example(prompts=[1, 1, 1, 12, 12, 1, 1, 8, 9, 3], budget=5, depth=1)  # four decodes leave one token to two prefills
 def test_every_running_sequence_computes_within_as_many_steps_as_there_are(prompts, budget, depth) -> None:
-    """With blocks for all, no sequence waits longer than one step of every other, and `depth` in flight.
+    """With blocks for all, a sequence waits for at most one step of every other sequence, and `depth` steps in flight.
 
-    A prompt waits longer only while an older prompt is computed: prefills get what decodes leave, oldest first.
+    A prompt waits longer only while an older prompt is computed: prefills share the budget that decodes leave, oldest
+    first.
     """
     scheduler = make_scheduler(200, max_num_batched_tokens=budget, max_num_seqs=10, depth=depth)
     for number, num_prompt in enumerate(prompts):
         scheduler.add(make_sequence(f"{number}", prompt=[number] * num_prompt, max_tokens=20))
     rank = SimulatedRank()
     in_flight = []
-    waited: dict[str, int] = {}  # request id of a running sequence -> steps since its last, without those excused
+    waited: dict[str, int] = {}  # request id of a running sequence -> steps since its last step, without excused steps
     outputs = []
     while scheduler.has_unfinished:
         prefills = {s.slot: int(s.request_id) for s in scheduler.running() if s.num_tokens - s.num_computed > 1}

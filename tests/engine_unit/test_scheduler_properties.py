@@ -1,17 +1,19 @@
-"""Random histories: whatever arrives, of one tenant or several, forks, aborts, runs short of blocks or loses its ranks,
-these hold after every step, with one plan in flight or several, with placeholders or without.
+"""Random histories of the scheduler: after every step the properties below hold.
+
+The histories have arrivals of one or several tenants, forks, aborts, too few blocks and losses of ranks, with one plan
+or several in flight, with and without placeholders.
 
 - nothing leaks: at the end every block and slot is free
 - nothing starves: every request that is not aborted finishes, with exactly the ids that it would get alone
 - the token budget and the number of sequences are never exceeded
 - prefix hits are never wrong: the simulated rank refuses to read KV that was computed from other ids, or with another
   cache key
-- a prompt with a token that gives NaN ends as corrupt, and no other sequence computes with a NaN; ranks that are lost
-  may keep their memory
-- logprobs of a prompt are complete, each once
-- a sequence whose grammar is not built yet holds up no other, and gets its tokens afterwards
-- drafts, right or wrong, also those whose KV is NaN, change no token and leave nothing behind
-- a block that a later token sees is never given back, and with a window no sequence holds more than it needs
+- a prompt with a token that gives NaN ends as corrupt, and no other sequence computes with a NaN, also if lost ranks
+  keep their memory
+- logprobs of a prompt are complete, and each is reported once
+- a sequence whose grammar is not built yet delays no other sequence, and gets its tokens afterwards
+- drafts change no token and leave nothing behind, whether they are right or wrong, also if their KV is NaN
+- a block that a later token sees is never released, and with a window no sequence holds more blocks than it needs
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ THINKING = ThinkingBudget(num_tokens=1, start="", ends=("x",), end_ids=(1,))
 
 @dataclass(frozen=True)
 class Arrival:
-    prompt: tuple[int, ...]  # one object for all forks, so that the ranks get it once
+    prompt: tuple[int, ...]  # one object for all forks, so that the ranks get the prompt once
     max_tokens: int
     tenant: str
     priority: int
@@ -46,9 +48,9 @@ class Arrival:
     num_generated: int  # > 0: a resume
     salt: bytes = b""
     has_prompt_logprobs: bool = False
-    # > 0: its masks are not ready in so many steps. Odd: those of a grammar, even: those of a thinking budget.
+    # > 0: for so many steps the masks are not ready; odd: masks of a grammar, even: of a thinking budget.
     build_steps: int = 0
-    poison_at: int | None = None  # modulo the prompt's length: this token gives NaN
+    poison_at: int | None = None  # the token at this position, modulo the prompt's length, gives NaN
 
     def prompt_ids(self) -> tuple[int, ...]:
         if self.poison_at is None:
@@ -93,7 +95,7 @@ def _arrival(
     )
 
 
-# A resumed fork names a slot to which the same plan appends blocks: the ranks do not know those when they add the fork.
+# A resumed fork names a slot to which the same plan appends blocks: ranks add the fork before they know these blocks.
 @example(
     arrivals=[_arrival((0, 0), 8, 0, num_forks=2)],
     num_blocks=9,
@@ -111,7 +113,7 @@ def _arrival(
     guesses=None,
     num_guesses=1,
 )
-# The sequence whose turn it is finds no block and makes room: the others must compute, though none of it does.
+# The sequence whose turn it is finds no block and makes room: the other sequences must compute although it does not.
 @example(
     arrivals=[_arrival((0,), 7, 1), _arrival((0,) * 4, 6, 1), _arrival((0,) * 11, 10, 0, num_generated=1)],
     num_blocks=9,
@@ -129,7 +131,8 @@ def _arrival(
     guesses=None,
     num_guesses=1,
 )
-# A sequence without a grammar is postponed behind a sliding window: its newest token still sees the same blocks.
+# A sequence with a sliding window is postponed because its mask is missing: its newest token still sees the same
+# blocks.
 @example(
     arrivals=[Arrival((0,) * 20, 1, "", 0, 0, None, 0, num_generated=0, build_steps=8)],
     num_blocks=9,
@@ -147,7 +150,7 @@ def _arrival(
     guesses=None,
     num_guesses=1,
 )
-# A result names a slot that waits, and its sequence was not postponed: it has no block for its next token yet.
+# A result names a waiting slot whose sequence was not postponed: it has no block for its next token yet.
 @example(
     arrivals=[Arrival((0, 0), 4, "", 0, 0, None, 0, num_generated=3, build_steps=6)],
     num_blocks=9,
@@ -203,11 +206,12 @@ def test_every_history_ends_with_the_right_tokens_and_empty_books(
     sizes = {"max_num_batched_tokens": budget, "max_num_seqs": max_num_seqs, "depth": depth, "window": window}
     sizes["num_kept_blocks"] = num_kept
     sizes["num_ahead"] = 0 if guesses else min(num_ahead, depth - 1)
-    if guesses:  # True: the draft token at such a position is right
+    if guesses:  # True: the draft token at this position is right
         sizes["speculation"] = SpeculationConfig(num_tokens=num_guesses, min_ngram=1, max_ngram=1)
         sizes["make_drafter"] = lambda: GuessingDrafter(guesses)
     scheduler = make_scheduler(num_blocks, **sizes)
-    # Seconds of a prompt's token, where a decode takes 1 s; None: costs are not known, and nothing is limited by time.
+    # `token_s`: seconds for a prompt's token, where a decode takes 1 s. None: costs are unknown, and time limits
+    # nothing.
     costs = None if token_s is None else StepSeconds(decode_only=((1, 1.0),), token_s=token_s, pair_s=token_s / 10)
     in_flight = deque()
     keys: dict[str, bytes] = {}
@@ -267,7 +271,7 @@ def test_every_history_ends_with_the_right_tokens_and_empty_books(
             rank.forget_all(keeps_memory)
             in_flight.clear()
         scheduler.check_integrity()
-        every = trials[step % len(trials)] if step < 60 else None  # as in a trial: only some sequences are computed
+        every = trials[step % len(trials)] if step < 60 else None  # only some sequences are computed, as in a trial
         unfinished = [sequence.request_id for sequence in scheduler.unfinished()]
         scheduler.restrict(None if every is None else frozenset(unfinished[::every]))
         may_collect = collects[step % len(collects)] and in_flight

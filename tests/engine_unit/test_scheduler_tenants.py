@@ -1,6 +1,6 @@
-"""Several tenants: admission, preemption and places in the queue. Blocks of 4 tokens, a budget of 8, 4 slots.
+"""Several tenants: admission, preemption and places in the queue; blocks of 4 tokens, a budget of 8, 4 slots.
 
-"x" is the tenant that sends without end, "y" the other one.
+Tenant "x" sends without end, "y" is the other tenant.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rt_scheduler import SimulatedRank, expected_ids, finish_order, ids_of, make
 
 
 def _step(scheduler, rank):
-    """Runs one step: the ids of the sequences in the plan, and the outputs."""
+    """Runs one step. Returns the ids of the sequences in the plan, and the outputs."""
     plan = scheduler.schedule()
     names = [sequence.request_id for sequence in scheduler.in_flight()]
     outputs = scheduler.update(rank.run(plan))
@@ -35,7 +35,7 @@ def test_a_waiting_sequence_takes_the_place_of_one_of_a_higher_rank() -> None:
     assert _step(scheduler, rank)[0] == ["x0", "x1", "x2", "x3"]
     for name in ("y0", "y1", "y2"):
         scheduler.add(make_sequence(name, prompt=[ord(name[1])], tenant="y", max_tokens=9))
-    # Two each; y2 would make three against one.
+    # Two sequences each; with y2 it would be three and one.
     assert _step(scheduler, rank)[0] == ["y0", "y1", "x0", "x1"]
     assert scheduler.counters.num_preemptions == 2
     assert _step(scheduler, rank)[0] == ["x0", "y0", "x1", "y1"], "and nothing is made back"
@@ -70,7 +70,7 @@ def test_the_tenant_whose_last_admission_is_longer_ago_comes_first() -> None:
 
 
 def test_a_tenant_that_returns_does_not_overtake_one_that_waits() -> None:
-    """y and z send one request at a time, and x is not forgotten over them."""
+    """y and z send one request at a time, and x still gets its turns."""
     scheduler, rank = make_scheduler(max_num_seqs=1), SimulatedRank()
     _flood(scheduler, 3, max_tokens=1)
     order = []
@@ -84,7 +84,7 @@ def test_a_tenant_that_returns_does_not_overtake_one_that_waits() -> None:
 
 
 def test_blocks_are_taken_from_the_tenant_with_more_sequences() -> None:
-    """Ten blocks of eleven are held by x; y needs two."""
+    """x holds ten of eleven blocks, and y needs two."""
     scheduler, rank = make_scheduler(max_num_batched_tokens=64), SimulatedRank()
     _flood(scheduler, 2, num_prompt=16, max_tokens=9)
     _step(scheduler, rank)
@@ -107,8 +107,8 @@ def test_nobody_is_preempted_where_that_would_not_make_enough_room() -> None:
 
 def test_the_victim_for_blocks_is_the_newest_of_the_tenant_with_most_not_the_newest_of_all() -> None:
     scheduler, rank = make_scheduler(num_blocks=5, max_model_len=20), SimulatedRank()
-    _flood(scheduler, 2, max_tokens=12)  # 14 tokens of 4 blocks each
-    scheduler.add(make_sequence("y0", prompt=(9,), tenant="y", max_tokens=4))  # the last one that came
+    _flood(scheduler, 2, max_tokens=12)  # 14 tokens in 4 blocks each
+    scheduler.add(make_sequence("y0", prompt=(9,), tenant="y", max_tokens=4))  # the newest sequence
     outputs = run_to_end(scheduler, rank)
     assert scheduler.counters.num_preemptions == 1
     assert finish_order(outputs) == ["y0", "x0", "x1"]
@@ -181,7 +181,7 @@ def test_without_keys_the_queue_is_not_shared() -> None:
     moves=st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=200),
 )
 def test_floods_leave_a_place_for_a_tenant_that_comes_new(max_queued, moves) -> None:
-    """Tenants 0 to 4 send or take back; k of them leave max_queued / 2**k places whatever they do."""
+    """Tenants 0 to 4 submit or cancel requests. Any k of them leave max_queued / 2**k places, whatever they do."""
     waiting = [0] * 5
     flooding = set()
     for tenant, sends in moves:
@@ -228,7 +228,7 @@ def test_the_queue_is_read_by_rank_and_whole(arrivals, num_running) -> None:
 def test_a_light_tenant_computes_in_the_step_after_its_request(
     num_flood, num_prompt, num_running, max_num_seqs, budget, num_blocks
 ) -> None:
-    """However many x has sent, and whatever runs: with two of x running, y's first token needs y's prompt alone."""
+    """If two sequences of x run, the next step computes y's request, however many requests x has sent."""
     scheduler = make_scheduler(
         num_blocks, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, max_model_len=40, max_queued=100
     )

@@ -1,6 +1,6 @@
-"""A model over foreign parts: other kernel backends, an attention plan of its own, and quantised weights.
+"""A model with parts that the test defines: kernel backends, an attention plan, and quantised weights.
 
-Future kernels and formats will be such parts. They reach the model only through its interfaces `KernelSet`,
+Future kernels and formats will be such parts. The model uses them only through its interfaces `KernelSet`,
 `AttentionPlan` and `SchemeFactory`.
 """
 
@@ -106,7 +106,7 @@ def test_a_backend_may_plan_attention_in_its_own_way(tmp_path: Path) -> None:
 
 
 class GroupedInt8:
-    """Weights in groups of GROUP input columns with one scale each, unpacked by `finish`."""
+    """Weights in groups of GROUP input columns, with a scale for each group. `finish` dequantises them."""
 
     def __init__(self, spec: LinearSpec) -> None:
         assert spec.num_inputs % GROUP == 0, "the model cuts between groups"
@@ -155,7 +155,7 @@ def fill(model: CausalLM, destinations: dict[str, Destination], tensors: dict[st
 
 
 def quantised(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """The folder's checkpoint with grouped int8 matrices, and the checkpoint with these matrices multiplied out."""
+    """The folder's checkpoint with grouped int8 matrices, and the checkpoint with these matrices dequantised."""
     stored: dict[str, torch.Tensor] = {}
     exact: dict[str, torch.Tensor] = {}
     for name, tensor in load_file(folder / "model.safetensors").items():

@@ -1,6 +1,6 @@
-"""Ranks that share layers, in processes of their own, over gloo: the tokens of one rank, for every architecture.
+"""Ranks that share layers, in separate processes over gloo, generate the tokens of one rank, for every architecture.
 
-Together the variants have every tensor that is cut in a special way: biases, norms of heads, a tied head, windows.
+Together the variants have all features that need special cuts: biases, norms of heads, a tied head, windows.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import pytest
 from rt_stages import RankProcesses, StagesInARow, answers, ids_by_request, load_stages, make_engine, stage_config
 from rt_tiny import VARIANTS, tiny_checkpoint
 
-# 2 key/value heads: with 4 ranks each head is on two ranks. The vocabulary and the feed-forward do not divide by 4.
+# There are 2 key/value heads, so with 4 ranks each head is on two ranks. Vocabulary and feed-forward are not divisible
+# by 4.
 ODD_SIZES = {"vocab_size": 255, "intermediate_size": 97}
-# Tensor, pipeline. Two stages of two shards cut every matrix as two ranks do. tests/engine_unit/test_lost_peers.py has
-# two such ranks without stages.
+# (tensor, pipeline). In two stages of two shards, every matrix is cut as for two ranks without stages, which
+# tests/engine_unit/test_lost_peers.py tests.
 LAYOUTS = ((4, 1), (2, 2))
 
 _epochs = itertools.count(1)

@@ -1,6 +1,6 @@
 """A stage cut into shards (tensor parallelism): heads and rows of each rank, refusals, bytes read.
 
-The ranks of a stage have to work at the same time, so their results are in test_shard_processes.py.
+The ranks of a stage must run at the same time, so test_shard_processes.py tests their results.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def test_every_shard_has_as_many_heads_and_the_key_heads_that_they_use(
     [
         (9, 3, (1, 3, 9)),  # SmolLM2 135M
         (32, 8, (1, 2, 4, 8, 16, 32)),  # Llama 3 8B
-        (14, 2, (1, 2, 14)),  # Qwen2.5 0.5B: 7 would cut a key head's query heads
+        (14, 2, (1, 2, 14)),  # Qwen2.5 0.5B: 7 would separate query heads of a key head
         (4, 4, (1, 2, 4)),
         (1, 1, (1,)),
     ],
@@ -164,7 +164,7 @@ def test_the_bytes_that_ranks_read_add_up(variant: str, tensor: int, pipeline: i
     (whole,) = load_stages(stage_config(folder))
     ranks = _load_ranks(folder, tensor, pipeline)
     norms = shape.num_layers * 2 * (shape.hidden_size + shape.head_dim * shape.qk_norm) + shape.hidden_size
-    # 2 key/value heads: with 4 shards each head is read twice.
+    # There are 2 key/value heads, so with 4 shards each head is read twice.
     copies = max(1, tensor // shape.num_kv_heads) - 1
     kv = 2 * shape.num_layers * shape.kv_size * (shape.hidden_size + shape.qkv_bias)
     embedding = shape.vocab_size * shape.hidden_size * (shape.tie_word_embeddings and pipeline > 1)

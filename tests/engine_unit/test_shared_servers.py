@@ -1,4 +1,4 @@
-"""Servers that several test files use: one start, and an end with the last file."""
+"""Servers that several test files use start once, and end with the last file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums and logits of ranks that share memory, three processes on any number of cores, and the loss of a rank."""
+"""Sums and logits of ranks that share memory, in three processes on any number of cores, and the loss of a rank."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def sum_of(step: int, num_rows: int, dtype: torch.dtype = torch.float32) -> torc
 
 
 class RankOfTest:
-    """The calls that a rank's process answers."""
+    """The methods that the test calls in a rank's process."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -44,7 +44,7 @@ class RankOfTest:
         self._group_abort = GroupAbort()
 
     def join(self, port: int, barred: int | None = None) -> str:
-        """The reason why memory is not shared; empty when it is. The `barred` rank cannot open the others' memory."""
+        """Returns why memory is not shared, or "" if it is. The `barred` rank cannot open the others' memory."""
         self._group_abort.forget()
         self._group = None
         leave_group()
@@ -73,7 +73,7 @@ class RankOfTest:
         return self._group.gather(part_of(self._rank, step, num_rows, width=WIDTHS[self._rank]))
 
     def wait_for(self, peer: int) -> None:
-        """Returns when the peer's byte has arrived here, so that the peer waits for the other parts."""
+        """Returns when the peer's byte has arrived in this process, so that the peer waits for the other parts."""
         assert self._group is not None
         inbox = self._group._inboxes[peer - (peer > self._rank)]
         assert is_readable(inbox, 20.0)
@@ -155,7 +155,7 @@ def joined(ranks: Ranks) -> Ranks:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sums_are_bit_for_bit_those_in_order_of_ranks(dtype: torch.dtype, joined: Ranks) -> None:
-    rows = [1, 16, 3, 2 * SLOT_ROWS + 1, 1, 7] + [1] * 300  # the third needs several slots
+    rows = [1, 16, 3, 2 * SLOT_ROWS + 1, 1, 7] + [1] * 300  # the fourth needs several slots
     expected = [sum_of(step, num_rows, dtype) for step, num_rows in enumerate(rows)]
     for got in joined.ask_all("sums", 0, rows, dtype):
         assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))
@@ -163,7 +163,7 @@ def test_sums_are_bit_for_bit_those_in_order_of_ranks(dtype: torch.dtype, joined
 
 @pytest.mark.parametrize("num_rows", [1, 16, 1024 * 1024 // max(WIDTHS) + 1])
 def test_logits_of_uneven_widths_meet_on_the_first_rank(num_rows: int, joined: Ranks) -> None:
-    """The last size does not fit into a slot."""
+    """The last number of rows does not fit into a slot."""
     whole = torch.cat([part_of(rank, 7, num_rows, width=width) for rank, width in enumerate(WIDTHS)], dim=1)
     first, *others = joined.ask_all("gather", 7, num_rows)
     assert torch.equal(first, whole)
@@ -172,7 +172,7 @@ def test_logits_of_uneven_widths_meet_on_the_first_rank(num_rows: int, joined: R
 
 @pytest.mark.parametrize("lost", [1])
 def test_a_killed_rank_frees_those_that_wait_for_it(lost: int, joined: Ranks) -> None:
-    """A stopped rank blocks its peers, a killed rank does not; its peers meet a new rank in a new group."""
+    """A stopped rank blocks its peers, a killed rank does not. The peers then meet a new rank in a new group."""
     others = [rank for rank in range(SIZE) if rank != lost]
     os.kill(joined.processes[lost].pid, signal.SIGSTOP)
     for rank in others:
@@ -196,7 +196,7 @@ def test_a_rank_that_leaves_frees_those_that_wait_for_it(joined: Ranks) -> None:
 
 
 def test_a_rank_that_fails_frees_those_that_wait_for_it(joined: Ranks) -> None:
-    """The last rank has sent both bytes and waits for the first rank, which then fails before it has sent its own."""
+    """The last rank has sent both of its bytes and waits for the first rank, which fails before it sends its bytes."""
     joined.send(2, "sums", 0, [4], torch.float32)
     joined.send(1, "wait_for", 2)
     assert joined.reply(1) is None

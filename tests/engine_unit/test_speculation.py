@@ -1,4 +1,4 @@
-"""Drafts in a scheduler's plans: where they are added, by which rules not, and what becomes of their tokens."""
+"""Drafts in a scheduler's plans: the rules for adding them, and the treatment of their tokens."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _drafts(plan: StepPlan) -> list[int]:
 
 
 def _decoding(scheduler: Scheduler, rank: SimulatedRank, *sequences) -> list:
-    """Adds the sequences and computes their prompts, in one step."""
+    """Adds the sequences and computes their prompts in one step."""
     for sequence in sequences:
         scheduler.add(sequence)
     return scheduler.update(rank.run(scheduler.schedule()))

@@ -1,4 +1,4 @@
-"""Speculation changes no token: many requests on real ranks, with and without it."""
+"""Speculation changes no token: many requests run on real ranks with and without it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NUM_AT_ONCE = 5
 
 
 def _params(rng: random.Random, number: int) -> DecodingParams:
-    """Settings of a request; every second one is greedy."""
+    """Settings of a request. Every second request is greedy."""
     wishes = {
         "repetition_penalty": 1.1,
         "presence_penalty": 0.4,
@@ -43,7 +43,7 @@ def _params(rng: random.Random, number: int) -> DecodingParams:
 
 
 def _sequences(num: int) -> list[Sequence]:
-    """Requests with texts that repeat. Every fifth is the second choice of the one before it."""
+    """Requests with repetitive texts. Every fifth request is the second choice of the request before it."""
     rng = random.Random(4)
     sequences: list[Sequence] = []
     for number in range(num):

@@ -1,4 +1,4 @@
-"""Pipeline stages in processes of their own, over gloo, two steps in flight: the tokens of one process with one step.
+"""Pipeline stages in separate processes over gloo, with two steps in flight, generate the tokens of a single process.
 
 The tokens are also the same after a loss of the group.
 """
@@ -121,7 +121,7 @@ def _plan(number: int) -> StepPlan:
 
 
 class _DiesAtStep:
-    """The executor of RankProcesses; kills a rank's process before a step."""
+    """The executor of RankProcesses, which kills a rank's process before a step."""
 
     def __init__(self, stages: RankProcesses, lost: int, at_step: int) -> None:
         self._stages = stages
@@ -145,7 +145,7 @@ class _DiesAtStep:
 
 
 def answers_across_a_loss(engine, stages: RankProcesses):
-    """`answers`, with a new process group made by the test where the engine's step raises."""
+    """Returns `answers`. When the engine's step raises, the test makes a new process group."""
     step = engine.step
     losses = []
 

@@ -1,4 +1,4 @@
-"""The rank that is blamed if all ranks send heartbeats and none makes progress, and the time at which it is blamed."""
+"""The rank that is blamed, and when, if all ranks send heartbeats and none makes progress."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _beat(phase: str, advance: int, waits: bool = False, cpu_s: float = 0.0) -> 
 @pytest.mark.parametrize(
     ("beats", "blamed"),
     [
-        # Pipeline: the first stage is done, the second computes for ever.
+        # Pipeline: the first stage has finished, the second computes for ever.
         ([_beat("idle", 40), _beat("step", 7)], 1),
         # The first stage computes for ever, the others wait for it.
         ([_beat("step", 7), _beat("step", 1, True), _beat("step", 1, True)], 0),
@@ -26,7 +26,7 @@ def _beat(phase: str, advance: int, waits: bool = False, cpu_s: float = 0.0) -> 
         ([_beat("idle", 40), _beat("step", 41, True)], 0),
         # A shard is stuck in a kernel, its peers in the sum.
         ([_beat("step", 9, True), _beat("step", 8), _beat("step", 9, True)], 1),
-        # All are in a sum: one missed the one before.
+        # All are in a sum; one rank missed the sum before.
         ([_beat("step", 9, True), _beat("step", 9, True), _beat("step", 7, True)], 2),
     ],
 )
@@ -66,7 +66,7 @@ def test_time_in_which_nothing_was_due_does_not_count() -> None:
 
 
 def _blamed(cpu_shares: list[float], waits: list[bool]) -> tuple[float, int] | None:
-    """Returns the first blame, as (time, rank): ranks in a step do not advance, and burn so much of a core each."""
+    """Returns (time, rank) of the first blame, if ranks in a step do not advance and use these shares of a core."""
     watch = Standstill()
     for tick in range(400):
         now = tick / 4
@@ -83,13 +83,13 @@ def _blamed(cpu_shares: list[float], waits: list[bool]) -> tuple[float, int] | N
 @pytest.mark.parametrize(
     ("cpu_shares", "waits", "blamed"),
     [
-        # A slow rank, for which another waits: found at 10 x 4 CPU seconds, should it never end.
+        # A slow rank, for which another rank waits, is blamed after 10 x 4 CPU seconds.
         ([1.0, 0.0], [False, True], (40.25, 0)),
-        # A peer's wait that polls or spins is no work.
+        # A peer that polls or spins while it waits does no work.
         ([0.0, 1.0], [False, True], (4.25, 0)),
-        # One is slow; the other is blocked, and not because it waits for the first.
+        # One rank is slow; the other is blocked, but does not wait for the first.
         ([1.0, 0.0], [False, False], (4.25, 1)),
-        # A slow one on a machine that gives it half a core: the cap is 40 CPU seconds, 80 on the clock.
+        # A slow rank gets half a core: the cap of 40 CPU seconds is reached after 80 s.
         ([0.5, 0.0], [False, True], (80.25, 0)),
         # All wait: a rank has missed a part.
         ([1.0, 1.0], [True, True], (4.25, 0)),
@@ -104,7 +104,7 @@ def test_a_rank_that_burns_cpu_is_slow_and_one_that_does_not_is_blamed(
 def test_work_is_that_of_ranks_that_compute_and_none_is_due_between_steps() -> None:
     watch = Standstill()
     for now in range(31):
-        # The first computes on CPU time alone, the second waits for it.
+        # The first rank only uses CPU time, the second waits for it.
         watch.observe(float(now), {0: _beat("step", 7, False, float(now)), 1: _beat("step", 7, True, 0.0)}, 40.0)
         assert watch.quiet_s == 0.0
     for now in range(31, 41):

@@ -1,4 +1,4 @@
-"""The comparison of counted instructions with those on file (`make bench-check`)."""
+"""The comparison of counted instructions with the recorded numbers (`make bench-check`)."""
 
 from __future__ import annotations
 

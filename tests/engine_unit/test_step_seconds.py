@@ -1,4 +1,4 @@
-"""The costs of steps, as an engine measures them."""
+"""The costs of steps that an engine measures."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_prompt_beside_decodes_costs_what_it_adds_to_their_step() -> None:
     costs = meter.costs()
     assert costs is not None
     assert (costs.token_s, costs.pair_s) == (pytest.approx(0.2), pytest.approx(0.004))
-    # 3 decodes were never measured: 2, and another token.
+    # 3 decodes were never measured: the cost of 2 decodes and another token.
     assert costs.decode_s(3) == pytest.approx(1.2)
     assert costs.decode_s(2) == costs.decode_s(1) == 1.0
 
@@ -99,7 +99,7 @@ def test_a_token_becomes_cheaper_by_a_tenth_a_step_at_most_and_dearer_at_once() 
         costs = meter.costs()
         assert costs is not None
         token_s.append(round(costs.token_s, 3))
-    # The median of nine changes with the fifth new step.
+    # The median of nine steps changes with the fifth new step.
     assert token_s == [1.0, 1.0, 1.0, 1.0, 0.9, 0.81, 0.8, 0.8]
     for _ in range(6):
         _run(meter, _plan(0, (0, 10)), 24.0)
@@ -117,10 +117,10 @@ def test_while_prompts_never_stop_both_costs_follow_the_time_of_the_steps() -> N
         _run(meter, _plan(2, (0, 10)), 2.8)
     costs = meter.costs()
     assert costs is not None
-    # A step of decodes alone was measured less than 64 steps ago: the prompts take all that is new.
+    # A step with only decodes was measured less than 64 steps ago, so the whole change counts for the prompts.
     assert (costs.decode_s(2), costs.token_s) == (1.0, pytest.approx(1.8 / 12))
     for _ in range(60):
-        _run(meter, _plan(2, (0, 10)), 1.4)  # half of it
+        _run(meter, _plan(2, (0, 10)), 1.4)  # half of the time
     costs = meter.costs()
     assert costs is not None
     assert costs.decode_s(2) == pytest.approx(0.5, rel=0.2)

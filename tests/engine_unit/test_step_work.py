@@ -20,7 +20,7 @@ def _plan(*steps: tuple[int, int]) -> StepPlan:
 
 
 def test_a_step_costs_by_its_tokens_and_by_the_positions_that_they_attend_to() -> None:
-    # 10 + 1 tokens; 10 x 30 and 1 x 6 pairs.
+    # 10 + 1 tokens with 10 x 30 and 1 x 6 pairs.
     assert WORK.flops(_plan((20, 10), (5, 1)).slots) == 11 * 100 + 306 * 2
     # With a window of 8: 10 x 18 and 1 x 6 pairs.
     windowed = StepWork(flops_per_token=100.0, flops_per_pair=2.0, num_layers=4, window=8)
@@ -35,7 +35,7 @@ def test_a_layer_is_forecast_from_the_largest_step_in_flight_and_the_best_speed(
     forecast.submitted(_plan((9, 1)))  # 120
     forecast.submitted(_plan((20, 10)))  # 1,600
     assert forecast.layer_s == 1600 / 2400 / 4
-    forecast.ended(1.0)  # the speed of a decode is no measure for large steps
+    forecast.ended(1.0)  # the speed of a decode does not predict large steps
     assert forecast.layer_s == 1600 / 2400 / 4
     forecast.forget()
     assert forecast.layer_s == 0.0
@@ -55,7 +55,7 @@ def test_the_first_large_step_replaces_the_speed_of_small_ones() -> None:
 
 
 def test_a_slow_first_token_does_not_hide_a_hang_in_the_first_prompt() -> None:
-    # An 8B model whose probe takes 3 s, then a chunk of 8,192 tokens: forecast at 974 s for each of 32 layers.
+    # An 8B model's probe takes 3 s. A chunk of 8,192 tokens would then be forecast at 974 s for each of 32 layers.
     forecast = StepForecast(StepWork(flops_per_token=1.6e10, flops_per_pair=4 * 4096 * 32, num_layers=32))
     forecast.submitted(_plan((0, 1)))
     forecast.ended(3.0)

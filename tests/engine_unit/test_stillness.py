@@ -1,6 +1,6 @@
 """The time at which a thread counts as hung.
 
-A blocked thread counts as hung after the patience, a busy one at the cap, with any load of the machine.
+A blocked thread counts as hung after the patience, a busy thread at the cap of CPU time, whatever the machine's load.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PATIENCE = 4.0
 
 
 def _hung_at(share: float, seconds: int, until: float = float("inf")) -> float | None:
-    """Returns when a thread without progress counts as hung. It burns `share` of a core `until` then."""
+    """Returns when a thread counts as hung that makes no progress and uses `share` of a core until the time `until`."""
     stillness = Stillness()
     for tick in range(2 * seconds + 1):
         now = tick / 2

@@ -1,4 +1,4 @@
-"""Strangers at a port: which one is disconnected when there are too many, and ranks that attach beside them."""
+"""Strangers at a port: the stranger that is disconnected if there are too many, and ranks that attach meanwhile."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def test_ranks_are_greeted_at_once_under_a_flood_of_silent_connections() -> None
     with contextlib.ExitStack() as stack:
         for _ in range(200):
             stack.enter_context(socket.create_connection(("127.0.0.1", ranks.port), timeout=30.0))
-        # A rank gives up its dial after 5 s: in order, with 5 s for each 64 strangers, it would have 15 s to wait.
+        # A rank gives up its connection after 5 s. If the core served 64 strangers at a time for 5 s each, the rank
+        # would have to wait 15 s.
         ranks.start(0)
         ranks.start(1)
         epoch, _ = ranks.assemble()

@@ -1,4 +1,4 @@
-"""Exactly the sequences that cause deaths are condemned, after few deaths, with any other sequences in their steps."""
+"""Exactly the sequences that cause deaths are condemned, after few deaths, whatever else their steps contain."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rayloom_engine.core.suspicion import Suspicion
 
 
 class Engine:
-    """Sequences that get a token in each step that contains them, and steps that die."""
+    """A simulated engine: each sequence of a step gets a token, or kills the step if the sequence is poisonous."""
 
     def __init__(self, num_sequences: int, poisonous: dict[str, int], choice: random.Random) -> None:
-        """`poisonous`: id -> known tokens at which computing it kills."""
+        """`poisonous`: id -> number of known tokens at which a step with this sequence dies."""
         self.tokens = {f"s{number}": 5 for number in range(num_sequences)}
         self.suspicion = Suspicion()
         self.num_deaths = 0
@@ -33,7 +33,7 @@ class Engine:
         is_fatal = any(self.tokens[name] == self._poisonous.get(name) for name in batch)
         if is_fatal or (is_unlucky and not is_lone_trial):
             self.num_deaths += 1
-            # The next core reads it from a file.
+            # The next core reads the suspicion from a file.
             self.suspicion.died({name: (self.tokens[name] - 1, self.tokens[name]) for name in batch})
             self.suspicion = msgspec.msgpack.decode(msgspec.msgpack.encode(self.suspicion), type=Suspicion)
             for name in self.suspicion.condemned:
@@ -108,9 +108,9 @@ def test_two_deaths_fail_no_sequence_and_a_third_only_the_one_that_was_alone_in_
 @pytest.mark.parametrize(
     "spans",
     [
-        [(512, 1024), (1024, 1536), (1536, 2048)],  # the second got further than the first
-        [(4096, 4608), (1024, 1536), (2560, 3072)],  # the first got furthest: every one began again at 0
-        [(512, 1024), (512, 1024), (1024, 1536)],  # suspected, and past it in the trial
+        [(512, 1024), (1024, 1536), (1536, 2048)],  # the second death was further than the first
+        [(4096, 4608), (1024, 1536), (2560, 3072)],  # the first death was the furthest: each prefill began again at 0
+        [(512, 1024), (512, 1024), (1024, 1536)],  # a suspect gets past the position in its trial
     ],
 )
 def test_three_unrelated_deaths_during_one_long_prefill_condemn_no_sequence(spans: list[Span]) -> None:
@@ -151,7 +151,7 @@ def test_a_token_that_is_computed_again_after_a_restart_clears_no_suspect() -> N
     suspicion.died({"a": (8, 9), "b": (8, 9)})
     suspicion.died({"a": (0, 9), "b": (11, 12)})  # a is computed again from its ids
     assert suspicion.suspects == {"a": (8, 9)}
-    assert suspicion.trial({"a": 8, "b": 12}) == ["a"]  # the front had 8 tokens, so its ninth was chosen again
+    assert suspicion.trial({"a": 8, "b": 12}) == ["a"]  # the front had 8 tokens of a, so the ninth was sampled again
     assert suspicion.trial({"a": 9, "b": 12}) == []
 
 

@@ -1,4 +1,4 @@
-"""The bytecode that a run writes before its processes start is that which pytest would write."""
+"""The bytecode that a run writes before its processes start equals the bytecode that pytest would write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of the test files: the longest first, files with a shared server together."""
+"""The order of the test files: the longest first, and files with a shared server one after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text files that a core sends to a gateway: in parts, with their hashes, into a folder that outlives both."""
+"""Text files that a core sends to a gateway, in parts and with hashes. Their folder outlives both processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KEY = "0123456789abcdef"
 
 @pytest.fixture
 def model(tmp_path: Path) -> ServedModel:
-    """A model whose tokenizer.json takes three parts."""
+    """A model whose tokenizer.json needs three parts."""
     folder = byte_model(tmp_path / "model")
     known = FakeCore(folder).model
     assert known is not None

@@ -1,4 +1,4 @@
-"""Chat templates: rendered like transformers does for the embedded model, and safe with hostile templates."""
+"""Chat templates: rendered as transformers renders the embedded model's, and safe if templates are hostile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokenizer and incremental detokenizers, on byte-level vocabularies and on a SentencePiece-like one."""
+"""Tokenizer and incremental detokenizers, with byte-level vocabularies and a vocabulary like SentencePiece's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def bytewise(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def sentencepiece() -> Tokenizer:
-    """Llama 2's kind: words with U+2581 for a blank, byte tokens for everything else."""
+    """A tokenizer like Llama 2's: words with U+2581 for a blank, byte tokens for everything else."""
     vocab = {"<unk>": 0, "</s>": 1, "\u2581": 2, "\u2581Hello": 3, "\u2581world": 4, "s": 5, "!": 6}
     vocab |= {f"<0x{byte:02X}>": 7 + byte for byte in range(256)}
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>"))
@@ -42,7 +42,7 @@ def sentencepiece() -> Tokenizer:
 
 
 def pieces(tokenizer: Tokenizer, ids: list[int], *, prompt: tuple[int, ...] = (), skip: bool = True) -> list[str]:
-    """The text of each id, and the text of finish."""
+    """The text of each id, and the text that `finish` returns."""
     detokenizer = make_detokenizer(tokenizer, prompt, skip_special_tokens=skip)
     return [*(detokenizer.add(token_id) for token_id in ids), detokenizer.finish()]
 

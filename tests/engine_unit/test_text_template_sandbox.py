@@ -1,4 +1,4 @@
-"""Templates that would hang a server or fill its memory: each is refused with a sentence, and within a CPU second."""
+"""Templates that would hang a server or fill its memory are refused with a sentence within a CPU second."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def test_a_template_that_computes_too_long_is_ended(source: str) -> None:
     started_s = time.thread_time()
     with pytest.raises((TemplateTooSlow, RequestError)):
         template.render(USER, cpu_s=0.1)
-    # The time is compared between filters only, and a filter of 90,000 items may take 0.1 s. Without an end: over 20 s.
+    # The time is checked only between filters, and a filter of 90,000 items may take 0.1 s. Without the limit, the
+    # template would take over 20 s.
     assert time.thread_time() - started_s < 3.0
 
 
@@ -152,7 +153,7 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontUnderTest]:
 def test_a_slow_template_moves_out_of_the_loop_and_still_works(
     front: FrontUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompts, "CPU_S_IN_LOOP", 0.0)  # the clock is read at every eighth pass or call
+    monkeypatch.setattr(prompts, "CPU_S_IN_LOOP", 0.0)  # the clock is read at every eighth iteration or call
     template = ChatTemplate("{% for a in range(passes) %}{% endfor %}{{ messages[0].content }}", {})
 
     def use() -> None:

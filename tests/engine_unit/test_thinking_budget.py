@@ -1,4 +1,4 @@
-"""The limit of a model's reasoning: its begin and end in an answer, the tokens that end it, replays, forms after it."""
+"""The limit of a model's reasoning: begin and end of the reasoning, tokens that end it, replays, and forms after it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def begun(num_tokens: int, *, start: str = "", ends: tuple[str, ...] = (END,)) -
 
 
 def answer_of(thinking: Thinking, wanted: str) -> str:
-    """The text of a model that writes `wanted`, one character after another, where it may choose."""
+    """The text of a model that writes the characters of `wanted` where no token is forced."""
     written = ""
     left = iter(wanted)
     while True:
@@ -70,7 +70,7 @@ def test_a_call_ends_the_reasoning_too() -> None:
 @settings(max_examples=200)
 def test_a_replay_from_any_token_forces_the_same_tokens(text: str, num_tokens: int, cut: int) -> None:
     whole = answer_of(begun(num_tokens), text)
-    assert whole.find(END) <= num_tokens  # at most so many characters, each of which is a token
+    assert whole.find(END) <= num_tokens  # the budget, because each character is a token
     ids = ids_of(whole)
     step_by_step, replayed = begun(num_tokens), begun(num_tokens)
     for token_id in ids[:cut]:

@@ -1,4 +1,4 @@
-"""The files for TLS: which one is wrong, and when a certificate is valid."""
+"""The files for TLS: messages that name the wrong file, and the validity of certificates."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_error_names_the_file_that_cannot_be_used(
 def test_a_certificate_that_has_expired_is_logged_and_does_not_prevent_the_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its renewal must not need a restart."""
+    """The renewal of the certificate must not need a restart."""
     old = AUTHORITY.issue("engine", is_engine=True, end=datetime.now(UTC) - DAY / 2)
     files = TlsFiles(write_tls(tmp_path, "tls", old, AUTHORITY.cert), is_server=False)
     [record] = caplog.records
@@ -85,7 +85,7 @@ _SECONDS = st.integers(0, int((datetime(2400, 1, 1) - datetime(1950, 1, 1)).tota
 @settings(max_examples=50, deadline=None)
 @given(begin=_SECONDS, seconds=st.integers(1, 10**9))
 def test_the_times_are_those_of_the_certificate(begin: int, seconds: int) -> None:
-    """Before 2050, X.509 writes two digits of the year, later four."""
+    """X.509 writes two digits of years before 2050, and four digits of later years."""
     first = datetime(1950, 1, 1, tzinfo=UTC) + timedelta(seconds=begin)
     last = first + timedelta(seconds=seconds)
     pem = AUTHORITY.issue("engine", is_engine=True, begin=first, end=last).cert

@@ -1,4 +1,4 @@
-"""TlsSession: messages of two threads through TLS, in both directions at once; and what the peer's bytes may not be."""
+"""TlsSession: messages of two threads through TLS, in both directions at once, and invalid bytes from the peer."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_the_engine_gives_out_no_ticket_for_a_session(contexts: tuple[ssl.SSLCon
 def test_messages_of_two_threads_arrive_whole_while_the_peer_sends(
     contexts: tuple[ssl.SSLContext, ssl.SSLContext], sizes: list[int], read_size: int
 ) -> None:
-    """Two threads send messages as the core does, and a third one opens those of the gateway as the I/O thread does."""
+    """Two threads send messages like the core, and a third decrypts the gateway's messages like the I/O thread."""
     engine, gateway = _pair(contexts)
     ours, theirs = socket.socketpair()
     sending = FrontSocket(ours, stall_seconds=30.0, tls=engine)
@@ -162,7 +162,7 @@ def test_a_send_after_a_failed_read_ends_the_connection_as_if_the_peer_were_gone
 
 
 def close_notify(session: TlsSession) -> bytes:
-    """Returns the bytes by which `session` says that it sends no more."""
+    """Returns the bytes by which `session` ends its direction of the connection."""
     with pytest.raises(ssl.SSLWantReadError):
         session._tls.unwrap()
     return session.take_outgoing()

@@ -1,6 +1,6 @@
-"""Grammars of tool calls: valid calls are allowed, invalid ones are not, and the parser reads all allowed calls.
+"""Grammars of tool calls: valid calls are allowed, invalid calls are not, and the parser reads all allowed calls.
 
-llguidance itself decides, over the embedded model's vocabulary. The engine's use of grammars is tested elsewhere.
+llguidance itself checks texts, with the embedded model's vocabulary. Other files test the engine's use of grammars.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def test_answers_are_free_without_a_strict_or_forced_tool(format: ToolFormat) ->
 
 
 def test_tags_that_are_special_tokens_are_named_by_their_ids() -> None:
-    special = {"<tool_call>": 3, "</tool_call>": 4}  # <repo_name> and <reponame> stand for them
+    special = {"<tool_call>": 3, "</tool_call>": 4}  # <repo_name> and <reponame> have these ids here
     for mode in ("required", "auto"):
         lark = call_grammar(use_of(STRICT, mode=mode), HERMES, special)
         text = written(HERMES, ("get_weather", ARGUMENTS)).replace("<tool_call>", "<repo_name>")
@@ -260,7 +260,7 @@ def test_closed_schemas_allow_only_declared_keys() -> None:
 
 
 def sampled(lark: str, chance: random.Random, max_tokens: int = 300) -> str | None:
-    """A random answer that the grammar allows; None if it does not end. The ends of texts and objects are likely."""
+    """A random answer that the grammar allows, or None if it does not end. Ends of texts and objects are likely."""
     made = matcher(lark)
     ids: list[int] = []
     eos = tokenizer().backend.token_to_id("<|im_end|>")

@@ -1,7 +1,8 @@
-"""Models of the transformers backend: tiny ones against transformers' own greedy tokens, sizes, refusals.
+"""Models of the transformers backend: tiny models' tokens equal transformers' greedy tokens; also sizes and refusals.
 
-Covers what sets architectures apart: windows and soft caps, learned positions, experts whose tensors are stacked during
-the load, heads whose keys are wider than their values, sinks, biases. `make archs` compares all architectures.
+Covers features that differ between architectures: windows and soft caps, learned positions, experts whose tensors are
+stacked during the load, heads whose keys are wider than their values, sinks, biases. `make archs` compares all
+architectures.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ ONE_RANK = {
     "mixtral": "native",
 }
 
-# Architectures that differ in what ranks exchange: layers whose attention and MLP run side by side; biases, which one
-# rank adds; experts; experts beside an attention that every rank computes whole; a fused matrix whose outputs are
-# joined; soft caps. Each with the layout and the rank that is killed.
+# Architectures whose ranks exchange different tensors, in this order: layers whose attention and MLP run in parallel;
+# biases, which one rank adds; experts; experts with an attention that every rank computes completely; a fused matrix
+# whose outputs are joined; soft caps. The values are the layout and the rank that is killed.
 TWO_RANKS = {
     "cohere2": ("tensor", 1),
     "phi": ("tensor", 0),
@@ -55,11 +56,11 @@ TWO_RANKS = {
     "glm": ("pipeline", 1),
     "vaultgemma": ("pipeline", 0),
 }
-FEW = 2  # prompts from this one on; with their answers they take more blocks than the pool of the ranks has
+FEW = 2  # the first of the prompts that, with their answers, need more blocks than the ranks' pool has
 
 
 class _Models:
-    """Checkpoints of tiny models, each with what transformers and one rank generate. Written when first needed."""
+    """Checkpoints of tiny models, and the tokens that transformers and one rank generate. Created at the first use."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -108,7 +109,7 @@ def test_tokens_are_those_of_transformers_however_the_work_is_cut_and_repeated(n
     assert compared.passed == dict.fromkeys(CHECKS, True), compared
 
 
-# Stages run in processes only where the test kills one; the test above has stages in one process.
+# Stages run in separate processes only where the test kills a stage; the test above has stages in one process.
 @pytest.mark.parametrize(
     ("name", "layout"),
     [(name, "tensor") for name in TWO_RANKS]
@@ -152,7 +153,7 @@ def test_an_inspection_names_the_backend_and_its_costs_sum_to_the_weights(cohere
         for index in (0, 1)
     )
     assert of_one == found.num_parameters
-    # A norm of 64 in each layer, and one after them, are on both ranks.
+    # A norm of 64 in each layer, and another norm after the layers, are on both ranks.
     assert of_two == (of_one + 5 * 64) // 2
     assert {kind.kv.elements for kind in costs.kinds} == {(2 * 2 * 16, 2 * 16)}
 
@@ -263,7 +264,7 @@ def test_code_of_a_repository_is_never_run(tmp_path: Path) -> None:
             "use 1 or 2, and for more ranks pipeline_parallel_size",
         ),
         (
-            "phi3",  # its matrices are joined, but it has 4 query heads
+            "phi3",  # its matrices are fused, and it has 4 query heads
             3,
             "3 ranks cannot share a layer of Phi3ForCausalLM in equal parts with model_backend transformers; use "
             "1, 2 or 4, and for more ranks pipeline_parallel_size",
@@ -366,7 +367,7 @@ def test_a_shard_reads_its_part_of_each_expert(models: _Models) -> None:
     config = stage_config(models.folder("dots1"), tensor_parallel_size=2)
     resolved, shape = find_model(config, no_progress)
     rank = load_rank(config, resolved, shape, no_progress, part=part_of(config, shape, 1))
-    choice_biases = 3 * 4 * 4  # float32, of 4 experts in 3 layers; no weights of products
+    choice_biases = 3 * 4 * 4  # float32, of 4 experts in 3 layers; these are not weights of products
     assert rank.num_bytes_read == rank.weight_bytes + choice_biases
 
 

@@ -1,4 +1,4 @@
-"""Any JSON in place of any value of a Responses or Messages request is used or refused, and never causes a crash."""
+"""Any JSON value in place of any value of a Responses or Messages request is used or refused, and causes no crash."""
 
 from __future__ import annotations
 

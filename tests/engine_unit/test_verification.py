@@ -1,4 +1,4 @@
-"""Verification of drafts on a rank: which rows count, and what the sampler sees in each of them."""
+"""Verification of drafts on a rank: the rows that count, and the tokens that the sampler sees in each row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The packing of matrices during a load: each is packed once, as soon as its tensors are read."""
+"""The packing of matrices during a load: each matrix is packed once, as soon as its tensors are read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WAIT_S = 30.0
 
 
 class Recorded:
-    """A scheme of tensors with these names. It records its end, and may fail."""
+    """A scheme for tensors with these names. It records calls of `finish`, which may fail."""
 
     def __init__(self, *names: str, error: Exception | None = None) -> None:
         self.num_finished = 0

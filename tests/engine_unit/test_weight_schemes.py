@@ -1,4 +1,4 @@
-"""Dense weight schemes: which parts of the checkpoint a rank loads, and the product before and after packing."""
+"""Dense weight schemes: the parts of the checkpoint that a rank loads, and the product before and after packing."""
 
 from __future__ import annotations
 

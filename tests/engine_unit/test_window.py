@@ -1,4 +1,4 @@
-"""Sliding windows: blocks that no later token sees are given back while a sequence runs."""
+"""Sliding windows: blocks that no later token sees are released while a sequence runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rt_tiny import tiny_variant
     [(12, 6, 1), (13, 6, 2), (5, 6, 0), (8, 6, 0), (9, 6, 1), (0, 1, 0), (4, 1, 1), (100, None, 0)],
 )
 def test_the_first_block_that_a_token_sees(position: int, window: int | None, first: int) -> None:
-    # Blocks of 4: the token at 12 sees 7..12, that at 13 sees 8..13.
+    # Blocks have 4 tokens: the token at 12 sees 7..12, the token at 13 sees 8..13.
     assert first_seen_block(position, window, 4) == first
 
 
@@ -36,12 +36,12 @@ def test_no_step_needs_more_blocks_than_were_reckoned(start: int, num: int, wind
 @pytest.mark.parametrize(
     ("known", "window", "hit"),
     [
-        ([5, 6, None, 8, 9], 5, (4, 5)),  # the token at 20 sees 16..20: block 4 alone
+        ([5, 6, None, 8, 9], 5, (4, 5)),  # the token at 20 sees 16..20: only block 4
         ([5, 6, None, 8, 9], 6, (3, 5)),  # 15..20
-        ([5, 6, None, 8, 9], 10, (0, 2)),  # 11..20 begins in the unknown block, so two blocks are all
+        ([5, 6, None, 8, 9], 10, (0, 2)),  # 11..20 begins in the unknown block, so only two blocks are a hit
         ([5, 6, None, 8, 9], None, (0, 2)),
         ([None, None, None], 1, (0, 0)),
-        ([None, 6], 1, (2, 2)),  # the token at 8 sees itself alone: nothing of before is needed
+        ([None, 6], 1, (2, 2)),  # the token at 8 sees only itself and needs no earlier block
     ],
 )
 def test_a_prefix_counts_as_known_when_the_blocks_of_its_next_token_are(known, window, hit) -> None:
@@ -49,7 +49,7 @@ def test_a_prefix_counts_as_known_when_the_blocks_of_its_next_token_are(known, w
 
 
 def test_a_long_sequence_holds_its_window_and_no_more() -> None:
-    # 40 tokens of prompt in steps of 8, then 12 more: 13 blocks of 4 in all, of which a pool of 6 is enough.
+    # 40 tokens of prompt in steps of 8, then 12 more, are 13 blocks of 4. A pool of 6 blocks is enough.
     scheduler = make_scheduler(6, max_model_len=100, window=9)
     scheduler.add(make_sequence("a", [index % 50 for index in range(40)], max_tokens=12))
     outputs = run_to_end(scheduler, SimulatedRank(window=9))
@@ -59,7 +59,7 @@ def test_a_long_sequence_holds_its_window_and_no_more() -> None:
 
 
 def test_two_long_sequences_fit_where_their_windows_do() -> None:
-    # The token at 20 sees 12..20, in blocks 3, 4 and 5: each of the two holds three of its eight blocks.
+    # The token at 20 sees 12..20, in blocks 3, 4 and 5: each of the two sequences holds three of its eight blocks.
     scheduler = make_scheduler(12, max_model_len=40, max_num_batched_tokens=4, window=9)
     for name in "ab":
         scheduler.add(make_sequence(name, range(20), max_tokens=12))
@@ -76,7 +76,7 @@ def test_two_long_sequences_fit_where_their_windows_do() -> None:
 
 
 def test_a_fork_that_comes_after_its_leaders_blocks_are_gone_computes_its_prompt() -> None:
-    scheduler = make_scheduler(20, max_num_seqs=1, window=3)  # one at a time
+    scheduler = make_scheduler(20, max_num_seqs=1, window=3)  # one sequence at a time
     scheduler.add(make_sequence("leader", range(12), max_tokens=9))
     scheduler.add(make_sequence("fork", range(12), max_tokens=9, fork_of="leader"))
     outputs = run_to_end(scheduler, SimulatedRank(window=3))
@@ -91,7 +91,7 @@ def test_a_prefix_is_found_though_its_beginning_was_evicted() -> None:
     run_to_end(scheduler, rank)
     scheduler.add(make_sequence("b", prompt, max_tokens=1))
     outputs = run_to_end(scheduler, rank)
-    # 8 blocks passed through a pool of 6. The token at 28 sees 24..28, in block 6 and its own.
+    # The prompt had 8 blocks in a pool of 6. The token at 28 sees 24..28, in block 6 and in its own block.
     assert outputs[0].num_cached_tokens == 28
 
 
@@ -103,7 +103,7 @@ def test_only_a_model_whose_layers_all_have_a_window_has_a_span(variant: str, sp
 
 
 def test_a_windowed_model_gives_the_same_tokens_with_few_blocks_as_with_all(tmp_path: Path) -> None:
-    """The tiny model's window is 8; 6 blocks of 16 tokens hold 96, and two sequences of 90 at once only by windows."""
+    """The tiny model's window is 8. 6 blocks of 16 tokens hold two sequences of 90 tokens only because of windows."""
     ranks = load_stages(stage_config(tiny_variant(tmp_path, "mistral-window")))
     prompts = {"a": [index * 7 % 256 for index in range(60)], "b": [index * 5 % 256 for index in range(60)]}
     said = []

@@ -1,6 +1,6 @@
 """Tests of the Triton kernels, which run on a GPU, or in Triton's interpreter: `make test-kernels`.
 
-The interpreter must be chosen before a kernel is defined. So without it, and without a GPU, these files are not
+The interpreter must be chosen before a kernel is defined. If it is not chosen and there is no GPU, these files are not
 collected.
 """
 

@@ -1,6 +1,6 @@
-"""Attention by Triton against its reference, over ragged batches. Pages hold NaN wherever no sequence may read.
+"""Triton's attention against its reference, on ragged batches. Pages have NaN at all positions that must not be read.
 
-Speed and the order of programs are not covered: the interpreter runs one program after another.
+The tests do not cover speed and races between programs: the interpreter runs one program after another.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from rt_tiny import TinySequence, advance, make_cache, tiny_variant
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if IS_INTERPRETED else "cuda")
-# Bounds of the difference from the reference, whose sums are float32. Values are about 1, so a rounding is 2 ** -11 in
-# float16 and 2 ** -8 in bfloat16; weights are rounded before they multiply values, and the output once more.
+# Bounds of the difference from the reference, which computes sums in float32. Values are about 1, so a rounding is 2 **
+# -11 in float16 and 2 ** -8 in bfloat16. Attention weights are rounded before they are multiplied with values, and the
+# output is rounded again.
 BOUNDS = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 
 
@@ -56,7 +57,7 @@ def make_case(
         positions = torch.arange(context_len)
         shape = (context_len, 2, num_kv_heads, head_dim)
         pages[table[positions // block_size], positions % block_size] = torch.randn(shape, generator=generator)
-    # As in a layer: the queries are a slice of the fused projection, so they are strided over T.
+    # As in a layer, the queries are a slice of the fused projection, so they are strided over T.
     fused = torch.randn(sum(query_lens), num_heads + 2 * num_kv_heads, head_dim, generator=generator)
     batch = AttentionBatch(
         query_lens=tuple(query_lens),
@@ -115,7 +116,7 @@ LENGTHS = st.lists(
 )  # the first token of a sequence
 @example(
     lengths=[(17, 16), (17, 50)], window=None, heads=(4, 4), dtype=torch.float32, soft_cap=None, has_sinks=False
-)  # rows of a tile on both sides of a tile of 32 keys; float16 has tiles of 64 keys
+)  # a tile has rows on both sides of a border between tiles of 32 keys; float16 has tiles of 64 keys
 @example(lengths=[(17, 50)], window=40, heads=(4, 4), dtype=torch.float16, soft_cap=None, has_sinks=False)
 @example(
     lengths=[(5, 70), (1, 15), (17, 0)],
@@ -124,7 +125,7 @@ LENGTHS = st.lists(
     dtype=torch.float32,
     soft_cap=2.0,
     has_sinks=True,
-)  # single tokens need not come first
+)  # single tokens need not be first in a batch
 def test_ragged_batches_agree(
     lengths: list[tuple[int, int]],
     window: int | None,
@@ -171,7 +172,7 @@ def test_long_contexts_are_split_and_short_neighbours_leave_splits_empty(window:
 
 
 def test_a_plan_serves_longer_contexts_and_other_slots_from_the_same_tensors() -> None:
-    """As the replay of a CUDA graph: only the content of the tensors changes, and padding has no tokens."""
+    """As in the replay of a CUDA graph, only the content of the tensors changes, and padding has no tokens."""
     batch, query_THD, pages = make_case([1, 1], [530, 40], heads=(2, 1), head_dim=16, block_size=16)
     width = batch.block_tables_SB.shape[1]
     tables_NB = torch.full((7, width), 1 << 20, dtype=torch.int32, device=DEVICE)  # no block has such an id
@@ -265,7 +266,7 @@ def logits_of(model: RankModel) -> torch.Tensor:
 
 @pytest.mark.skipif(not IS_INTERPRETED, reason="the small models of tests compute on a CPU")
 def test_a_model_computes_the_same_logits(tmp_path: Path) -> None:
-    """A prompt in two chunks, then single tokens, with a window; the other operations are torch's."""
+    """A prompt in two chunks, then single tokens, with a window. All other operations are torch's."""
     shape = read_shape(tiny_variant(tmp_path, "mistral-window"))
     plain = choose_kernels(Target(device=DEVICE, compute_dtype=torch.float32, backend="plain"))
     ours = replace(plain, plan_attention=triton_gpu.plan_attention)

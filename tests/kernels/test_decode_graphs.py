@@ -1,6 +1,6 @@
-"""Decode steps in the buffers of CUDA graphs: sizes, rows that fill up a graph, and results equal to those without one.
+"""Decode steps in the buffers of CUDA graphs: sizes, padding rows, and results equal to those without graphs.
 
-In the interpreter nothing is captured, but the same buffers are filled and read.
+In the interpreter no graph is captured, but the same buffers are filled and read.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def test_steps_of_every_size_give_the_result_and_the_cache_without_a_graph(tmp_p
         for pages in cache.pages:
             pages.normal_(generator=torch.Generator(DEVICE).manual_seed(1))
         computations.append((TorchComputation(model, cache, limits), cache))
-    # A smaller step after a larger one: rows of the larger one must not write any more.
+    # A smaller step follows a larger step. The additional rows of the larger step must not write again.
     for context_lens in ([3, 17, 30], [4], [18, 5], [5, 20, 31, 2], [6]):
         results = []
         for computation, _ in computations:

@@ -1,6 +1,6 @@
-"""The sampler of a GPU: the same ids as worker/sampler.py for random settings, and numbers checked by hand.
+"""The sampler for GPUs: ids equal to those of worker/sampler.py for random settings, and numbers checked by hand.
 
-Blocks are small, so that a row has several of them, and the last one is not full.
+Blocks are small, so that a row has several blocks, and the last block is not full.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def sampler_of(vocab_size: int, block: int = 64) -> GpuSampler:
 
 
 def tokens(logits: torch.Tensor, slots: list[Slot], block: int = 64) -> list[int | None]:
-    """The tokens that the sampler chooses from rows of logits, which stay as they are."""
+    """The tokens that the sampler chooses from rows of logits. The logits are not changed."""
     return sampler_of(logits.shape[1], block)(logits.clone().to(DEVICE), slots)
 
 
@@ -78,7 +78,7 @@ SETTINGS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("params", SETTINGS, ids=str)
 def test_many_seeds_choose_the_tokens_of_the_reference(params: dict[str, Any]) -> None:
     vocab_size = 200
-    num_seeds = 20 if {"top_p", "top_k", "min_p"} & params.keys() else 60  # the interpreter searches for a while
+    num_seeds = 20 if {"top_p", "top_k", "min_p"} & params.keys() else 60  # the interpreter needs long for the search
     logits = torch.randn(num_seeds, vocab_size, generator=torch.Generator().manual_seed(1)) * 2
     slots = [make_slot((5, 6, 7), (7, 7, 8), seed=1000 * row + 1, **params) for row in range(num_seeds)]
     assert tokens(logits, slots, block=256) == Sampler(vocab_size, CPU)(logits.clone(), slots)
@@ -89,7 +89,7 @@ def test_many_seeds_choose_the_tokens_of_the_reference(params: dict[str, Any]) -
     logits=st.lists(st.integers(-3, 3), min_size=2, max_size=90),
     seed=st.integers(0, 2**63 - 1),
     top_k=st.integers(0, 9),
-    top_p=st.sampled_from([0.1234, 0.5678, 0.9123, 1.0]),  # no sum of such masses reaches these shares exactly
+    top_p=st.sampled_from([0.1234, 0.5678, 0.9123, 1.0]),  # no sum of the probabilities is exactly one of these values
     min_p=st.sampled_from([0.0, 0.03, 0.3]),
 )
 def test_of_equal_logits_the_lowest_ids_are_kept(
@@ -115,7 +115,7 @@ def test_of_equal_logits_the_lowest_ids_are_kept(
         (0, 0.0, 0.0, {1}),
         (0, 1.0, 0.3, {1, 3}),  # 0.237 >= 0.3 * 0.644 = 0.193
         (0, 1.0, 1.0, {1}),
-        (3, 0.9, 0.0, {1, 3}),  # of the three kept by top_k: 0.665 0.245 0.090
+        (3, 0.9, 0.0, {1, 3}),  # probabilities of the three that top_k keeps: 0.665 0.245 0.090
         (3, 0.92, 0.3, {1, 3}),
     ],
 )
@@ -124,7 +124,7 @@ def test_filters_keep_the_right_tokens(top_k: int, top_p: float, min_p: float, k
     slots = [make_slot(seed=seed, top_k=top_k, top_p=top_p, min_p=min_p) for seed in range(300)]
     expected = Sampler(4, CPU)(logits.expand(300, 4).clone(), slots)
     assert set(expected) == kept
-    # The first draw of each kept token, and a few more.
+    # The rows are the first draw of each kept token, and a few more.
     rows = sorted({expected.index(token_id) for token_id in kept} | set(range(8)))
     assert tokens(logits.expand(len(rows), 4), [slots[row] for row in rows]) == [expected[row] for row in rows]
 
@@ -180,7 +180,7 @@ def test_counts_follow_a_sequence_and_its_row_is_used_again() -> None:
     sampler = sampler_of(vocab_size)
     reference = Sampler(vocab_size, CPU)
     settings = {"repetition_penalty": 1.7, "presence_penalty": 0.5, "frequency_penalty": 0.4}
-    for seed in range(3):  # each sequence frees its row for the next one
+    for seed in range(3):  # each sequence frees its row for the next sequence
         slots = [make_slot((1, 2, 2), seed=10 * seed + n, max_tokens=50, **settings) for n in range(3)]
         for step in range(4):
             logits = torch.randn(3, vocab_size, generator=torch.Generator().manual_seed(step))
@@ -238,7 +238,7 @@ def test_logprobs_are_those_of_the_reference(
     logits = random_logits(vocab_size, seed, spread)
     token_id = int(place * vocab_size)
     if has_banned and token_id:
-        logits[0, :token_id] = -INF  # whole blocks of it, too
+        logits[0, :token_id] = -INF  # whole blocks, too
     (found,) = sampler_of(vocab_size, block=16).describe(logits.to(DEVICE), [token_id], [num_top])
     (expected,) = token_logprobs(logits, [token_id], [num_top])
     assert (found.token_id, found.rank, len(found.top)) == (expected.token_id, expected.rank, len(expected.top))

@@ -1,6 +1,6 @@
 """The norm, the activation, and norms with rotation and cache write: each against its reference.
 
-Odd sizes, rows of one element, and empty batches; every type that a model may have.
+The cases have odd sizes, rows of one element and empty batches, in every type that a model may have.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from rayloom_engine.kernels.triton.choice import is_interpreted
 from rt_triton import DEVICE, DTYPES, assert_near, randn
 
 EPS = 1e-5
-# Roundings by which a kernel and its reference may differ. The interpreter cuts bfloat16 off instead of rounding it,
-# which counts as two, and the norm's input is the sum that was cut.
+# Roundings by which a kernel and its reference may differ. The interpreter truncates bfloat16 instead of rounding it,
+# which counts as two roundings, and the norm's input is a truncated sum.
 ROUNDINGS = {torch.float32: 4, torch.float16: 2, torch.bfloat16: 6 if is_interpreted() else 2}
 SEEDS = st.integers(0, 2**32)
 # The definition of the fused operation, which rounds after each part.
@@ -51,7 +51,7 @@ def test_rms_norm_is_its_reference(
     assert found.shape == expected.shape and found.dtype == dtype
     assert_near(found, expected, steps=ROUNDINGS[dtype])
     if residuals[0] is not None and residuals[1] is not None:
-        if dtype == torch.bfloat16 and is_interpreted():  # the interpreter cuts bfloat16 off instead of rounding it
+        if dtype == torch.bfloat16 and is_interpreted():  # the interpreter truncates bfloat16 instead of rounding it
             assert_near(residuals[0], residuals[1], steps=2)
         else:
             assert torch.equal(residuals[0], residuals[1]), "the sum is rounded as torch rounds it"
@@ -65,7 +65,7 @@ def test_rms_norm_of_a_slice_reads_its_own_rows() -> None:
 
 
 def test_rms_norm_of_large_float16_does_not_overflow() -> None:
-    x = torch.full((1, 8), 300.0, dtype=torch.float16, device=DEVICE)  # a square is above float16's largest number
+    x = torch.full((1, 8), 300.0, dtype=torch.float16, device=DEVICE)  # 300 ** 2 is above float16's largest number
     found = triton_norm.rms_norm(x, torch.ones(8, dtype=torch.float16, device=DEVICE), EPS)
     assert found.tolist() == [[1.0] * 8]
 
@@ -127,7 +127,8 @@ def test_norms_rotation_and_write_are_their_references(
     expected = REFERENCE(qkv.clone(), expected_pages, slots, tables, norms)
     found = triton_gpu.rotary_kv_write(qkv, pages, slots, tables, norms)
     assert found.shape == (num_tokens, num_queries, head_dim)
-    # The reference rounds the norm before it rotates, so each of the two products has a further rounding.
+    # The reference rounds the norm before it rotates, so each of the rotation's two products has an additional
+    # rounding.
     steps = 4 * ROUNDINGS[dtype]
     assert_near(found, expected, steps=steps, scale=3.0)
     untouched = torch.ones(num_blocks * block_size, dtype=torch.bool, device=DEVICE)
@@ -142,7 +143,7 @@ def test_norms_rotation_and_write_are_their_references(
 
 
 def ratio(coarse: torch.dtype, fine: torch.dtype) -> float:
-    """How much coarser the first type is: the number of roundings of the second that one of the first makes."""
+    """How much coarser the first type is: the size of one of its roundings in roundings of the second type."""
     return torch.finfo(coarse).eps / torch.finfo(fine).eps
 
 

@@ -1,6 +1,6 @@
 """A whole engine on the Triton kernels: chunked prompts, shared prefixes, forks, preemption and a replay.
 
-Its tokens equal those of the plain kernels. Attention is that of the rank's choice.
+The engine's tokens equal those of the plain kernels. The rank chooses its attention as usual.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from rt_tiny import tiny_variant
 from rt_triton import DEVICE, target
 
 EPOCH = 1
-NUM_BLOCKS = 6  # of 16 tokens: too few for all requests at once
+NUM_BLOCKS = 6  # blocks of 16 tokens, too few for all requests at the same time
 MAX_TOKENS = 8
 
 
 class Rank:
-    """A rank that can lose a step: its runner raises, and a new one with an empty cache takes its place."""
+    """A rank that can lose a step: its runner raises, and a new runner with an empty cache replaces it."""
 
     def __init__(
         self, folder: Path, backend: Backend, fails_at: int | None = None, limits: DecodeLimits | None = None
@@ -86,7 +86,7 @@ def answers(rank: Rank) -> tuple[dict[str, list[SequenceOutput]], Engine]:
     long_prompt = [index * 7 % 256 for index in range(3, 43)]
     short_prompt = [index * 5 % 256 for index in range(1, 16)]
     requests: dict[str, tuple[list[int], DecodingParams, str | None]] = {
-        # Three sequences that soon need a second block each, while the long prompt takes three.
+        # Each of these three sequences soon needs a second block, while the long prompt needs three blocks.
         "short": (short_prompt, msgspec.structs.replace(greedy, frequency_penalty=0.5, repetition_penalty=1.2), None),
         "seeded": (short_prompt[1:], msgspec.structs.replace(greedy, temperature=1.0, seed=5, top_k=20), None),
         "fork": (short_prompt[1:], msgspec.structs.replace(greedy, temperature=1.0, seed=6, min_p=0.02), "seeded"),

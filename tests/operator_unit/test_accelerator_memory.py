@@ -1,6 +1,6 @@
-"""If the manifest leaves out spec.accelerator.memory, it is read from the nodes' labels, once for each sizing.
+"""If the manifest omits spec.accelerator.memory, the operator reads it from the nodes' labels, once for each sizing.
 
-An 8B model fits on one GPU of 24,564 MiB with a shorter context, and on one of 81,559 MiB with the full context.
+An 8B model fits on a GPU of 24,564 MiB with a shorter context, and on a GPU of 81,559 MiB with the full context.
 """
 
 import asyncio

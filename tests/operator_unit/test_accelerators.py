@@ -12,7 +12,7 @@ from rayloom_operator.resolve.resolved import resolve
 from rt_operator import make_resolved, make_service
 from rt_shapes import LLAMA31_8B, LLAMA31_70B
 
-# With a cache, so that the pods' own disk is no part of it.
+# The model has a cache, so that pods request no disk space of their own.
 CACHE = {"persistentVolumeClaim": "models"}
 MODEL = {"source": "hf://meta-llama/Llama-3.1-70B-Instruct", "maxModelLen": 131_072, "cache": CACHE}
 ACCELERATOR = {"perNode": 8, "memory": "80Gi"}
@@ -95,7 +95,7 @@ def test_ranks_of_a_pod_have_shared_memory_for_nccl():
 
 
 def test_a_rank_on_a_cpu_requests_the_memory_of_its_weights():
-    # 15,317 MiB of weights, 384 for the process and 168 for Ray; the small model needs less than the least.
+    # 15,317 MiB of weights, 384 for the process and 168 for Ray; the small model needs less than the minimum.
     big = resolve(make_service(model=MODEL | {"maxModelLen": 8192}), "i", LLAMA31_8B)
 
     assert container(big)["resources"]["requests"]["memory"] == "15869Mi"

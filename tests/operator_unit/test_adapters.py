@@ -278,7 +278,7 @@ def test_an_engine_of_an_earlier_spec_gets_only_adapters_that_its_pods_mount():
 def test_an_adapter_that_moves_to_another_claim_stays_on_old_engines_until_they_are_replaced():
     old = adapted(SQL)
     new = adapted({"name": "sql", "source": "pvc://new/sql"}, {"name": "late", "source": "pvc://new/late"})
-    late = report("late", "/adapters/adapters/late")  # came after the engine's start
+    late = report("late", "/adapters/adapters/late")  # the adapter was added after the engine's start
     situation = situation_of(new, engine(old, 0, SQL_REPORT, late), engine(old, 1, late), engine(new, 2), old=[old])
     # The first engine loads from the claims that its pods mount, so it needs no request. The other requests go to the
     # second engine, which lost its list in a restart, and to the third, whose pods mount the new claim.

@@ -18,7 +18,7 @@ def manifest(**spec):
 
 
 def changed(path, value):
-    """A manifest with one field set, or removed when `value` is the class `object`."""
+    """A manifest in which one field is set, or removed if `value` is the class `object`."""
     document = manifest()
     *parents, last = path.split(".")
     place = document
@@ -235,7 +235,7 @@ def test_each_mistake_is_named_with_its_cure(path, value, sentence):
         parse(changed(path, value))
 
     (problem,) = caught.value.problems
-    # Rows of unknown fields end before the list of all fields, which would only repeat the class.
+    # Expected sentences about unknown fields end before the list of all fields, which would only repeat the class.
     assert problem == sentence or (sentence.endswith((", ", ": ")) and problem.startswith(sentence))
 
 

@@ -1,4 +1,4 @@
-"""The applier: changes that are carried out although an object was refused, and changes that are repeated later."""
+"""The applier: changes that are applied although an object was refused, and changes that are repeated later."""
 
 import asyncio
 import contextlib
@@ -140,7 +140,7 @@ def test_another_service_in_the_place_of_ours_stays_refused():
         ours = kube.objects["/api/v1/namespaces/team/services/chat"]
         drift.reflectors[0].take("DELETED", ours)
         kube.put(theirs)
-        # Meanwhile the spec cannot be used, and then it can.
+        # The spec becomes unusable, and then usable again.
         await applier.carry_out(KEY, Plan(), 300)
         for _ in range(3):
             with pytest.raises(Refused, match="is not ours"):
@@ -156,7 +156,7 @@ WANTED = (ACCOUNT, SERVICE, disruption_budget(make_service()), NETWORK_POLICY)
     ("change", "applied"),
     [
         (lambda kube: None, []),
-        # The API server adds defaults, and other controllers what is theirs.
+        # The API server adds defaults, and other controllers their fields.
         (lambda kube: kube.put(SERVICE | {"spec": SERVICE["spec"] | {"type": "ClusterIP"}, "status": {"a": 1}}), []),
         (lambda kube: kube.put(SERVICE | {"spec": SERVICE["spec"] | {"selector": {}}}), ["chat"]),
         (lambda kube: kube.remove(path_of(ACCOUNT)), ["chat-rayloom"]),
@@ -175,7 +175,7 @@ def test_a_new_operator_applies_objects_that_were_changed_while_there_was_none(c
         await applier.carry_out(KEY, planned, 300)
         assert [path.rpartition("/")[2] for _, path in kube.calls] == applied
         kube.calls.clear()
-        # From now on it gets every event.
+        # From now on the applier learns of every change by events.
         await applier.carry_out(KEY, planned, 300)
         told.clear()
         kube.put(NETWORK_POLICY | {"spec": {}})
@@ -280,7 +280,7 @@ def test_a_foreign_object_in_the_place_of_a_leftover_is_not_taken_for_ours(manif
 
 
 def stranger(manifest, **meta):
-    """An object of that name that belongs to no LLMService."""
+    """An object with the name of `manifest` that belongs to no LLMService."""
     kept = {"name": manifest["metadata"]["name"], "namespace": "team"} | meta
     return {"apiVersion": manifest["apiVersion"], "kind": manifest["kind"], "metadata": kept, "data": {"their": "own"}}
 
@@ -308,7 +308,7 @@ def test_a_foreign_secret_is_never_deleted_and_soon_reported(monkeypatch):
     async def story(kube, _, applier):
         theirs = kube.put(stranger(SECRET))
         planned = Plan(wanted=(CONFIG_MAP, SECRET), new=frozenset({GROUP}))
-        # It may be what a deleted service has left, until Kubernetes removes that.
+        # The Secret may belong to a deleted service, until Kubernetes removes it.
         for _ in range(3):
             with pytest.raises(OperatorError, match="exists already, perhaps from a deleted"):
                 await applier.carry_out(KEY, planned, 300)
@@ -316,7 +316,7 @@ def test_a_foreign_secret_is_never_deleted_and_soon_reported(monkeypatch):
         with pytest.raises(Refused, match=f"the Secret {GROUP}-admin exists and is not ours"):
             await applier.carry_out(KEY, planned, 300)
         assert kube.objects[path_of(SECRET)] == theirs
-        # No ConfigMap is left that would say that the Secret is ours.
+        # No ConfigMap is left, because its existence would mean that the Secret is ours.
         assert kube.named("ConfigMap") == []
         kube.remove(path_of(SECRET))
         await applier.carry_out(KEY, planned, 300)

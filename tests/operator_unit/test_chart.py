@@ -20,7 +20,7 @@ from rt_operator import make_resolved
 
 CHART = Path(__file__).resolve().parents[2] / "charts" / "rayloom-operator"
 HELM = Path(sys.executable).parent / "helm"
-LOADER = yaml.CSafeLoader  # the definition alone takes a second of yaml.SafeLoader
+LOADER = yaml.CSafeLoader  # yaml.SafeLoader needs a second for the definition alone
 SWITCHES = (
     "--set=replicas=2,networkPolicy.enabled=true,logFormat=json,priorityClassName=high,podLabels.a=b,podAnnotations.c=d",
     "--set=metrics.serviceMonitor.enabled=true,metrics.serviceMonitor.labels.release=p,metrics.podMonitor.enabled=true",
@@ -43,7 +43,7 @@ def helm(*arguments):
 
 
 def rendered(*flags):
-    """Kind -> object; the last one of kinds with several objects."""
+    """Kind -> object, or the last object of a kind with several."""
     return {document["kind"]: document for document in documents(*flags)}
 
 

@@ -1,4 +1,4 @@
-"""Requests mean the same as JSON and as YAML, and answers are decoded into the fields of a shape."""
+"""Requests have the same meaning as JSON and as YAML, and answers are decoded into the fields of a shape."""
 
 import json
 
@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from rayloom_operator.kube import shapes
 from rayloom_operator.kube.codec import decoded, encoded
 
-# Surrogates alone are no text; YAML has no word for the control characters below a blank but by escapes, which JSON
-# has as well.
+# Lone surrogates are not valid text. In YAML, control characters below a blank need escapes, as in JSON.
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 
 

@@ -1,6 +1,6 @@
-"""The controller with a cluster that is a dictionary: objects that are recreated, left alone or dropped.
+"""The controller with a cluster that is a dictionary: objects that are recreated, left unchanged or dropped.
 
-Left out: engines, which need an address, and the answers of a real API server, which the tests in e2e/api have.
+Not covered: engines, which need an address, and the answers of a real API server, which e2e/api tests.
 """
 
 import pytest
@@ -57,7 +57,7 @@ def test_a_shape_that_another_version_has_chosen_stays():
         world.ask_for(document)
         await world.until(lambda: world.kube.statuses[-1]["shape"] == "TP3xPP1")
         assert world.kube.statuses[-1]["sizing"] == sizing | {"tensor": 3, "kvTokens": 7}
-        # Also over a spec that cannot be used.
+        # The sizing also survives an unusable spec.
         world.ask_for(document | service(parallelism={"tensor": 2}) | generation(2))
         await world.until(lambda: world.reason("Accepted") == "InvalidSpec")
         assert world.kube.statuses[-1]["sizing"]["tensor"] == 3
@@ -117,7 +117,7 @@ def test_a_restarted_operator_uses_no_name_again_of_which_pods_are_left():
         await world.rest()
         left = head(world.kube)
         await end(world)
-        # Of a cluster with their name KubeRay would take them for its own, and miss them when they go.
+        # KubeRay would count these pods for a cluster with their name, and miss them when they end.
         world.kube.put(left)
 
     async def second(world):
@@ -146,7 +146,7 @@ def test_a_cluster_whose_label_was_taken_away_gets_it_back():
         await world.rest()
         path = world.kube.path("RayCluster")
         before = world.kube.objects[path]
-        world.kube.remove(path)  # as a watch reports an object that it no longer selects
+        world.kube.remove(path)  # a watch reports an object that it no longer selects as deleted
         world.kube.objects[path] = before | {"metadata": before["metadata"] | {"labels": {}}}
         await world.until(lambda: world.kube.objects[path]["metadata"]["labels"])
         assert world.kube.named("RayCluster") == [before["metadata"]["name"]]
@@ -199,7 +199,7 @@ def test_a_recreated_service_adopts_nothing():
         first = world.kube.objects.pop(SERVICE)
         del world.kube.objects[CLIENT_SERVICE]
         world.ask_for(service(uid="uid-2"))
-        # kopf reports both events, in any order.
+        # kopf reports both events, in either order.
         world.controller.set_service(first, True)
         await world.until(lambda: CLIENT_SERVICE in world.kube.objects)
         await world.rest()
@@ -215,7 +215,7 @@ def test_a_service_that_vanished_unseen_is_forgotten_when_its_status_cannot_be_w
         world.ask_for(service())
         await world.until(lambda: world.kube.named("RayCluster"))
         await world.rest()
-        # What a broken watch hides: the service is gone, and then its objects are.
+        # A broken watch hides that the service has been deleted, and then its objects.
         del world.kube.objects[SERVICE]
         world.controller.set_service(
             service() | {"metadata": service()["metadata"] | {"resourceVersion": "999"}}, False

@@ -1,4 +1,4 @@
-"""The controller and events that are late, in pages or missing, and changes by somebody else."""
+"""The controller if events are late, in pages or missing, and if somebody else changes objects."""
 
 import asyncio
 
@@ -50,7 +50,7 @@ def test_a_recreated_service_without_an_event_gets_a_status_of_its_own_at_once()
         del world.kube.objects[CLIENT_SERVICE]
         made = world.kube.put(service(uid="uid-2"))
         world.kube.statuses.clear()
-        # An event of the old service whose reconcile writes a status.
+        # This event of the old service causes a reconcile that writes a status.
         edited = old | service(replicas=3) | {"metadata": old["metadata"] | {"generation": 2, "resourceVersion": "999"}}
         world.controller.set_service(edited, False)
         await world.until(lambda: world.kube.statuses)
@@ -77,7 +77,7 @@ def test_a_service_deleted_while_names_are_listed_stays_deleted():
         world.kube.page_size, world.kube.turn_page = 1, turn_page
         await world.controller.missed_deletions.compare()
         assert [name for _, name in world.controller._services] == ["first"]
-        # A recreated service is another one.
+        # A recreated service counts as another service.
         world.controller.set_service(world.kube.put(named("second")), False)
         assert len(world.controller._services) == 2
 
@@ -122,7 +122,7 @@ def test_a_service_recreated_after_its_page_was_read_stays():
         world.kube.put(named("third"))
         await world.controller.missed_deletions.compare()
         assert real["metadata"]["resourceVersion"] != world.kube.objects[path]["metadata"]["resourceVersion"]
-        # kopf reports the third itself.
+        # kopf reports the third service itself.
         assert sorted(name for _, name in world.controller._services) == ["first", "second"]
         assert world.controller._services.mark(("team", "first")).uid == "uid-again"
 
@@ -141,7 +141,7 @@ def test_objects_of_engine_replicas_are_listed_again_before_the_first_reconcile(
         def names():
             return [each["metadata"]["name"] for each in world.controller.watches.clusters.of_service(KEY)]
 
-        # A change that no watch reported.
+        # The cluster changes, and no watch reports it.
         watches, world.kube._watches = world.kube._watches, []
         world.kube.lists.clear()
         world.kube.remove(f"{CLUSTERS}/chat-00000000-0")
@@ -175,7 +175,7 @@ def test_an_event_of_a_pod_that_comes_before_that_of_its_service_forgets_nothing
         assert forgotten == []
         world.controller.set_service(world.kube.objects[SERVICE], False)
         await world.until(lambda: world.kube.named("RayCluster"))
-        # A service that was deleted before kopf listed it is forgotten once that is found.
+        # A service that was deleted before kopf listed it is forgotten once the operator finds this out.
         world.kube.put(named("second"))
         world.controller._unreported["team", "third"] = "uid-third"
         await world.controller.missed_deletions.compare()
@@ -217,7 +217,7 @@ def test_a_budget_that_somebody_changes_or_deletes_comes_back(is_deleted):
         await world.rest()
         path = world.kube.path("PodDisruptionBudget")
         wanted = world.kube.objects[path]["spec"]
-        assert wanted["minAvailable"] == 8  # a head and a worker of each
+        assert wanted["minAvailable"] == 8  # a head and a worker of each engine
         if is_deleted:
             world.kube.remove(path)
         else:

@@ -1,4 +1,4 @@
-"""A gateway in the controller, whose cluster is a dictionary: created, restored, kept over a restart, removed."""
+"""A gateway in the controller, whose cluster is a dictionary: created, restored, kept in a restart, removed."""
 
 import asyncio
 
@@ -28,7 +28,7 @@ def objects(kube):
 
 
 def later(kube, generation, **spec):
-    """The service after a change of its spec, with the status that was written last."""
+    """The service after a change of its spec, with the last written status."""
     document = service(**spec) | {"status": kube.statuses[-1]}
     document["metadata"] |= {"generation": generation}
     return document
@@ -130,7 +130,7 @@ def test_an_object_of_another_owner_is_not_deleted():
         assert kube.named("Deployment") == ["chat-gateway"]
         kube.put(ours)
         await applier.carry_out(("team", "chat"), planned, 300)
-        await applier.carry_out(("team", "chat"), planned, 300)  # it is gone, and that is no error
+        await applier.carry_out(("team", "chat"), planned, 300)  # a missing Deployment is no error
         assert kube.named("Deployment") == []
 
     with_applier(story)

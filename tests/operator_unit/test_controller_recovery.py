@@ -1,6 +1,6 @@
 """The controller recreates objects that nothing else recreates. The cluster is a dictionary.
 
-Left out: engines, which need an address. test_recovery.py has the decisions and their times.
+Not covered: engines, which need an address. test_recovery.py tests the decisions and their times.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -15,7 +15,7 @@ GAVE_UP = crashed(70, "ranks died")
 
 
 def pod_of(world, number=0, *, name="head", node="n1", **kwargs):
-    """A pod of the group with this number; without an address, so that nobody is asked."""
+    """A pod of the group with this number. It has no address, so the operator sends it no requests."""
     (cluster,) = [
         each["metadata"]
         for each in world.kube.objects.values()
@@ -125,7 +125,7 @@ def test_pods_on_a_node_that_stays_away_are_taken_by_force(seconds_ago):
         await world.rest()
         assert ("delete", "/api/v1/namespaces/team/pods/worker") not in world.kube.calls
         world.kube.put(node(ready="Unknown", since=datetime.now(UTC) - timedelta(seconds=seconds_ago)))
-        # At once, or when its time is over.
+        # The operator deletes the pod at once, or when the node's time is over.
         await world.until(lambda: ("delete", "/api/v1/namespaces/team/pods/worker") in world.kube.calls)
         assert world.kube.graces["/api/v1/namespaces/team/pods/worker"] == 0
 

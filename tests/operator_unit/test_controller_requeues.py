@@ -54,7 +54,7 @@ def test_only_a_service_that_is_well_is_left_alone_for_long(said, now, seconds):
         (10_000, 0.0, None, 8.0),
         (10_000, 3.0, None, 5.0),
         (2000, 60.0, None, 10.0),
-        # Other waits are requeued as usual.
+        # Other waits are requeued at their usual times.
         (10_000, 60.0, None, 20.0),
         (10_000, 60.0, 1.0, 2.0),
         (10_000, 60.0, 61.0, 10.0),
@@ -235,7 +235,7 @@ def test_a_pod_that_went_while_it_was_routed_to_is_no_refusal(refusal, accepted)
 
 
 def test_a_decision_that_may_not_be_written_yet_is_not_reconciled_again_before_it_may(monkeypatch):
-    """An engine whose every answer differs exhausts the pace of writes; its service must not take the event loop."""
+    """An engine whose answers always differ exhausts the pace of writes. Its service must not occupy the event loop."""
 
     async def story(world):
         await world.rest()

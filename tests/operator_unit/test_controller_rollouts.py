@@ -19,7 +19,7 @@ class Engines:
         self.draining = set()
         self.on_drain = lambda: None
         self.are_silent = False
-        self.num_sequences = 0  # of gateways, in each engine
+        self.num_sequences = 0  # number of gateways' sequences in each engine
         self.num_answers_in_drain = 0
 
     async def ask(self, ip, port, token, method="GET", path="/status", body=b""):
@@ -45,7 +45,8 @@ class Engines:
 def engines(monkeypatch):
     found = Engines()
     monkeypatch.setattr(status_request, "ask", found.ask)
-    # The seconds until an engine drains whose endpoint is gone. test_rollout.py has them, with a clock of its own.
+    # The seconds between the end of an engine's endpoint and its drain. test_rollout.py tests the real value with a
+    # simulated clock.
     for module in (planner, terminating):
         monkeypatch.setattr(module, "UNLISTED_S", 0.1)
     monkeypatch.setattr(planner, "_REQUEUE_S", 0.1)
@@ -83,7 +84,7 @@ async def settle(world, condition):
 
 @pytest.fixture
 def patched(monkeypatch):
-    """A patch that keeps the patched labels, which FakeKube does not."""
+    """A patch that stores the patched labels, which FakeKube does not."""
 
     async def patch(self, path, body):
         self._note("patch", path)
@@ -123,7 +124,7 @@ def test_a_rollout_from_the_first_engine_to_the_last_object_of_the_old_one(engin
         assert after["currentRevision"] == after["updateRevision"] != before["currentRevision"]
         assert world.kube.named("ControllerRevision") == [f"chat-{after['currentRevision']}"]
         assert [name for name in world.kube.named("ConfigMap") if name == old] == []
-        # The route goes first, then the drain, then the deletion.
+        # First the route is removed, then the engine drains, then it is deleted.
         calls = [path for verb, path in world.kube.calls if old in path and verb in ("patch", "delete")]
         kinds = dict.fromkeys(path.split("/")[-2] for path in calls)
         assert list(kinds) == ["pods", "secrets", "configmaps", "rayclusters"]
@@ -160,7 +161,7 @@ def test_no_engine_drains_while_clients_find_it_although_the_watch_has_lost_its_
         head = f"/api/v1/namespaces/team/pods/{old}-head"
         world.kube.lists_endpoints = False
         (path, found) = next((at, each) for at, each in world.kube.objects.items() if each["kind"] == "EndpointSlice")
-        world.kube._tell("DELETED", path, found)  # It still exists.
+        world.kube._tell("DELETED", path, found)  # the EndpointSlice still exists
         none = service(replicas=0)
         none["metadata"]["generation"] = 2
         world.kube.lists.clear()
@@ -263,7 +264,8 @@ def test_an_engine_on_a_cordoned_node_is_moved(engines, patched, node):
         old = await serve(world)
         cordon(world, node)
         await settle(world, lambda: world.reason("Progressing") == "Moving" and budget(world) == 4)
-        # Its pods are made where the first one's are, in this cluster of two nodes; uncordoned, it is one too many.
+        # In this cluster of two nodes, the new engine's pods are on the nodes of the first engine. Without the cordon
+        # there is one engine too many.
         await settle(world, lambda: len(world.kube.named("RayCluster")) == 2)
         cordon(world, node, False)
         await settle(world, lambda: world.reason("Progressing") == "Complete" and budget(world) == 2)

@@ -10,7 +10,7 @@ ROUTE = "/apis/gateway.networking.k8s.io/v1/namespaces/team/httproutes/chat-gate
 
 
 def ask(world, generation, route=None):
-    """The service with this route after a change of its spec, with the status that was written last."""
+    """The service with this route after a change of its spec, with the last written status."""
     gateway = {"gateway": {"replicas": 1} | ({"route": route} if route else {})}
     document = service(**gateway) | ({"status": world.kube.statuses[-1]} if world.kube.statuses else {})
     document["metadata"]["generation"] = generation
@@ -108,7 +108,7 @@ def test_a_cluster_without_the_gateway_api_gets_the_route_once_it_has_the_api():
         del kube.refusals[missing]
         (reflector,) = [each for each in world.controller._drift.reflectors if each._kind == "HTTPRoute"]
         await reflector.is_synced.wait()
-        world.controller._queue.add(("team", "chat"))  # as the reconcile does that was asked for after 10 s
+        world.controller._queue.add(("team", "chat"))  # like the reconcile that is scheduled after 10 s
         await world.until(lambda: ROUTE in kube.objects)
 
     def prepare(kube):

@@ -1,4 +1,4 @@
-"""The scaler in the controller: its writes, its status and its Events, on a cluster that is a dictionary."""
+"""The scaler in the controller: its writes, its status and its Events; the cluster is a dictionary."""
 
 import asyncio
 
@@ -23,7 +23,7 @@ def wrote_scale(kube):
 
 
 def by(writer, document, generation):
-    """The document as another client has written it."""
+    """The document after a write by another client."""
     fields = {"manager": writer, "time": "2026-02-01T00:00:00Z", "fieldsV1": {"f:spec": {"f:replicas": {}}}}
     meta = document["metadata"] | {"generation": generation, "managedFields": [fields]}
     return document | {"metadata": meta}
@@ -86,7 +86,7 @@ def test_a_policy_that_refuses_the_write_is_reported():
 
 
 class EditedKube(FakeKube):
-    """A user removes `spec.autoscaling` in the moment before the scaler's patch arrives."""
+    """A cluster in which a user removes `spec.autoscaling` just before the scaler's patch arrives."""
 
     async def scale(self, path, version, replicas, manager):
         self.put(service(replicas=5))

@@ -42,7 +42,7 @@ def test_only_a_change_by_somebody_else_is_drift(wrote, events, is_drift):
     async def story():
         drift = Drift(FakeKube(), lambda _: None)
         reflected = drift.reflectors[0]
-        # An event may arrive before the answer to the request that caused it.
+        # An event may arrive before the response to the request that caused it.
         for kind, version in events:
             reflected.take(kind, service(version))
         for version in wrote:

@@ -1,4 +1,4 @@
-"""Leader election: two processes never write at a time, with late or lost requests and clocks of any speed."""
+"""Leader election: two processes never write at once, with late or lost requests and clocks of any speed."""
 
 import asyncio
 import heapq
@@ -71,10 +71,10 @@ def test_a_process_that_was_stopped_for_long_leads_on_if_no_other_led_in_the_mea
 
 
 class World:
-    """Two processes and a Lease, which the first one has. Time is true time; each process has a clock of its own.
+    """Two processes and a Lease that the first process holds. Time is real time; each process has a clock of its own.
 
-    A turn is a read, and a write where the election says so. Both take the seconds that the turn says, half before
-    they reach the server; with `is_lost` no answer comes. Then the process sleeps, or stands still for longer.
+    A turn is a read, and a write if the election wants one. Each request takes the turn's seconds, half of them until
+    it reaches the server. With `is_lost` there is no response. Then the process sleeps, perhaps for very long.
     """
 
     def __init__(self, rates):
@@ -105,7 +105,7 @@ class World:
         if self.has_ended[who] or not turns:
             return
         (seconds, is_lost, sleep), rest = turns[0], turns[1:]
-        # Both ways, or the timeout of a request.
+        # The time there and back, or the timeout of a request.
         self.at(time + (1.5 if is_lost else seconds) + sleep, lambda then: self.turn(who, then, rest))
         if is_lost:
             self.write_if_due(who, time, seconds, is_lost)
@@ -157,7 +157,7 @@ def test_never_may_two_processes_write(rates, turns):
 
 
 class Cluster(FakeKube):
-    """Used from the threads of several processes."""
+    """A cluster that the threads of several processes use."""
 
     def __init__(self):
         super().__init__()
@@ -212,7 +212,7 @@ def test_a_standby_leads_after_a_leader_that_was_killed():
         first = asyncio.create_task(a.run(leads["a"].set))
         async with asyncio.timeout(20):
             await leads["a"].wait()
-            first.cancel()  # as if killed: nothing is released
+            first.cancel()  # like a kill: the Lease is not released
             a._election.stop()
             await asyncio.gather(first, return_exceptions=True)
             second = asyncio.create_task(b.run(leads["b"].set))

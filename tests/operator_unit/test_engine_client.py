@@ -1,4 +1,4 @@
-"""Reads /status and a chat stream from a server with fixed answers."""
+"""The client for /status and a chat stream, with a server that has fixed answers."""
 
 import http.server
 import json
@@ -16,7 +16,7 @@ HOST = "127.0.0.1"
 
 @pytest.fixture
 def answer():
-    """Serves one fixed answer to all requests. The value is a function that sets the answer and returns the port."""
+    """Serves one fixed answer to all requests. Yields a function that sets the answer and returns the port."""
     servers = []
 
     def serve(body, code=200):

@@ -161,7 +161,7 @@ def test_progress_is_service_or_a_step_of_the_start(monkeypatch, before, after, 
             await until(lambda: poller.reading(KEY, "chat-0"))
             advanced_at = poller.reading(KEY, "chat-0").advanced_at
             answers[0] = after
-            # The one that is under way may still be the one before.
+            # The request that is in flight may still get the answer before.
             asked.clear()
             await until(lambda: len(asked) > 3)
             assert (poller.reading(KEY, "chat-0").advanced_at > advanced_at) is is_progress
@@ -210,7 +210,7 @@ def test_answers_from_before_the_drain_request_count_no_more(monkeypatch):
 
         async def answer(request):
             state = next(states)
-            if state == "late":  # the answer is under way when the drain request is sent
+            if state == "late":  # this answer is in flight when the drain request is sent
                 state = "serving"
                 is_asked.set()
                 await is_released.wait()
@@ -270,7 +270,7 @@ def test_engines_are_counted_and_those_without_an_answer_are_reported(monkeypatc
             assert poller.num_engines == 3
             poller.follow(("team", "other"), {"other-1": far})
             assert poller.num_engines == 2
-            # One that was not asked yet is not silent.
+            # An engine that was not polled yet is not silent.
             assert poller.silent(asyncio.get_running_loop().time() + 100) == []
             await until(lambda: poller.reading(KEY, "chat-0") and poller.reading(("team", "other"), "other-1"))
             poller.follow(("team", "other"), {})
@@ -282,7 +282,7 @@ def test_engines_are_counted_and_those_without_an_answer_are_reported(monkeypatc
 
 
 def test_an_engine_of_the_previous_key_is_polled_with_its_own_token(monkeypatch):
-    """The operator's key was changed, and engines keep what they were made with."""
+    """The operator's key was changed, and existing engines keep the token from the previous key."""
 
     async def run():
         tokens = []
@@ -314,7 +314,7 @@ def test_messages_that_change_with_each_answer_are_an_event_now_and_then(monkeyp
             assert news == [KEY]
             monkeypatch.setattr(engine_poller, "_WORDS_INTERVAL_S", 0.0)
             await until(lambda: len(news) > 3)
-            # What is read is always the last answer.
+            # The reading always has the last answer.
             assert len(poller.reading(KEY, "chat-0").status.reason) > 5
 
     asyncio.run(run())

@@ -66,7 +66,7 @@ def test_a_second_question_is_put_at_once_and_a_third_one_when_there_is_time(mon
 
         async with polled(monkeypatch, answer) as (poller, _):
             await until(lambda: poller.num_failures == 2)
-            await asyncio.sleep(0.2)  # ten times the interval of a second question
+            await asyncio.sleep(0.2)  # ten times the interval to the second request
             assert poller.num_failures == 2
             poller.nudge(KEY)
             await until(lambda: poller.num_failures == 3)

@@ -35,7 +35,7 @@ def gateway_pod(name="gateway-a", *, ready=True, state=None):
 
 
 def made(found):
-    """Kind and name of each object of the gateway that is applied, without hashes."""
+    """Kind and name, without hashes, of each object of the gateway that the plan applies."""
     wanted = [(each["kind"], each["metadata"]["name"]) for each in found.plan.wanted]
     ours = [(kind, name) for kind, name in wanted if name.startswith(("chat-gateway", "chat-engines"))]
     return [f"{kind} chat-gateway-key" if kind == "Secret" else f"{kind} {name}" for kind, name in ours]
@@ -48,7 +48,7 @@ def deleted(found):
 
 
 def settled(resolved, *gateways, previous=None, groups=None, old=(), **facts):
-    """A reconcile of a service whose engine serves."""
+    """Reconciles a service whose engine serves."""
     groups = [make_serving(resolved)] if groups is None else groups
     before = turn(resolved, groups, old=old).document
     return turn(resolved, groups, previous={**before, **(previous or {})}, gateways=gateways, old=old, **facts)
@@ -108,7 +108,7 @@ def test_removing_the_part_deletes_everything():
         "deployments chat-gateway",
         "poddisruptionbudgets chat-gateway",
         "services chat-engines",
-        *["secrets key"] * 3,  # the key for gateways, and the two with certificates
+        *["secrets key"] * 3,  # the Secret with the key for gateways, and two Secrets with certificates
     ]
     assert "gateway" not in found.document
     assert found.document["endpoint"] == DIRECT

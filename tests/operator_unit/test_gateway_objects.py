@@ -41,7 +41,7 @@ def config(**given):
 
 
 def sources(found):
-    """Names of the files in the folder /etc/rayloom of a pod."""
+    """The names of the files in the folder /etc/rayloom of a pod."""
     (projected,) = [each["projected"]["sources"] for each in found["volumes"] if each["name"] == "config"]
     return [item["path"] for source in projected for part in source.values() for item in part["items"]]
 
@@ -55,7 +55,7 @@ def test_a_gateway_pod_replaces_another_before_that_ends():
     assert spec["selector"]["matchLabels"].items() <= labels.items()
     # The NetworkPolicy of the service selects the pod by this label, so it may reach the engines.
     assert labels["rayloom.dev/service"] == "chat"
-    # The Service and the disruption budget of the engines select by these.
+    # The Service and the disruption budget of the engines select pods by these labels.
     assert not {"rayloom.dev/route", "ray.io/node-type", "rayloom.dev/group"} & labels.keys()
 
 
@@ -89,7 +89,7 @@ def test_probes_ask_for_requests_and_for_life():
     probes = container()
 
     assert probes["readinessProbe"]["httpGet"] == {"path": "/ready", "port": 8000}
-    # /health answers 503 until the gateway has a tokenizer, which no restart would bring.
+    # /health answers 503 until the gateway has a tokenizer, and a restart would not change that.
     assert probes["livenessProbe"]["httpGet"] == {"path": "/version", "port": 8000}
 
 

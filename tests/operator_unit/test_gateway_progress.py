@@ -35,13 +35,13 @@ def progress(num_pods, num_updated, **facts):
     [
         (2, 2, progress(2, 2), "Ready"),
         (2, 2, None, "Ready"),  # the Deployment is not known yet
-        (2, 2, progress(3, 1), "Updating"),  # two former pods serve, a new one does not
+        (2, 2, progress(3, 1), "Updating"),  # two former pods serve, a new pod does not
         (1, 1, progress(2, 1), "Updating"),
         (1, 1, progress(2, 1, is_late=True), "ProgressDeadlineExceeded"),
         (2, 2, progress(2, 2, is_seen=False), "Updating"),
         (2, 1, progress(2, 2), "Starting"),
-        (3, 3, progress(2, 2), "Starting"),  # the watch of pods is ahead
-        (2, 0, progress(2, 2, is_late=True), "Starting"),  # they may wait for the tokenizer of a large model
+        (3, 3, progress(2, 2), "Starting"),  # the watch of pods is ahead of the Deployment's
+        (2, 0, progress(2, 2, is_late=True), "Starting"),  # the pods may wait for the tokenizer of a large model
         (2, 2, progress(2, 0, refusal="exceeded quota"), "ContainerFailed"),
     ],
 )

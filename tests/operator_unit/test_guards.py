@@ -29,7 +29,7 @@ def test_a_held_budget_guards_heads_and_workers():
 
 
 def guarded(spec):
-    """Kinds of pods."""
+    """The kinds of pods that `spec` selects."""
     assert spec["selector"]["matchLabels"] == {"rayloom.dev/service": "chat"}
     (kinds,) = spec["selector"]["matchExpressions"]
     assert (kinds["key"], kinds["operator"]) == ("ray.io/node-type", "In")
@@ -53,7 +53,7 @@ def test_of_an_operator_in_the_cluster_only_its_own_namespace_reaches_the_admin_
     _, of_operator, _ = network_policy(make_service(), "rayloom-system")["spec"]["ingress"]
 
     (operator,) = of_operator["from"]
-    # A pod of any tenant may have the operator's label; it cannot be in the operator's namespace.
+    # A pod of any tenant may have the operator's label, but cannot be in the operator's namespace.
     assert operator["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "rayloom-system"}}
     assert operator["podSelector"] == {"matchLabels": {"app.kubernetes.io/name": "rayloom-operator"}}
 
@@ -72,7 +72,8 @@ def test_every_port_of_a_container_is_open_to_somebody():
     }
 
     assert outside < ports
-    # What is left is between pods of the service, where every port is open: both have the label of the policy.
+    # The other port is for traffic between pods of the service, for which all ports are open: all pods have the label
+    # of the policy.
     assert ports - outside == {8002}
     for template in (head, workers["template"]):
         assert policy["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
@@ -103,7 +104,7 @@ def test_each_engine_has_names_of_its_own():
 
 
 def test_no_other_head_takes_the_place_of_a_lost_one():
-    # In KubeRay's own words: a new head kills the workers of the old one.
+    # With a new head, KubeRay deletes the workers of the old head.
     annotations = ray_cluster(make_resolved(), REVISION)["metadata"]["annotations"]
 
     assert annotations == {"ray.io/disable-provisioned-head-restart": "true"}

@@ -1,4 +1,4 @@
-"""Requests of the head pod's containers beside the limits of a pod template."""
+"""Requests of the head pod's containers, if a pod template sets limits."""
 
 import pytest
 
@@ -18,11 +18,11 @@ def resources_of(name, limits):
 @pytest.mark.parametrize(
     ("limits", "requests"),
     [
-        # Kubernetes takes the limit as the request.
+        # Kubernetes uses the limit as the request.
         ({"memory": "256Mi"}, {"cpu": "200m"}),
         ({"cpu": "100m"}, {"memory": "512Mi"}),
         ({"cpu": "200m"}, {"cpu": "200m", "memory": "512Mi"}),
-        # Two containers that asked for two cores each would find no node of two cores.
+        # Two containers that request two cores each would not fit on a node of two cores.
         ({"cpu": "2", "memory": "2Gi"}, {"cpu": "200m", "memory": "512Mi"}),
     ],
 )

@@ -1,4 +1,4 @@
-"""A service that the operator's settings do not allow (any more): running engines stay reachable and may be deleted."""
+"""A service that the operator's settings do not allow (any more): engines stay reachable and may be deleted."""
 
 from dataclasses import replace
 
@@ -75,7 +75,7 @@ def test_engines_beyond_the_replicas_leave_the_service_and_go(replicas, going):
     assert [(each.pod.uid, each.wanted) for each in found.routes] == [
         (groups[number].head.uid, False) for number in going if groups[number].head.is_routed
     ]
-    # Secret, ConfigMap and RayCluster of each, the RayCluster in the foreground.
+    # Each engine's Secret, ConfigMap and RayCluster are deleted, the RayCluster in the foreground.
     assert len(found.deletions) == 3 * len(going)
     assert all(each.is_foreground for each in found.deletions if "/rayclusters/" in each.path)
 

@@ -43,7 +43,7 @@ def test_any_other_model_is_inspected_by_a_job_first(source):
 def test_a_job_that_runs_is_waited_for(state):
     seen = look(state)
 
-    soon = 5.0 if state is None else None  # to ask why it has no pod
+    soon = 5.0 if state is None else None  # to read why the Job has no pod
     assert (seen.verdict.reason, seen.wanted, seen.look_again_s) == (Reason.INSPECTING, (), soon)
 
 
@@ -80,7 +80,7 @@ def test_the_event_of_a_job_without_a_pod_is_read_after_a_while_and_shown_withou
     own = job["metadata"]["name"]
 
     def seen(seconds, random="x7k2p"):
-        # As Kubernetes makes a name of a prefix.
+        # Kubernetes makes names from a prefix in this way.
         said = f'Error creating: pods "{(own + "-")[:58]}{random}" is forbidden: exceeded quota: small.'
         failures = {job["metadata"]["uid"]: said}
         clock = NOON + timedelta(seconds=seconds)

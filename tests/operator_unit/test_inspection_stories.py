@@ -12,7 +12,7 @@ PENDING = {"waiting": {"reason": "ContainerCreating"}}
 
 
 def seconds_after_noon():
-    """The present time, in seconds after noon of the day in the tests' documents."""
+    """The current time, in seconds after noon of the day in the tests' documents."""
     return (datetime.now(UTC) - datetime(2026, 1, 1, 12, 0, tzinfo=UTC)).total_seconds()
 
 
@@ -145,7 +145,7 @@ def test_why_the_job_gets_no_pod_is_read_from_events():
         world.kube.put({"apiVersion": "v1", "kind": "Event", "message": words, **about})
         world.ask_for(service(model=HUB_MODEL))
         job = await job_of(world)
-        # An old one, as the controller sees it.
+        # The controller sees an old Job.
         world.kube.put(job | {"metadata": job["metadata"] | {"uid": "uid-of-job"}})
         await world.until(lambda: "exceeded quota" in world.message("ModelReady"))
         assert world.reason("ModelReady") == "ContainerFailed"
@@ -166,7 +166,7 @@ def test_a_typo_that_is_taken_back_replaces_no_engine():
             world.ask_for(changed | {"status": world.kube.objects[SERVICE]["status"]})
             await world.until(lambda number=number: world.kube.statuses[-1]["observedGeneration"] == number)
             await world.rest()
-            # By now a branch may have moved, and the first Job is gone.
+            # Later a branch may have moved, and the first Job does not exist any more.
             for path in [path for path, each in world.kube.objects.items() if each["kind"] == "Job"]:
                 world.kube.remove(path)
             await world.rest()

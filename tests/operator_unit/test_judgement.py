@@ -1,6 +1,6 @@
-"""The verdict on an engine: the table of observations and their reasons and messages.
+"""The verdict on an engine: a table of observations, with reasons and messages.
 
-Left out: the observation itself (reflectors, poller), which needs an API server.
+Not covered: the observation itself (reflectors, poller), which needs an API server.
 """
 
 import math
@@ -115,7 +115,7 @@ def test_a_silent_engine_is_believed_for_eight_seconds(silent_s, reason):
 @pytest.mark.parametrize(
     ("pause_s", "silent_s", "reason"),
     [
-        # Until 9 s after the answer, or until the second question, which is put after 4 s, had time for its answer.
+        # Until 9 s after the answer, or until the time for the answer to the second request, sent after 4 s, is over.
         (1.0, 7.9, Reason.SERVING),
         (1.0, 8.0, Reason.ENGINE_UNREACHABLE),
         (4.0, 4.9, Reason.SERVING),
@@ -200,7 +200,7 @@ def test_the_message_for_too_little_memory_names_the_limit_to_raise():
     killed["lastState"]["terminated"]["reason"] = "OOMKilled"
     ended = "ended (OOMKilled, exit code 137): it left no message; see its log. Raise "
 
-    # That field is of worker pods alone; the head's containers have limits where a pod template gives them some.
+    # This field applies only to worker pods; the head's containers have limits if a pod template sets them.
     assert judge(make_group(make_pod(), worker(engine=killed)), NOW).message.endswith(
         f"{ended}spec.engine.resources.limits.memory."
     )
@@ -284,7 +284,7 @@ def test_the_message_for_a_failed_pod_has_the_reason():
 @pytest.mark.parametrize(
     ("head", "reading", "expected"),
     [
-        (make_pod(), make_reading(make_said()), True),  # also before it is routed to
+        (make_pod(), make_reading(make_said()), True),  # also before the engine gets requests
         (make_pod(ready=False), make_reading(make_said()), False),
         (make_pod(), make_reading(make_said(token_age=15.0)), False),
         (make_pod(), make_reading(make_said(token_age=None)), False),

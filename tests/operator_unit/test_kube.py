@@ -1,4 +1,4 @@
-"""The client against an HTTP server: its counts, its errors, and no changes by a process that has ceased to lead."""
+"""The client against an HTTP server: its counts, its errors, and no changes by a process that is no longer leader."""
 
 import asyncio
 import json
@@ -15,20 +15,20 @@ MANIFEST = {"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "team",
 
 
 class Server:
-    """Reads each request in full, and answers with `code`."""
+    """A server that reads each request completely, and answers with `code`."""
 
     def __init__(self):
         self.taken = []  # (method, body)
         self.code = 200
         self.codes = []  # statuses of the next answers, before `code`
-        self.found = {}  # beside a page's fields
+        self.found = {}  # fields in addition to a page's
         self.num_items = 0
         self.may_write = True
         self.requests = []  # requests as the client counts them
         self.peers = set()  # ports of the client's connections
 
     def page(self, request):
-        """A page of the `num_items` objects, as large as the request asks for."""
+        """A page of the `num_items` objects, with the size that the request asks for."""
         first, limit = int(request.query.get("continue", 0)), int(request.query.get("limit", 1))
         after = min(first + limit, self.num_items)
         more = {"continue": str(after)} if after < self.num_items else {}
@@ -200,7 +200,7 @@ def test_a_long_list_comes_in_pages(monkeypatch):
 
 
 class Line:
-    """A server with one answer, taken literally."""
+    """A server that always answers with the bytes of `text`."""
 
     may_write = True
 

@@ -1,4 +1,4 @@
-"""The KubeRay versions that can be used. Without KubeRay, objects of services stay, and the status has the reason."""
+"""The supported KubeRay versions. Without KubeRay, objects of services stay, and the status has the reason."""
 
 import asyncio
 
@@ -120,9 +120,9 @@ def test_engine_replicas_are_neither_deleted_nor_recreated_while_kuberay_is_remo
         world.ask_for(changed | {"status": world.kube.statuses[-1]})
         await world.rest()
         calls = [call for call in world.kube.calls if "llmservices" not in call[1] and "/events/" not in call[1]]
-        # Without a plan evictions are not held.
+        # Without a plan, evictions are not blocked.
         assert [(verb, path.split("/")[-2]) for verb, path in calls] == [("apply", "poddisruptionbudgets")]
-        # No event reports that the RayCluster is gone, so it counts as existing until its kind is known again.
+        # No event reports the end of the RayCluster, so it counts as existing until its kind is known again.
         assert (
             world.controller.watches.clusters.of_service(("team", "chat"))[0]["metadata"]["uid"]
             == (made[cluster]["metadata"]["uid"])
@@ -140,7 +140,7 @@ def test_engine_replicas_are_recreated_once_kuberay_is_back():
         without_kuberay(world.kube)
         await world.until(lambda: not world.controller.watches.clusters.is_synced.is_set())
         await world.until(lambda: world.reason("Accepted") == "UnsupportedKubeRay")
-        # The API server deletes the objects of a definition with it.
+        # The API server deletes a definition's objects together with the definition.
         del world.kube.objects[cluster]
         with_kuberay(world.kube)
         await world.until(lambda: world.kube.named("RayCluster"))
@@ -154,7 +154,7 @@ def test_a_kind_that_is_known_again_is_listed_before_a_reconcile():
         world.ask_for(service())
         await world.until(lambda: world.reason("Accepted") == "UnsupportedKubeRay")
         await world.rest()
-        # The definition exists, and the API server does not serve its kind yet.
+        # The definition exists, but the API server does not serve its kind yet.
         world.kube.put(make_definition())
         world.kube.calls.clear()
         before = world.kube.lists.count("/apis/ray.io/v1/rayclusters")
@@ -195,7 +195,7 @@ def test_a_standby_changes_nothing_and_takes_services_once_it_leads():
         world.leads.set()
         await world.controller.is_ready.wait()
         assert world.kube.calls == []
-        # kopf begins now, and reports what the former leader has left.
+        # kopf begins now, and reports the service that the former leader has left.
         world.controller.set_service(world.kube.put(service(drainSeconds=31)), False)
         await world.until(lambda: world.reason("Accepted") == "Valid")
         assert {each["observedGeneration"] for each in world.kube.statuses} == {2}

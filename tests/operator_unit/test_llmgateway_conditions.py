@@ -1,6 +1,6 @@
-"""The conditions of an LLMGateway for each report of its Deployment, and for a spec that cannot be read, as decisions.
+"""Decisions: the conditions of an LLMGateway for each report of its Deployment, and for an unreadable spec.
 
-Left out: faults of routes (test_llmgateway_route.py) and of names (test_llmgateway_names.py).
+Not covered: faults of routes (test_llmgateway_route.py) and of names (test_llmgateway_names.py).
 """
 
 import pytest
@@ -27,7 +27,7 @@ def progress(num_pods, num_updated, **facts):
 
 
 def status(num_wanted, num_ready, found, *, accepted=VALID, previous=None):
-    """The status of an LLMGateway with one service that serves, and so many ready gateway pods."""
+    """The status of an LLMGateway with a serving service and `num_ready` ready gateway pods."""
     gateway = parse_gateway(make_gateway_document(replicas=num_wanted)) if accepted is VALID else None
     members, aliases = ((), ()) if gateway is None else names_of(gateway, (make_service_document(),))
     situation = GatewaySituation(
@@ -55,12 +55,12 @@ def status(num_wanted, num_ready, found, *, accepted=VALID, previous=None):
         (2, 2, progress(3, 1), ("True", "Replacing"), AVAILABLE, HEALTHY),  # two former pods serve
         (2, 2, progress(3, 1, is_late=True), ("False", "DeadlineExceeded"), AVAILABLE, HEALTHY),
         (2, 1, progress(2, 2), ("True", "Starting"), AVAILABLE, HEALTHY),
-        (3, 3, progress(2, 2), ("True", "Starting"), AVAILABLE, HEALTHY),  # the watch of pods is ahead
+        (3, 3, progress(2, 2), ("True", "Starting"), AVAILABLE, HEALTHY),  # the pods' watch is ahead
         (1, 0, progress(0, 0, refusal="quota"), ("True", "Starting"), ("False", REFUSED), ("True", REFUSED)),
         (1, 1, progress(2, 0, refusal="quota"), ("True", "Replacing"), AVAILABLE, ("True", REFUSED)),
         (0, 0, progress(0, 0), ("False", "Suspended"), ("False", "Suspended"), HEALTHY),
         (0, 0, None, ("False", "Suspended"), ("False", "Suspended"), HEALTHY),
-        (0, 0, progress(1, 0), ("True", "Replacing"), ("False", "Suspended"), HEALTHY),  # a pod is left to delete
+        (0, 0, progress(1, 0), ("True", "Replacing"), ("False", "Suspended"), HEALTHY),  # one more pod must end
     ],
 )
 def test_the_conditions_follow_the_deployment(wanted, ready, found, progressing, available, degraded):

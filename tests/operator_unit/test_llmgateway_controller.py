@@ -21,7 +21,7 @@ def put(**spec):
 
 
 def objects(kube):
-    """The objects that the LLMGateway owns, without what the API server sets."""
+    """The objects that the LLMGateway owns, without the fields that the API server sets."""
     found = {}
     for path, each in kube.objects.items():
         if each["metadata"].get("labels", {}).get("rayloom.dev/llmgateway") and each["kind"] != "Pod":
@@ -160,7 +160,7 @@ def test_a_deleted_gateway_is_forgotten_and_a_new_one_of_its_name_is_served():
     async def story(world):
         await serves(world)
         world.kube.remove(world.kube.path("LLMGateway"))
-        for path in objects(world.kube):  # as the garbage collector does
+        for path in objects(world.kube):  # like the garbage collector
             world.kube.remove(path)
         await world.rest()
         calls = list(world.kube.calls)
@@ -198,7 +198,7 @@ class Killed(BaseException):
 
 
 class Interrupted(FakeKube):
-    """Fails once, at the write of number `at`, before or after the API server has done it."""
+    """A cluster that fails once, at write number `at`, before or after the API server has executed it."""
 
     def __init__(self, at, error, is_done):
         super().__init__()
@@ -285,7 +285,7 @@ def test_service_events_are_collected():
 
 
 class Held(FakeKube):
-    """Replaces a Secret only while `may_replace` is set."""
+    """A cluster that replaces a Secret only while `may_replace` is set."""
 
     def __init__(self):
         super().__init__()
@@ -310,7 +310,7 @@ def test_a_service_event_during_a_reconcile_is_not_lost_with_the_timer_of_the_ev
         await world.until(lambda: world.status.get("readyReplicas") == 1)
         await world.rest()
         world.kube.may_replace.clear()
-        # None of the changes shows in the status, whose write would be an event of its own.
+        # No change is visible in the status, because a write of the status would be another event.
         world.set_service(limited("chat", "2026-01-01T00:00:00Z", 100))
         world.kube.put(world.kube.objects[world.kube.path("Pod")])
         await world.until(lambda: world.kube.is_held)

@@ -1,4 +1,4 @@
-"""The names that an LLMGateway serves: selected services, conflicts, aliases, targets, as tables and invariants."""
+"""The names that an LLMGateway serves: tables and invariants for selected services, conflicts, aliases and targets."""
 
 import copy
 
@@ -49,11 +49,11 @@ def without_status(document):
         (make_service_document(available="ScaledToZero"), ("Waiting", "ScaledToZero")),
         (make_service_document(available="OfANewerOperator"), ("Waiting", "EngineFailed")),
         (without_status(CHAT), ("Waiting", "Starting")),
-        # The engines of the revision before have no port yet.
+        # The engines of the earlier revision have no port for gateways yet.
         (CHAT | {"status": {"conditions": CHAT["status"]["conditions"]}}, ("Waiting", "Starting")),
         (without_gateway(CHAT), ("Absent", "NoGatewayPort")),
         (make_service_document(auth={"apiKeySecretRef": {}}), ("Absent", "InvalidSpec")),
-        # Another part of the spec is wrong: the engines of the spec before it run on.
+        # Another part of the spec is wrong: the engines of the earlier spec continue to run.
         (make_service_document(replicas=-1), ("Serving", "Serving")),
     ],
 )

@@ -73,7 +73,7 @@ def test_the_models_file_has_all_that_a_gateway_needs():
         },
         "adapters": {"chat": ["poems", "sql"]},
     }
-    # The engines of the service have the key in the Secret that the operator makes for them.
+    # The service's engines read the same key from the Secret that the operator creates for them.
     service = make_service(gateway={"replicas": 0})
     service = service.model_copy(update={"metadata": service.metadata.model_copy(update={"uid": "uid-chat"})})
     assert base64.b64decode(gateway_secret(service, SETTINGS.operator_key)["data"]["key"]).decode() == key
@@ -144,7 +144,7 @@ def test_the_pods_run_the_gateway_with_the_models_file():
         "admin_token_file": "/etc/rayloom/admin/token",
         "drain_seconds": 9,
     }
-    # A file mounted by itself would never be updated.
+    # A file that is mounted with subPath would never be updated.
     assert {"name": "models", "mountPath": "/etc/rayloom-models", "readOnly": True} in container["volumeMounts"]
     (spread,) = template["spec"]["topologySpreadConstraints"]
     assert spread["labelSelector"] == {"matchLabels": {"rayloom.dev/llmgateway": "public"}}

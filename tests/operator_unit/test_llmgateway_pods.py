@@ -1,4 +1,4 @@
-"""Which models file the gateway pods of an LLMGateway have read, and which keys: decisions, and pods that answer."""
+"""The models file and the keys that the gateway pods of an LLMGateway have read: decisions, and pods that answer."""
 
 import asyncio
 import contextlib
@@ -34,13 +34,13 @@ PRESENT = "the hash of the present file"
 
 
 def report(models_hash=PRESENT, *, refusal="", problems=(), **unusable):
-    """A report about the models file; `unusable`: names whose keys cannot be read -> keys in force."""
+    """A report about the models file. `unusable`: name whose keys cannot be read -> number of valid keys."""
     keys = tuple(UnusableKeys(name=name, accepted=accepted) for name, accepted in unusable.items())
     return GatewayReport(models_hash=models_hash, refusal=refusal, problems=problems, unusable_keys=keys)
 
 
 def answers(*reports, at=100.0):
-    """The readings of the gateway pods gateway-0, gateway-1, ..."""
+    """The readings of the gateway pods gateway-0, gateway-1 and so on."""
     said = [make_said(nodes=()).model_copy(update={"gateway": each}) for each in reports]
     return {f"gateway-{index}": make_reading(each, at=at) for index, each in enumerate(said)}
 
@@ -70,7 +70,7 @@ def situation(readings, *, progress=COMPLETE, services=(CHAT,), mono=100.0, prev
 
 
 def shown(*args, **facts):
-    """The status: (pods with their states), and the conditions with their messages by type."""
+    """The status as (pods with their states, conditions with their messages by type)."""
     status = gateway_status(situation(*args, **facts))
     conditions = {each.type: (each.status, str(each.reason), each.message) for each in status.conditions}
     return [(each.name, each.models) for each in status.pods], conditions
@@ -204,7 +204,7 @@ def test_a_new_secret_is_no_fault_while_pods_are_replaced():
 
 
 def test_the_status_follows_the_answers_of_the_pods(monkeypatch):
-    """Both pods have one address, so they give the same answer."""
+    """Both pods have the same address, so they give the same answer."""
     monkeypatch.setattr(engine_poller, "_MIN_SERVING_INTERVAL_S", 0.02)
     monkeypatch.setattr(engine_poller, "_MIN_INTERVAL_S", 0.01)
     file = {"hash": HASH}
@@ -222,7 +222,7 @@ def test_the_status_follows_the_answers_of_the_pods(monkeypatch):
             assert [each["modelsHash"] for each in world.status["pods"]] == [HASH, HASH]
             present = world.status["modelsHash"]
             assert present == content_hash(models_text(world.models_file))
-            # The kubelet updates the files of a pod that changes.
+            # A changed label makes the kubelet update a pod's files.
             await world.until(lambda: world.labels("rayloom.dev/models") == [present, present])
             labelled = [call for call in world.kube.calls if "/pods/" in call[1]]
             assert len(labelled) == 2, "each pod is labelled once"
@@ -261,7 +261,7 @@ def test_a_label_that_is_refused_is_no_fault_of_the_gateway(monkeypatch, caplog)
 
 @contextlib.asynccontextmanager
 async def listening(monkeypatch, answer):
-    """An admin port on loopback in place of that of every pod."""
+    """An admin port on loopback, which replaces the admin port of every pod."""
     app = web.Application()
     app.router.add_get("/{path:.*}", answer)
     runner = web.AppRunner(app)

@@ -172,7 +172,7 @@ def test_a_route_without_pods_is_refused():
 
 
 def ask(world, generation, route=None):
-    """The LLMGateway with this route, as its user applies it."""
+    """A user applies the LLMGateway with this route."""
     document = make_gateway_document(**({"route": route} if route else {}))
     document["metadata"]["generation"] = generation
     known = world.kube.objects.get(world.kube.path("LLMGateway")) if generation > 1 else None
@@ -180,7 +180,7 @@ def ask(world, generation, route=None):
 
 
 async def replace_the_route(world):
-    """Waits until the Ingress is beside the HTTPRoute, and then alone, once a controller has given it an address."""
+    """Waits for the Ingress, gives it an address like a controller, and then waits for the end of the HTTPRoute."""
     kube = world.kube
     await world.until(lambda: ENTRY in kube.objects and reason_of(world) == "Pending")
     await world.rest()
@@ -273,7 +273,7 @@ def test_a_cluster_without_the_gateway_api_gets_the_route_once_it_has_the_api():
         del world.kube.refusals[missing]
         (reflector,) = [each for each in world.controller._drift.reflectors if each._kind == "HTTPRoute"]
         await reflector.is_synced.wait()
-        world.controller._queue.add(("team", "public"))  # as the reconcile does that was asked for after 10 s
+        world.controller._queue.add(("team", "public"))  # like the reconcile that is scheduled after 10 s
         await world.until(lambda: ROUTE in world.kube.objects)
 
     with_gateways(story, prepare=prepare, services=[CHAT])

@@ -58,7 +58,8 @@ def alias(**parts):
     return {"aliases": [{"name": "assistant", "targets": [{"service": "chat"}], **parts}]}
 
 
-# The spec, and a part of its sentence: each has what was given or where, what is allowed, and what to change.
+# The spec, and a part of its sentence. Each sentence has the given value or its place, the allowed values, and the
+# cure.
 BAD = {
     "no services": ({"services": None}, "spec.services: is missing; add it"),
     "an empty selector": (

@@ -1,4 +1,4 @@
-"""A service without engines and without gateway pods of its own, behind an LLMGateway with simulated pods."""
+"""A service that has neither engines nor gateway pods of its own, behind an LLMGateway with simulated pods."""
 
 import contextlib
 
@@ -21,7 +21,7 @@ PUBLIC = ServingGateway(name="public", uid="uid-public", model="org/chat", repli
 
 @contextlib.asynccontextmanager
 async def answering(monkeypatch, answer):
-    """An admin port on loopback, which stands for that of each pod."""
+    """An admin port on loopback, which replaces the admin port of every pod."""
     app = web.Application()
     app.router.add_get("/status", answer)
     runner = web.AppRunner(app)
@@ -97,7 +97,7 @@ def test_an_llmgateway_names_the_services_that_its_pods_serve():
         (found,) = world.controller.serving(("team", "chat"))
         assert (found.name, found.uid, found.model, found.replicas) == ("public", "uid-public", "assistant", 2)
         assert [each.name for each in found.pods] == ["gateway-0", "gateway-1"]
-        for other in ("young", "private"):  # the older service has the name, and the third has no label
+        for other in ("young", "private"):  # the older service owns the name, and the third has no label
             assert world.controller.serving(("team", other)) == ()
         assert world.controller.serving(("elsewhere", "chat")) == ()
 

@@ -1,4 +1,4 @@
-"""`rayloom-operator local` as a process with a fake engine: its start, its sample, and all ways to end.
+"""`rayloom-operator local` as a process with a fake engine: its start, its sample request, and all ways to end it.
 
 The tests of the README's blocks run it with the real engine.
 """
@@ -137,7 +137,7 @@ def test_an_engine_whose_operator_is_killed_ends_too(start, engine_pids):
     engine, _ = engine_pids()
     local.kill()
 
-    wait_until_gone(engine)  # What an engine starts is bound to the engine, which is not ours to test here.
+    wait_until_gone(engine)  # This file does not test that the engine's child ends with it.
 
 
 def test_an_engine_that_cannot_start_is_shown_with_the_end_of_its_log(start):

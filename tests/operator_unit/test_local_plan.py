@@ -1,4 +1,4 @@
-"""The documents of several local engines and their gateway, the split of accelerators, and the back-off. All pure."""
+"""The documents of several local engines and their gateway, the split of accelerators, and the back-off."""
 
 from pathlib import Path
 
@@ -96,7 +96,7 @@ def test_no_accelerator_is_given_twice_and_too_few_are_refused(num_devices, num_
             "spec.replicas: 2 engines need an accelerator each, and this machine has 0; use a machine with more of "
             "them, or set spec.engine.args.device to cpu",
         ),
-        # One engine starts as ever; it names what it lacks.
+        # A single engine starts as usual, and reports the missing device itself.
         ({"replicas": 1, "engine": {"args": {"device": "cuda"}}}, (), None),
     ],
 )

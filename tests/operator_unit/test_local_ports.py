@@ -12,7 +12,7 @@ HOST = "127.0.0.1"
 
 
 def listening(port):
-    """A socket that listens as the engine's do."""
+    """A socket that listens with the options of an engine's sockets."""
     server = socket.socket()
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     server.bind((HOST, port))

@@ -12,7 +12,7 @@ from rayloom_operator.local.sample import SampleRequest
 
 
 class Silent:
-    """A connection whose other end says nothing. `show` reads from it until it ends."""
+    """A connection whose peer sends nothing. `show` reads until the connection ends."""
 
     def __init__(self) -> None:
         self.ends = socket.socketpair()

@@ -21,7 +21,7 @@ TWO = "  replicas: 2"
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts `local` with two fake engines and a fake gateway, and ends what is left of them."""
+    """Starts `local` with two fake engines and a fake gateway. Ends processes that are left of them."""
     started = []
 
     def start_local(scenario="", *flags, spec=TWO):
@@ -37,7 +37,7 @@ def start(tmp_path):
     for pid in pids_of(tmp_path):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    # The folder for temporary files of a test has too long a path, so these folders are elsewhere.
+    # The path of a test's temporary folder is too long, so these folders are elsewhere.
     for folder in {found for local in started for found in re.findall(r"/\S+/rayloom-[a-z0-9_]+", local.output)}:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -59,7 +59,7 @@ def test_a_second_ctrl_c_ends_the_wait_for_processes_that_do_not_drain(start, tm
     local.wait_for("Stopping. Running requests have 30 s to finish; Ctrl-C again stops at once.")
     began = time.monotonic()
     while "Stopping at once." not in local.output and time.monotonic() < began + 20.0:
-        local.signal(signal.SIGINT)  # the first ones may be repetitions by a wrapper
+        local.signal(signal.SIGINT)  # the first signals may count as repetitions by a wrapper
         time.sleep(0.2)
 
     assert local.exit_code() == 0
@@ -80,7 +80,7 @@ def test_an_engine_that_cannot_start_ends_all_and_its_log_is_shown(start, tmp_pa
 
 
 def test_a_gateway_that_keeps_ending_ends_all_with_its_exit_code(start, tmp_path):
-    local = start("dies", spec=f"{TWO}\n  recovery: {{restartBudget: 0}}")  # the sample's answer is its last
+    local = start("dies", spec=f"{TWO}\n  recovery: {{restartBudget: 0}}")  # the gateway ends after the sample's answer
 
     assert local.exit_code() == 7
     assert "rayloom-operator: gateway exited with code 7 while serving" in local.output

@@ -1,4 +1,4 @@
-"""A tenant chooses the numbers in an inspection's result. None of them blocks the operator where it reads them.
+"""A tenant chooses the numbers in an inspection's result. No number blocks the operator when it reads the result.
 
 Without limits, some numbers would stop the event loop that all tenants share for seconds, or for ever.
 """
@@ -164,7 +164,7 @@ def test_kinds_of_stages_are_those_of_the_whole_split():
 
 
 def test_a_split_is_the_best_of_all():
-    """Held to every number of layers that the last stage could have."""
+    """Compared with every number of layers that the last stage could have."""
     for num_layers, head in itertools.product((2, 7, 48, 97), (0.0, 0.4, 1.0, 2.5, 40.0, 1e9)):
         for num_stages in range(2, num_layers + 1):
 
@@ -176,7 +176,7 @@ def test_a_split_is_the_best_of_all():
 
 
 def worst_costs():
-    """The most layers, kinds of them and numbers of ranks, with weights that fit nowhere or anywhere."""
+    """The largest numbers of layers, kinds of layers and ranks, with weights that fit nowhere or anywhere."""
     many = tuple(sorted({n for n in range(1, 2521) if 2520 % n == 0} | {4096}))
     for layers, num_kinds in (("1000a", 1), ("ab" * 500, 2), ("".join(map(chr, range(97, 123))) * 38, 26)):
         for weights, kv in ((1, 1), (1 << 30, 1), (1 << 34, 1 << 30), (0, 0)):
@@ -193,7 +193,7 @@ def worst_costs():
 
 
 def num_calls(function, *args):
-    """Returns the number of functions that are called, those written in C included: the same on every machine."""
+    """Returns the number of called functions, including functions in C. It is the same on every machine."""
     number = 0
 
     def count(frame, event, argument):
@@ -211,7 +211,7 @@ def num_calls(function, *args):
 def sized(question):
     with contextlib.suppress(SpecError):
         sizing = size(question)
-        # A status holds 64 bits.
+        # Numbers in a status have 64 bits.
         assert max(sizing.weights_bytes_per_rank, sizing.kv_tokens, sizing.concurrent_requests) < 1 << 63
 
 

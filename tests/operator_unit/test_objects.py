@@ -37,7 +37,7 @@ def pod_specs(spec):
 
 
 def containers(**spec):
-    """By name: ray-head, engine, ray-worker."""
+    """The containers by name: ray-head, engine, ray-worker."""
     return {each["name"]: each for part in pod_specs(build(**spec)) for each in part["containers"]}
 
 
@@ -98,7 +98,7 @@ def test_ray_is_the_first_container_of_the_head_and_the_engine_the_second():
     assert [each["name"] for each in head["containers"]] == ["ray-head", "engine"]
     assert [each["name"] for each in worker["containers"]] == ["ray-worker"]
     assert head["shareProcessNamespace"] is True
-    # No process of ours or KubeRay's is number 1, which does not hear that it is to end unless it asked to.
+    # So no process of ours or KubeRay's is process 1, which ignores SIGTERM unless it has a handler.
     assert worker["shareProcessNamespace"] is True
 
 
@@ -162,7 +162,7 @@ def test_rays_head_stays_until_the_engine_has_ended(tmp_path):
     finally:
         engine.kill()
         engine.wait()
-    assert head.wait(60) == 0  # also when it was killed and could take nothing away
+    assert head.wait(60) == 0  # also if the engine was killed and could not remove its file
 
 
 def test_rays_head_stays_as_long_as_the_file_of_an_engine_that_wrote_nothing_into_it(tmp_path):
@@ -181,10 +181,10 @@ def test_rays_head_stays_as_long_as_the_file_of_an_engine_that_wrote_nothing_int
 @pytest.mark.parametrize(
     ("ran", "starts"),
     [
-        ("10 10 0", 3),  # the third ends at once
+        ("10 10 0", 3),  # the third start ends at once
         ("300 100 150 250", 4),  # the first of four ends is 500 s ago
         ("10 100 300 190", 4),  # 590 s ago
-        ("10 100 300 210 100 0", 6),  # 610 s ago, then again; the last ends at once
+        ("10 100 300 210 100 0", 6),  # 610 s ago, so it starts again; the last start ends at once
     ],
 )
 def test_rays_head_is_started_again_in_its_container_unless_it_ends_at_once_or_too_often(ran, starts):
@@ -204,7 +204,7 @@ def test_pods_have_the_drain_and_a_little_more_to_end():
 
     assert head["terminationGracePeriodSeconds"] == worker["terminationGracePeriodSeconds"] == 115
     found = containers()
-    # Nodes need a moment to send no more requests there, and ranks stay while the engine drains.
+    # Nodes need a moment to stop sending requests to the pod, and ranks stay while the engine drains.
     assert before_the_end(found["engine"]) == ["sleep", "2"]
     assert before_the_end(found["ray-worker"])[:3] == ["python3", "-m", "rayloom_engine.linger"]
 
@@ -221,11 +221,11 @@ def test_probes_are_our_own_and_loading_is_no_reason_to_kill():
 
     assert found["engine"]["readinessProbe"]["httpGet"] == {"path": "/ready", "port": 8000}
     assert "livenessProbe" not in found["engine"]
-    # While Ray's head is started again requests wait in the engine.
+    # While Ray's head restarts, requests wait in the engine.
     assert found["ray-head"]["readinessProbe"]["tcpSocket"] == {"port": 8000}
     assert found["ray-head"]["livenessProbe"]["tcpSocket"] == {"port": 6379}
     assert found["ray-worker"]["readinessProbe"]["tcpSocket"] == {"port": 6380}
-    # KubeRay puts its own in where either is missing.
+    # KubeRay adds its own probes to containers without a liveness or readiness probe.
     assert "livenessProbe" in found["ray-head"] and "livenessProbe" in found["ray-worker"]
 
 
@@ -369,5 +369,5 @@ def test_a_revision_follows_spec_and_image_and_nothing_else():
 
 
 def test_the_revision_of_a_plain_service_never_changes():
-    # Another value here rolls every running engine when the operator is upgraded.
+    # With another value, an upgrade of the operator would roll every running engine.
     assert revision(make_resolved(image="rayloom/engine:0.1.0")) == "2a1e22a9"

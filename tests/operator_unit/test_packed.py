@@ -1,4 +1,4 @@
-"""Packed documents are unpacked unchanged, are small beside others of their kind, and are found by their mark."""
+"""Packed documents are unpacked unchanged, are small if others of their kind exist, and have a mark."""
 
 import random
 
@@ -50,7 +50,7 @@ def test_each_kind_of_documents_gets_its_example_up_to_a_size(monkeypatch):
     failed = [kept(make_pod_document(f"f{number}", engine=crashed(70, words))) for number in range(2)]
     sizes = [len(packer.pack(each)) for each in (*workers, *failed)]
     assert len(packer._examples) == 3
-    # The example itself is nothing but a look back.
+    # An example itself is packed as a reference to the example.
     assert max(sizes) < 100
     monkeypatch.setattr(packed, "_MAX_EXAMPLES", len(packer._examples[-1]))
     other = random.Random(8).randbytes(700).hex()

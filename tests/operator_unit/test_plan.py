@@ -102,7 +102,7 @@ def test_fewer_replicas_take_the_least_busy_away_and_its_requests_first():
     groups = [make_serving(two, number, reading=busy) for number in range(2)] + [make_serving(two, 2)]
     first = turn(two, groups)
     found = turn(two, groups, previous=first.document, endpoints=found_at)
-    # No route any more, and in no EndpointSlice.
+    # The engine has no route any more, and no EndpointSlice lists it.
     groups[2] = make_serving(two, 2, pods=(make_pod("head2"), make_pod("worker2", is_head=False)))
     still_found = turn(two, groups, previous=found.document, endpoints=found_at)
     unfound = turn(two, groups, previous=still_found.document, endpoints=set())
@@ -146,7 +146,7 @@ def test_a_place_whose_cluster_is_gone_gets_another_name_and_leftovers_are_delet
 
     assert made(found) == ["-2"]
     assert deleted(found) == [f"{gone}-admin", gone]
-    # Until that is done nothing is written, and whoever comes then finds the same to do.
+    # Until the deletion is done, no status is written, and the next reconcile plans the same.
     assert deleted(turn(two, [make_serving(two, 1), make_serving(two, 2)], previous=before)) == deleted(found)
     later = turn(two, [make_serving(two, 1)], previous=found.document, taken=frozenset({gone}))
     assert (made(later), deleted(later)) == (["-2"], [])
@@ -209,7 +209,7 @@ def test_pods_on_a_lost_node_are_taken_away_at_once():
 
 
 def test_the_pods_of_an_engine_whose_head_is_lost_are_kept_until_their_cluster_is_deleted():
-    # Else KubeRay would make others in their place. Pods on a node that is not ready are not, either.
+    # If they were deleted, KubeRay would replace them. Pods on a node that is not ready are not ready either.
     pods = (make_pod("head0", ready=False), make_pod("worker0", is_head=False, node="n2", ready=False))
     found = turn(ONE, [make_serving(ONE, pods=pods)], lost_nodes=frozenset({"n1", "n2"}))
 
@@ -237,7 +237,7 @@ def test_an_engine_that_cannot_use_its_settings_is_left_to_its_kubelet():
 
 
 def test_a_held_budget_counts_every_pod_that_there_is():
-    # The engine of an old revision, of which nothing is known any more, has a head and three workers.
+    # The engine is of an old revision whose spec is unknown, and has a head and three workers.
     other = make_group(make_pod(), *(make_pod(f"w{each}", is_head=False) for each in range(3)), name="chat-00000001-0")
     found = turn(ONE, [make_serving(ONE), other])
     (budget,) = [each for each in found.plan.wanted if each["kind"] == "PodDisruptionBudget"]
@@ -255,7 +255,7 @@ def test_evictions_are_held_no_longer_while_nothing_can_be_planned():
 def test_the_last_engine_with_a_route_keeps_it_beside_one_that_is_to_go():
     leaver = make_serving(ONE, 1, pods=(make_pod("head1"), make_pod("worker1", is_head=False)))
     ill = make_serving(ONE, 0, reading=make_reading(make_said("recovering")))
-    # Else the planner would take the well one back, for too few serve.
+    # Otherwise the planner would take back the terminating engine, because too few engines serve.
     one = make_resolved(rollout={"maxUnavailable": 1})
     rollout = replace(settled(one), terminating={leaver.name: ""}, has_served=True)
     previous = {"rollout": RolloutStatus.of(rollout).model_dump(mode="json", by_alias=True)}
@@ -268,7 +268,8 @@ def test_the_last_engine_with_a_route_keeps_it_beside_one_that_is_to_go():
 
 
 def test_no_route_changes_before_the_next_rollout_state_is_written():
-    # The last engine is to be taken back, because too few serve. Until that is written, it is to be terminated.
+    # The planner takes the last engine back, because too few serve. Until this state is written, the engine counts as
+    # terminating.
     group = make_serving(ONE, pods=(make_pod("head0"), make_pod("worker0", is_head=False)))
     rollout = replace(settled(ONE), terminating={group.name: ""}, has_served=True)
     previous = {"rollout": RolloutStatus.of(rollout).model_dump(mode="json", by_alias=True)}
@@ -282,7 +283,7 @@ def test_no_route_changes_before_the_next_rollout_state_is_written():
 
 
 def test_an_engine_that_recovered_takes_requests_while_a_broken_kuberay_keeps_the_rollout_from_its_next_state():
-    # The spec was changed while KubeRay could not be used, so the state of that rollout is not written.
+    # The spec was changed while KubeRay was unusable, so the state of the new rollout is not written.
     other = make_resolved(image="rayloom/engine:next")
     recovered = make_serving(ONE, pods=(make_pod("head0"), make_pod("worker0", is_head=False)))
     rollout = replace(settled(ONE), has_served=True)

@@ -1,4 +1,4 @@
-"""The strategic merge: worked examples of each kind of list, and the invariants of every merge."""
+"""The strategic merge: examples of each kind of list, and the invariants of every merge."""
 
 from copy import deepcopy
 

@@ -49,7 +49,7 @@ def of_kind(kind):
 
 HTTP, TCP = ({"httpGet": {"port": 80, "host": "h"}}, {"tcpSocket": {"port": 80, "host": "h"}})
 APP_ARMOR = "container.apparmor.security.beta.kubernetes.io/proxy"
-# Kinds of Kubernetes' VolumeSource, also removed ones.
+# Kinds of Kubernetes' VolumeSource, including removed kinds.
 RESTRICTED_VOLUMES = (
     *("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "image", "persistentVolumeClaim", "projected"),
     "secret",

@@ -35,7 +35,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 HUB = Hub(endpoint="https://mirror", ca_config_map="ca")
 REVISION = "00000000"
 DOCUMENT = {"metadata": {"name": "chat", "namespace": "team", "uid": "uid-1"}}
-# Revisions of the examples, computed with the version before pod templates.
+# Revisions of the examples, computed with the last version without pod templates.
 REVISIONS = {
     "private-hub-model.yaml": "beb61b51",
     "pvc-model.yaml": "a81006c6",
@@ -82,7 +82,7 @@ def test_head_and_worker_have_templates_of_their_own():
         worker={"metadata": {"labels": {"team": "a"}}, "spec": {"runtimeClassName": "nvidia"}},
     )
 
-    # The operator's annotation, which replaces KubeRay's command of the head, stays.
+    # The operator's annotation, which replaces KubeRay's command for the head, stays.
     assert head["metadata"]["annotations"] == {
         "ray.io/overwrite-container-cmd": "true",
         "sidecar.istio.io/inject": "false",
@@ -113,7 +113,7 @@ def test_own_containers_are_changed_and_others_are_added_after_them():
     )
     found = by_name(head)
 
-    # KubeRay treats the first container as that of Ray.
+    # KubeRay treats the first container as Ray's.
     assert list(found) == ["ray-head", "engine", "proxy"]
     assert variables(found["engine"])["A"] == {"secretKeyRef": {"name": "s", "key": "k"}}
     assert {"name": "certificates", "mountPath": "/certificates", "readOnly": True} in found["engine"]["volumeMounts"]
@@ -184,7 +184,7 @@ def test_env_from_cannot_set_a_reserved_variable():
         assert found["RAY_AUTH_TOKEN"]["secretKeyRef"]["key"] == "auth_token"
         assert not set_later & found.keys()
     assert variables(by_name(head)["engine"])["RAY_ADDRESS"] == "127.0.0.1:6379"
-    # The token goes to the hub, even if the ConfigMap has another HF_ENDPOINT.
+    # The token is sent to the hub, even if the ConfigMap has another HF_ENDPOINT.
     assert variables(by_name(worker)["ray-worker"])["HF_ENDPOINT"] == "https://huggingface.co"
 
 
@@ -382,7 +382,7 @@ def owned(template):
     found["volumes"] = [each for each in spec["volumes"] if each["name"] in OWN_VOLUMES]
     found["tolerations"] = spec["tolerations"][:2]
     for place, container in enumerate(each for each in spec["containers"] if each["name"] in OWN_CONTAINERS):
-        assert spec["containers"][place] == container  # own containers come first
+        assert spec["containers"][place] == container  # the operator's containers come first
         found[container["name"]] = {
             **{field: container.get(field) for field in fields},
             "resources": container["resources"] if container["name"] == "ray-worker" else None,

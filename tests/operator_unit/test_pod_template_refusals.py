@@ -1,4 +1,4 @@
-"""Fields that `spec.podTemplate` may not change, and the messages with the cure."""
+"""Fields that `spec.podTemplate` may not change, and messages that tell users what to do."""
 
 import pytest
 

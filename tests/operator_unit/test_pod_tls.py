@@ -1,4 +1,4 @@
-"""Certificates of engines and gateway pods: when they change, for whom they are valid, and where pods find them."""
+"""Certificates of engines and gateway pods: renewal, the names for which they are valid, and files in pods."""
 
 import base64
 import json
@@ -47,7 +47,7 @@ def authorities(files):
 
 
 def decided(settings, resolved=BEHIND):
-    """Kind and name -> object of the gateway; the hashes of Secrets are cut off."""
+    """(kind, name) -> object of the gateway. Names of Secrets are without hashes."""
     before = turn(resolved, [make_serving(resolved)]).document
     situation = turn(resolved, [make_serving(resolved)], previous=before).situation
     found = gateway_objects(replace(situation, settings=settings), resolved)

@@ -18,7 +18,7 @@ PRIVATE = {"source": "hf://acme/tiny", "tokenSecretRef": {"name": "hf", "key": "
 
 
 def pods(hub=HUB, **spec):
-    """By name: head, worker, inspect."""
+    """The pod specs by name: head, worker, inspect."""
     service = make_service(**spec)
     cluster = ray_cluster(resolve(service, "image", hub=hub), "00000000")["spec"]
     (workers,) = cluster["workerGroupSpecs"]

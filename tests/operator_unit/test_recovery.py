@@ -1,4 +1,4 @@
-"""The engines that are recreated, the times of these recoveries, and their records in the status.
+"""The engines that are recreated, the times of these recoveries, and the records of recoveries in the status.
 
 The default limits: hang 10 s, rebuild 600 s, node loss 15 s, 5 restarts, back-off 10 s to 300 s.
 """
@@ -30,7 +30,7 @@ from rt_operator import (
 ONE = make_resolved()
 TWO = make_resolved(replicas=2)
 UNREADY = {"ready": False, "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}
-# Over the years; its kubelet starts it again at once.
+# The container has ended several times, over years; its kubelet restarts it at once.
 ENDED = {"ready": False, "state": {"terminated": {"exitCode": 1, "reason": "Error"}}}
 YOUNG = "2026-01-02T03:00:00Z"  # 245 s before the test's clock
 UNSCHEDULABLE = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes"}]
@@ -60,20 +60,20 @@ def cause(*pods, reading=None, lost=(), **facts):
 @pytest.mark.parametrize(
     ("pods", "facts", "reason"),
     [
-        # The head pod is gone for good, or on a node that is.
+        # The head pod is lost, or is on a lost node.
         ((worker(),), {"is_headless": True}, Reason.HEAD_LOST),
         ((), {"is_headless": True}, Reason.HEAD_LOST),
         ((make_pod(), worker()), {"lost": ["n1"], "reading": make_reading(make_said("recovering"))}, Reason.NODE_LOST),
         # The engine gave up, or a container of the head keeps ending.
         ((make_pod(engine=gave_up()),), {}, Reason.ENGINE_FAILED),
         ((make_pod(engine=crashed(1, "boom") | {"restartCount": 3}),), {}, Reason.ENGINE_FAILED),
-        # It answered, and then neither it nor its kubelet's probe does.
+        # The engine has answered, and now neither it nor its kubelet's probe succeeds.
         ((make_pod(engine=UNREADY),), {"reading": silent(20, make_said())}, Reason.ENGINE_UNREACHABLE),
-        # It says that it starts or recovers, and nothing gets on.
+        # The engine reports a start or a recovery without progress.
         ((make_pod(), worker()), {"reading": stuck()}, Reason.ENGINE_STUCK),
         ((make_pod(), worker()), {"reading": stuck("recovering")}, Reason.ENGINE_STUCK),
         ((make_pod(engine=UNREADY), worker()), {"reading": silent(631, advanced_at=-521)}, Reason.ENGINE_STUCK),
-        # KubeRay makes pod after pod: 2 x 2 and the budget of 5 are allowed.
+        # KubeRay creates pod after pod; 2 x 2 and the budget of 5 are allowed.
         ((make_pod(), worker()), {"num_new_pods": 10}, Reason.CONTAINER_FAILED),
     ],
 )
@@ -84,34 +84,34 @@ def test_a_failure_that_nothing_else_repairs_recreates_the_engine(pods, facts, r
 @pytest.mark.parametrize(
     ("pods", "facts"),
     [
-        # KubeRay makes pods: the first ones, and those of workers.
+        # KubeRay creates pods: the first pods, and later pods of workers.
         ((), {}),
         ((worker(),), {}),
         ((make_pod(), worker()), {"reading": make_reading(make_said()), "lost": ["n9"]}),
         ((make_pod(), worker(node="n2")), {"reading": make_reading(make_said("recovering")), "lost": ["n2"]}),
         ((make_pod(), worker(phase="Failed")), {"num_new_pods": 9, "reading": make_reading(make_said("recovering"))}),
-        # Kubelets start containers again.
+        # Kubelets restart containers.
         ((make_pod(engine=crashed(1) | {"restartCount": 2}),), {}),
         ((make_pod(engine=restarted(70)),), {}),
         ((make_pod(engine=ENDED | {"restartCount": 9}),), {}),
         ((make_pod(), worker(engine=crashed(1) | {"restartCount": 9})), {}),
-        # What is not there is not there for a new engine either.
+        # Missing things are missing for a new engine as well.
         ((make_pod(engine=crashed(78, "no model") | {"restartCount": 9}),), {}),
         ((make_pod(engine=waiting("ImagePullBackOff")),), {"reading": stuck()}),
         ((make_pod(), worker(node="", conditions=UNSCHEDULABLE, engine=waiting(""))), {"reading": stuck()}),
         ((make_pod(mount_failure="/x is not a directory"),), {}),
-        # The engine replaces its ranks and processes, and has its time for it.
+        # The engine replaces its ranks and processes, and has time for this.
         ((make_pod(), worker()), {"reading": make_reading(make_said("recovering"))}),
         ((make_pod(), worker()), {"reading": stuck(seconds=629.0)}),
         ((make_pod(), worker(started=YOUNG)), {"reading": stuck()}),
         ((make_pod(engine=UNREADY),), {"reading": silent(19.9, make_said())}),
         ((make_pod(engine=UNREADY),), {"reading": silent(100.0)}),
         ((make_pod(engine=UNREADY),), {"reading": silent(100.0, make_said("starting", None))}),
-        # Its kubelet reaches it, and only the operator does not: a firewall, another key.
+        # The engine's kubelet reaches it, and only the operator does not, because of a firewall or another key.
         ((make_pod(),), {"reading": silent(9999, make_said(), advanced_at=-9999)}),
-        # It was asked to end.
+        # The engine was asked to drain.
         ((make_pod(), worker()), {"reading": stuck("draining")}),
-        # All is well, however long it has been.
+        # The engine serves, however long it has made no progress.
         ((make_pod(), worker()), {"reading": make_reading(make_said(), at=NOW, advanced_at=-9999)}),
         ((make_pod(), worker()), {"reading": make_reading(make_said()), "num_new_pods": 99}),
     ],
@@ -136,7 +136,7 @@ def hung(seconds, said=None, started="2026-01-01T00:00:00Z"):
 
 def test_a_new_operator_reads_from_the_status_that_a_silent_engine_had_served():
     serving = turn(ONE, [make_serving(ONE)])
-    # Twice the hang limit of 10 s, through two operators: neither of them has an answer of the engine.
+    # Twice the hang limit of 10 s pass under two operators, and neither operator gets an answer from the engine.
     for seconds in (0, 19.9, 0, 19.9):
         serving = turn(ONE, [hung(seconds)], previous=serving.document)
         assert (serving.status.groups[0].state, serving.status.groups[0].restarts) == ("Recovering", 0)
@@ -149,7 +149,7 @@ def test_a_new_operator_reads_from_the_status_that_a_silent_engine_had_served():
     ("before", "started"),
     [
         (make_serving(ONE, reading=make_reading(make_said("starting", None))), "2026-01-01T00:00:00Z"),
-        # Its containers were started after it served.
+        # The engine's containers were started after it served.
         (make_serving(ONE), "2026-01-02T03:04:06Z"),
     ],
 )
@@ -259,7 +259,7 @@ def test_an_engine_whose_head_was_evicted_is_recreated_without_a_restart():
     assert conditions(draining.document)["Available"] == ("False", "Draining")
     assert (gone.document["groups"][0]["restarts"], gone.document["groups"][0]["failure"]["reason"]) == (0, "HeadLost")
     assert [each.uid for each in second.plan.deletions] == ["a"]
-    # The next is made at once, and what is said of it is gone when it serves.
+    # The next engine is created at once, and the record of the failure is dropped when it serves.
     name = second.status.groups[0].name
     third = turn(ONE, previous=second.document, taken=frozenset({name}))
     fourth = turn(ONE, previous=third.document, taken=frozenset({name}))

@@ -2,9 +2,10 @@
 
 The invariants of every reconcile: No RayCluster is created beyond replicas + maxSurge, of a revision that failed, or
 with the name of one that exists or existed within the last minute. A serving engine loses its route only if the status
-has it as terminating and enough others serve. Also, it must be one too many, or the new revision must have served. An
-engine is deleted only after clients no longer find it and it has drained, unless it has failed for good. Pods are
-deleted without a grace period only on lost nodes. No engine is created more often than its back-off allows.
+has it as terminating and enough others serve. In addition there must be an engine too many, or the new revision must
+have served. An engine is deleted only after clients no longer find it and it has drained, unless it has failed for
+good. Pods are deleted without a grace period only on lost nodes. No engine is created more often than its back-off
+allows.
 """
 
 import pytest
@@ -15,12 +16,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from rt_operator import conditions
 from rt_simulation import FAILS_REQUESTS, NODES, Simulation
 
-# From ARCHITECTURE's table of delays, 0, 10, 20, 40, 80 and then 300 s: made at most 8 times within 10 minutes.
+# The delays in ARCHITECTURE.md are 0, 10, 20, 40, 80 and then 300 s: at most 8 creations within 10 minutes.
 _MAX_MADE = 8
 _WINDOW_S = 600.0
 _ALL_THREADS = (1, 2, FAILS_REQUESTS)
 _THREADS, _OTHER = st.sampled_from(_ALL_THREADS), st.integers(1, len(_ALL_THREADS) - 1)
-# A first new engine serves after 20 s and proves itself within 10; what follows takes as long, and 20 more to drain.
+# A first new engine serves after 20 s and proves itself within 10 s. Each following engine takes as long, and 20 s more
+# to drain.
 _A_WHILE = st.sampled_from([25, 33, 42, 60, 75, 100, 140])
 _BOUNDS = st.sampled_from([(1, 0), (1, 0), (0, 1), (1, 1), (2, 0)])
 
@@ -39,7 +41,7 @@ class Recovery(RuleBasedStateMachine):
         self.world.run(36, 3)
 
     def engine(self, pick):
-        """Returns an engine that shall stay; None if there is none."""
+        """Returns an engine that the planner keeps, or None if there is none."""
         found = self.world.there
         return found[pick % len(found)] if found else None
 
@@ -146,7 +148,7 @@ class Recovery(RuleBasedStateMachine):
         self.world.ask(replicas, self.threads)
 
     def other_threads(self, other):
-        """The threads of another revision than the spec's."""
+        """The value of `threads` of another revision than the spec's."""
         return _ALL_THREADS[(_ALL_THREADS.index(self.threads) + other) % len(_ALL_THREADS)]
 
     @property
@@ -170,8 +172,7 @@ class Recovery(RuleBasedStateMachine):
                 assert len(within) <= _MAX_MADE, f"the engine of {line} was made at {within}"
 
     def teardown(self):
-        """Faults stop, but one node stays away; then every engine is of one revision and serves, and nothing is said to
-        be broken."""
+        """Faults stop, but one node stays lost. Then all engines serve with one revision, and nothing is degraded."""
         world = self.world
         world.lost, world.cursed = dict(list(world.lost.items())[:1]), set()
         world.run(900, 5)
@@ -192,7 +193,7 @@ class Recovery(RuleBasedStateMachine):
         assert all(world.is_available(each) for each in world.clusters.values())
 
 
-# Not made smaller: that takes minutes, and a few steps can be read as they are.
+# Failing examples are not shrunk, because that takes minutes and a few steps are readable as they are.
 Recovery.TestCase.settings = settings(
     max_examples=6,
     stateful_step_count=25,

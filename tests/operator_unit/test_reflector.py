@@ -221,7 +221,7 @@ def test_a_list_in_pages_is_whole_also_after_an_expired_page(monkeypatch):
         def turn_page(path):
             turned.append(path)
             if len(turned) == 2:
-                # The object was on a page that was read already.
+                # The object was on a page that has been read already.
                 del kube.objects["/api/v1/namespaces/team/pods/a"]
                 raise KubeError(410, "The provided continue parameter is too old")
 
@@ -299,7 +299,7 @@ def test_an_object_with_an_edited_label_leaves_no_copy_under_the_old_one(monkeyp
             kube.put(pod("a", "other"))
             await until(lambda: names(found, ("team", "other")) == ["a"])
             assert (names(found), changes) == ([], [("team", "chat"), ("team", "other")])
-            # The same edit, found by a list.
+            # Another edit of the label, which a list finds.
             kube.objects["/api/v1/namespaces/team/pods/a"]["metadata"]["labels"]["rayloom.dev/service"] = "third"
             kube.end_watches("/pods", KubeError(410, "too old resource version"))
             await until(lambda: names(found, ("team", "third")) == ["a"])

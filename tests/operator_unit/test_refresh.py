@@ -1,8 +1,7 @@
-"""Facts without costs, which an operator of an earlier version stored: services keep their sizing, and a few Jobs at a
-time inspect such models again.
+"""Facts without costs from an earlier operator: services keep their sizing, and Jobs inspect the models again.
 
-The statuses here are those that the earlier operator wrote. Left out: Jobs for models that were never inspected
-(test_inspection.py).
+Only a few Jobs run at a time. The statuses in this file are those that the earlier operator wrote. Not covered: Jobs
+for models that were never inspected (test_inspection.py).
 """
 
 import copy
@@ -30,7 +29,7 @@ RUNNING = {"running": {}}
 GIVEN = {"parallelism": {"tensor": 1, "pipeline": 1}}
 GPU = {"accelerator": {"memory": "80Gi", "perNode": 8}}
 SERVICES = [("team", f"chat-{number}") for number in range(10)]
-# As an operator of version 0.1.0 wrote it: the shape in camelCase, and a sizing with the hash of its inputs.
+# The status that an operator of version 0.1.0 wrote: the shape in camelCase, and a sizing with the hash of its inputs.
 OLD_STATUS = {
     "model": {
         "source": "hf://meta-llama/Llama-3.1-70B",
@@ -73,7 +72,7 @@ SPEC = {"model": {"source": "hf://meta-llama/Llama-3.1-70B", "maxModelLen": 131_
 
 
 def known(found=SHAPE, commit=COMMIT):
-    """The status that an operator of an earlier version wrote: with the sizing of one rank, as CPUs have it."""
+    """The status that an operator of an earlier version wrote, with a sizing of one rank, as on CPUs."""
     old = ModelFacts.model_validate_json(old_facts(commit=commit, shape=found)).model_copy(update={"version": None})
     asked = question(make_service(model=HUB_MODEL), old)
     sizing = {"tensor": 1, "pipeline": 1, "pods": 1, "nodes": 1, "weightsBytesPerRank": 3408, "inputs": asked.inputs}
@@ -242,13 +241,13 @@ def test_facts_of_an_engine_without_costs_are_not_found_again_where_the_parallel
 
     assert (first.facts.version, first.facts.costs) == ("v1", None)
     assert look(stored=status, may_refresh=True, **given) == Inspection(facts=first.model, model=first.model)
-    # Where a number is left open, the Job of another image may find costs.
+    # If the spec omits a number, the Job of another image may find costs.
     open_again = look(stored=status, **GPU)
     assert (open_again.facts, open_again.verdict.reason) == (None, Reason.INSPECTING)
 
 
 def test_a_service_that_was_refused_before_is_sized_and_not_made_without():
-    """Its status has facts and no sizing."""
+    """The service's status has facts and no sizing."""
     status = {"model": known()["model"]}
     seen = look(stored=status, **GIVEN, **GPU)
 
@@ -294,7 +293,7 @@ def test_an_upgrade_starts_four_jobs_at_a_time_stores_their_results_and_rolls_no
                 done.add(name)
             await world.rest()
             for name in set(names) - done:
-                # The regular reconcile.
+                # This is the regular reconcile.
                 world.controller._queue.add(("team", name))
             await world.rest()
         for name in names:
@@ -340,7 +339,7 @@ def test_a_restarted_operator_counts_the_jobs_of_the_one_before():
 
 
 def test_an_image_without_costs_inspects_a_model_once_and_its_service_stays_refused_when_the_job_is_gone():
-    """Otherwise a Job ran each quarter of an hour for ever, and the condition Accepted changed with each."""
+    """Otherwise a Job would run each quarter of an hour, and the condition Accepted would change with each Job."""
 
     async def story(world):
         world.ask_for(named("chat", {}, **GPU))
@@ -353,7 +352,7 @@ def test_an_image_without_costs_inspects_a_model_once_and_its_service_stays_refu
         world.controller._queue.add(("team", "chat"))
         await world.rest()
         assert (jobs_of(world.kube), world.reason("Accepted")) == ({}, "InvalidSpec")
-        # The engine of another image may give costs.
+        # The engine of another image may report costs.
         other = named("chat", world.kube.objects[SERVICE]["status"], engine={"image": "engine:next"}, **GPU)
         other["metadata"]["generation"] = 2
         world.ask_for(other)

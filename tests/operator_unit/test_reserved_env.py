@@ -38,7 +38,7 @@ def test_other_names_are_accepted(name):
 
 
 def test_the_rule_of_the_api_server_accepts_the_same_names():
-    # After these replacements the rule is a Python expression.
+    # With these replacements the rule becomes a Python expression.
     words = {"||": " or ", "!(": " not (", "startsWith": "startswith"}
     rule = RESERVED_RULE
     for word, python in words.items():

@@ -1,6 +1,6 @@
-"""Values that a spec leaves out are computed from the model.
+"""Values that a spec omits are computed from the model.
 
-They stay while their inputs are the same, and are part of the revision.
+These values stay while their inputs are the same, and are part of the revision.
 """
 
 import pytest
@@ -47,7 +47,7 @@ def test_only_a_context_that_was_cut_is_in_the_config():
     assert resolved(LLAMA31_8B, length=None).max_model_len is None
     assert resolved(LLAMA31_8B, length=None, memory="24Gi").max_model_len == 54_560
     assert resolved(LLAMA31_8B, length=4096).max_model_len == 4096
-    # On a CPU the engine looks itself how much there is.
+    # On a CPU the engine itself measures the available memory.
     assert make_resolved(parallelism={"pipeline": 2}).max_model_len is None
 
 
@@ -104,7 +104,7 @@ def test_the_revision_follows_the_computed_numbers_and_not_their_inputs():
     assert base == revision(resolved(sizing={"minConcurrentRequests": 2}))
     assert base != revision(resolved(sizing={"minConcurrentRequests": 16}))
     assert base != revision(resolved(length=65_536))
-    # The engine gets another context.
+    # The engine gets another context length.
     assert revision(resolved(LLAMA31_8B, length=None, memory="24Gi")) != revision(
         resolved(LLAMA31_8B, length=None, memory="23Gi")
     )

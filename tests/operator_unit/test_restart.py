@@ -1,6 +1,6 @@
-"""A change of `spec.restartedAt` is a new revision, and specs that were stored without it keep their revision.
+"""A change of `spec.restartedAt` makes a new revision. Specs that were stored without the field keep theirs.
 
-Not here: the rollout, which does not depend on the changed field.
+Not covered: the rollout, which does not depend on the changed field.
 """
 
 import pytest
@@ -18,7 +18,7 @@ TIME = "2026-11-24T08:00:00Z"
 HINT = "is not a time; use a time such as 2026-11-24T08:00:00Z, as `date -u +%FT%TZ` prints it"
 SMOLLM2 = {"source": "builtin://smollm2-135m"}
 SMALL = {"resources": {"requests": {"cpu": "250m", "memory": "1Gi"}}}
-# Revisions from the commit before the field was added, with the image rayloom/engine:0.1.0.
+# Revisions from the last commit without the field, with the image rayloom/engine:0.1.0.
 REVISIONS = {
     "20046229": ("smollm2", {"model": SMOLLM2}, None),
     "b761edad": (

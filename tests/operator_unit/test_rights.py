@@ -1,6 +1,6 @@
-"""The chart grants the rights that the operator uses and no other: recorded requests are compared with the rules.
+"""The chart grants exactly the rights that the operator uses: recorded requests are compared with the rules.
 
-The test has to cause every request that the operator can make. The requests of kopf are written down by hand.
+The test must cause every request that the operator can send. The requests of kopf are listed by hand.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ DEFINITIONS = {("apiextensions.k8s.io", "customresourcedefinitions", verb) for v
 
 
 def right(verb, path):
-    """(API group, resource, verb) of a request to an object's path, or to that of a collection."""
+    """(API group, resource, verb) of a request to the path of an object or a collection."""
     parts = path.strip("/").split("/")
     group, rest = ("", parts[2:]) if parts[0] == "api" else (parts[1], parts[3:])
     rest = rest[2:] if rest[0] == "namespaces" else rest
@@ -45,7 +45,7 @@ def gateway_of(kube):
 
 
 class RecordingKube(FakeKube):
-    """Keeps the rights that requests need."""
+    """A cluster that records the rights that requests need."""
 
     def __init__(self):
         self.used = set()
@@ -79,7 +79,7 @@ def used():
         world.ask_for(service(model={"source": "file:///models/x"}) | known("file:///models/x"))
         await world.until(lambda: kube.named("RayCluster"))
         await world.rest()
-        # A pod that waits for a volume that it cannot get, and has to lose its route label.
+        # This pod waits for a volume that it cannot get, and must lose its route label.
         event = {"apiVersion": "v1", "kind": "Event", "metadata": {"name": "e", "namespace": "team"}}
         kube.put(event | {"involvedObject": {"uid": "uid-head"}, "message": 'no "model"', "lastTimestamp": "then"})
         waiting = head(kube)
@@ -88,7 +88,7 @@ def used():
         kube.put(waiting)
         await world.until(lambda: ("", "pods", "patch") in kube.used)
         await world.until(lambda: ("events.k8s.io", "events", "create") in kube.used)
-        # A worker on a lost node.
+        # Adds a worker on a lost node.
         worker = copy.deepcopy(head(kube))
         worker["metadata"] |= {"name": "worker", "uid": "uid-worker"}
         worker["metadata"]["labels"]["ray.io/node-type"] = "worker"
@@ -98,7 +98,7 @@ def used():
         lost = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n2", "namespace": ""}}
         kube.put(lost | {"status": {"conditions": [ready]}})
         await world.until(lambda: ("", "pods", "delete") in kube.used)
-        # An engine replica that another one replaces, once no EndpointSlice lists it.
+        # Another engine replica replaces this one, once no EndpointSlice lists it.
         del waiting["metadata"]["labels"]["rayloom.dev/route"]
         kube.put(waiting)
         changed = service(engine={"args": {"threads": 2}})
@@ -107,7 +107,8 @@ def used():
         await world.until(lambda: ("ray.io", "rayclusters", "delete") in kube.used)
         await world.until(lambda: ("ray.io", "rayclusters", "get") in kube.used)
         await world.rest()  # A running reconcile would overwrite the status that follows.
-        # A rollout from a revision whose engine replicas may have to be recreated, and that is forgotten in the end.
+        # A rollout begins with a revision whose engine replicas may have to be recreated; in the end the revision is
+        # forgotten.
         rollout = {"currentRevision": "00000000", "updateRevision": "00000000", "currentRevisionServed": True}
         memory = {"status": {"rollout": rollout | {"enginesPerRevision": {"00000000": 1}}}}
         rolling = service(engine={"args": {"threads": 3}}) | memory
@@ -125,7 +126,7 @@ def used():
         world.ask_for(scaled)
         await world.until(lambda: ("rayloom.dev", "llmservices/scale", "patch") in kube.used)
         await world.rest()
-        # Gateways and their routes come, and go again.
+        # Gateways and their routes are created, and deleted again.
         http = {"httpRoute": {"parentRefs": [{"name": "public"}], "hostnames": ["llm.example.com"]}}
         ingress = {"ingress": {"host": "llm.example.com"}}
         for number, route in ((6, http), (7, ingress)):
@@ -134,7 +135,7 @@ def used():
             world.ask_for(changed)
             await world.until(lambda: kube.named("Ingress" if "ingress" in gateway_of(kube)["route"] else "HTTPRoute"))
             await world.rest()
-        # The HTTPRoute goes once a controller has written an address into the Ingress.
+        # The HTTPRoute is deleted once a controller has written an address into the Ingress.
         entry = kube.objects[kube.path("Ingress")]
         kube.put(entry | {"status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.1"}]}}})
         await world.until(lambda: not kube.named("HTTPRoute"))
@@ -251,7 +252,7 @@ def test_it_can_read_no_secret_and_there_is_no_wildcard():
     rules = [rule for each in found if each["kind"] in ("Role", "ClusterRole") for rule in each["rules"]]
 
     assert all("*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"] for rule in rules)
-    # The answer to a patch is the whole object, and that to an update only what was sent.
+    # The response to a patch has the whole object, the response to an update only the sent object.
     assert {verb for _, resource, verb in granted(found, "ClusterRole") if resource == "secrets"} == {
         "create",
         "update",
@@ -269,7 +270,7 @@ def test_leases_and_definitions_are_held_to_one_name():
     }
 
     assert named == {
-        ("leases", "create"): None,  # who creates cannot be held to a name
+        ("leases", "create"): None,  # RBAC cannot limit creation to a name
         ("leases", "get", "patch"): ["rayloom-rayloom-operator"],
         ("customresourcedefinitions", "list", "watch"): ["rayclusters.ray.io"],
     }

@@ -1,4 +1,4 @@
-"""Rollouts step by step, with numbers that can be checked by hand. Random ones are in test_rollout_machine."""
+"""Rollouts step by step, with numbers that can be checked by hand. test_rollout_machine.py has random rollouts."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -15,7 +15,7 @@ from rt_rolling import BEGIN, CRASHES, FAILS_REQUESTS, NEVER_STARTS, SLOW, Rolli
 
 
 def serving(revision="a", replicas=2, capacity=99, **rollout):
-    """A world in which engines of the first revision serve."""
+    """Returns a world in which engines of the first revision serve."""
     world = Rolling(make_desired(revision, replicas, **rollout), capacity)
     world.run(20)
     assert (world.stored.step, world.num_available()) == ("Complete", replicas)
@@ -23,7 +23,7 @@ def serving(revision="a", replicas=2, capacity=99, **rollout):
 
 
 def story(world, seconds):
-    """Each step, its engines by revision and how many serve, whenever one of these changes."""
+    """(step, engines by revision, number of serving engines), whenever one of these changes."""
     found = []
     for _ in range(seconds):
         world.run(1)
@@ -34,7 +34,7 @@ def story(world, seconds):
 
 
 def acts(world, seconds):
-    """All changes, in their order."""
+    """All changes in their order."""
     found = []
     for _ in range(seconds):
         world.pass_time(1)
@@ -140,7 +140,7 @@ def test_a_bad_revision_is_rolled_back_and_not_tried_again(revision, reason, wit
 def test_the_analysis_of_an_engine_with_few_requests_lasts_until_it_has_enough():
     world = serving(replicas=2)
     world.ask(revision=SLOW)
-    # It serves after 16 s, and 6 of its requests end within holdSeconds, 20. The analysis needs 10.
+    # The engine serves after 16 s, and 6 of its requests end within holdSeconds (20). The analysis needs 10.
     world.run(40)
     assert (world.stored.step, world.stored.failure) == ("Analyzing", None)
 
@@ -254,7 +254,7 @@ def test_the_first_revision_needs_no_rollout_and_neither_does_one_after_a_revisi
     assert (world.stored.step, world.stored.failure) == ("Scaling", None)
     world.ask(revision="b")
 
-    # One engine above `replicas` may exist, so the second waits until one of the old engines is gone.
+    # One engine more than `replicas` may exist, so the second new engine waits until an old engine is deleted.
     assert [step for step in story(world, 60) if step[0] != "Scaling"] == [
         ("Replacing", "b", 0),
         ("Complete", "bb", 2),
@@ -317,7 +317,7 @@ def test_an_engine_that_crashes_once_after_its_analysis_undoes_nothing():
 
 
 def well(names):
-    """Engines that serve, `a-0` of revision a."""
+    """Engines that serve. The letter in a name such as `a-0` is the revision."""
     return tuple(
         ReplicaView(name=each, revision=each[0], state="well", is_routed=True, is_listed=True) for each in names.split()
     )
@@ -336,7 +336,7 @@ def test_an_old_engine_that_was_to_make_room_stays_once_there_may_be_one_more_al
 
 @pytest.mark.parametrize("is_paused", [False, True])
 def test_engines_of_an_unproven_revision_are_the_first_of_too_many_to_be_terminated(is_paused):
-    # There were 4 replicas, and the state has lost that b passed its analysis. Now 3 engines may exist.
+    # There were 4 replicas, and the state does not record that b passed its analysis. Now 3 engines may exist.
     state = RolloutState(current_revision="a", update_revision="b", has_served=True, counts={"a": 2, "b": 2})
 
     found = revision_counts(make_desired("b", 2, paused=is_paused), state, View(engines=well("a-0 a-1 b-0 b-1")))

@@ -1,4 +1,4 @@
-"""The comparison of a new revision's first engine with the old ones: numbers that can be checked by hand."""
+"""The comparison of a new revision's first engine with the old engines, with numbers that can be checked by hand."""
 
 from datetime import timedelta
 
@@ -25,7 +25,7 @@ def judged(new, old=None, *, is_over=True, begin=None):
 
 
 def latencies(upper, number=100):
-    """Requests whose first tokens all came in the bucket that ends at `upper`; the edges are the engine's own."""
+    """Requests whose first tokens are all in the bucket that ends at `upper`. The edges are the engine's."""
     edges = (0.1, 0.25, 0.5, 0.75, 1.0, 2.5)
     return RequestCounts(
         requests=number, first_token_seconds={str(edge): number if edge >= upper else 0 for edge in edges}
@@ -54,7 +54,7 @@ def test_requests_that_fail_in_both_revisions_are_no_fault_of_the_new_one():
 
 
 def test_one_failure_of_one_old_request_excuses_little():
-    # 1 of 20 in the old are 5 %, and 6 % may fail.
+    # 1 of at least 20 in the old revision is 5 %, so 6 % may fail.
     assert judged(figures(20, 2), figures(1, 1))
 
 
@@ -78,9 +78,9 @@ def test_ten_times_slower_first_tokens_are_a_problem_once_the_time_is_over():
 
 
 def test_neighbouring_buckets_prove_nothing():
-    # 0.24 s and 0.26 s would look the same.
+    # Times of 0.24 s and 0.26 s would have the same buckets.
     assert judged(latencies(0.5), latencies(0.25)) == ""
-    # More than 0.5 s are not surely more than twice 0.25 s.
+    # More than 0.5 s is not certainly more than twice 0.25 s.
     assert judged(latencies(0.75), latencies(0.25)) == ""
     assert judged(latencies(1.0), latencies(0.25)) != ""
 
@@ -107,7 +107,7 @@ def test_engines_are_summed():
     ("num_new", "num_old", "ends_after_s"),
     [
         (20, 20, 60),
-        (19, 20, 180),  # Only the new revision has too few: it is slow, or gets few by chance.
+        (19, 20, 180),  # Only the new revision has too few: it is slow, or gets few requests by chance.
         (0, 1000, 180),
         (19, 19, 60),  # There are few clients, and more time would change nothing.
         (20, 19, 60),
@@ -132,9 +132,9 @@ def test_a_comparison_lasts_three_times_as_long_while_only_the_new_revision_has_
 @pytest.mark.parametrize(
     ("hold_s", "num_new", "num_old", "ends_after_s"),
     [
-        (5, 0, 1000, 40),  # 5 s after gateways have found the new engine, 35 s at most
+        (5, 0, 1000, 40),  # 5 s after gateways have found the new engine, which takes at most 35 s
         (5, 1, 1, 40),
-        (5, 20, 1000, 5),  # The gateways have found it.
+        (5, 20, 1000, 5),  # The gateways have found the engine.
         (5, 0, 0, 5),  # Without requests there is nothing to wait for.
         (60, 0, 1000, 180),
         (60, 3, 3, 95),

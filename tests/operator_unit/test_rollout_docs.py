@@ -13,7 +13,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "rollouts.md").read_text(
 
 
 def table(head):
-    """The cells of the first two columns of the table that begins with `head`."""
+    """The cells of the first two columns in the table that begins with `head`."""
     rows = PAGE.split(head)[1].split("\n\n")[0].splitlines()[2:]
     return [tuple(cell.strip() for cell in row.strip("|").split("|")[:2]) for row in rows]
 

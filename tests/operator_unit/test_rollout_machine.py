@@ -1,5 +1,4 @@
-"""Rollouts with engines that fail at random, edits of the spec at any moment, and operators that die between any two
-changes.
+"""Rollouts with random failures of engines, edits of the spec at any moment, and operators that die between changes.
 
 The invariants of every change, asserted in `rt_rolling`: There are at most replicas + maxSurge engines. The planner
 leaves at least replicas - maxUnavailable engines available. No engine drains or is deleted while clients find it. No
@@ -17,7 +16,7 @@ from rt_rolling import CRASHES, FAILS_REQUESTS, NEVER_STARTS, SLOW, Rolling, mak
 BOUNDS = st.sampled_from([(1, 0), (0, 1), (1, 1), (2, 0), (0, 2)])
 BAD = (SLOW, CRASHES, FAILS_REQUESTS, NEVER_STARTS)
 REVISIONS = st.sampled_from(["a", "b", "c", *BAD])
-# Longer than any deadline, analysis and drain of four engines, one after the other.
+# Longer than the deadlines, analyses and drains of four engines, one after the other.
 _ENOUGH_S = 900
 
 
@@ -37,7 +36,7 @@ class Rolls(RuleBasedStateMachine):
         self.world.run(24, 3)
 
     def engine(self, pick):
-        """An engine that exists; None where none does."""
+        """Returns an existing engine, or None if there is none."""
         found = self.world.running
         return found[pick % len(found)] if found else None
 
@@ -103,7 +102,7 @@ class Rolls(RuleBasedStateMachine):
         self.world.stored = type(self.world.stored)()
 
     def teardown(self):
-        """Faults stop, nodes have room, and the rollout is not paused."""
+        """Faults stop, nodes have room, and the rollout is not paused. Then the rollout must end well."""
         if not hasattr(self, "world"):
             return
         world = self.world
@@ -116,7 +115,7 @@ class Rolls(RuleBasedStateMachine):
             has_more = world.settle()
             world.evict()
             is_quiet = not has_more and not world.acts and world.stored == state and len(world.evicted) == num_evicted
-            # An engine starts within two of these reconciles, in which the planner changes nothing.
+            # An engine starts within two of these reconciles, and meanwhile the planner changes nothing.
             num_quiet = num_quiet + 1 if is_quiet else 0
             if num_quiet == 4:
                 break
@@ -125,7 +124,7 @@ class Rolls(RuleBasedStateMachine):
         assert not (world.step.holds_evictions and state.eviction_hold_time), "evictions are held for ever"
         state, desired = world.stored, world.desired
         if state.step in ("Complete", "RolledBack"):
-            # Otherwise engines exist that never serve, and the budget keeps those that do.
+            # In the other steps engines exist that never serve, and the budget protects the engines that serve.
             assert not has_cordoned, "an eviction is refused"
         asked, failure = desired.revision, state.failure
         if state.step == "Complete":
@@ -139,7 +138,8 @@ class Rolls(RuleBasedStateMachine):
             assert not desired.rollout.auto_rollback
             assert asked in BAD or failure.reason == "DeadlineExceeded"
         else:
-            # It is the first revision ever, or the state of an earlier one was lost: there is none to go back to.
+            # It is the first revision, or the state of an earlier revision was lost: there is no revision for a
+            # rollback.
             assert state.step in ("Scaling", "Replacing") and asked in (CRASHES, NEVER_STARTS), state
             assert state.current_revision == asked
 
@@ -165,7 +165,7 @@ class RollsAndDrains(Rolls):
             self.world.evict()
 
 
-# Failing examples are not shrunk: that takes minutes, and a dozen steps can be read as they are.
+# Failing examples are not shrunk, because that takes minutes and a dozen steps are readable as they are.
 Rolls.TestCase.settings = settings(
     max_examples=400,
     stateful_step_count=12,
@@ -189,6 +189,6 @@ class ManyRollsAndDrains(RollsAndDrains):
 
 ManyRolls.TestCase.settings = settings(Rolls.TestCase.settings, max_examples=2000)
 ManyRollsAndDrains.TestCase.settings = settings(Rolls.TestCase.settings, max_examples=500)
-# Each takes half a minute where nothing else runs, and ten times as long on a machine that is busy.
+# Each takes half a minute on an idle machine, and ten times as long on a busy machine.
 TestManyRolls = pytest.mark.slow(pytest.mark.timeout(900)(ManyRolls.TestCase))
 TestManyRollsAndDrains = pytest.mark.slow(pytest.mark.timeout(900)(ManyRollsAndDrains.TestCase))

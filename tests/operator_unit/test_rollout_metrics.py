@@ -55,7 +55,7 @@ def test_a_revision_that_fails_is_counted_once_and_so_is_its_rollback():
     world.ask(revision=FAILS_REQUESTS)
     while world.stored.step != "RolledBack":
         world.run(1)
-        world.reconcile()  # again with nothing new
+        world.reconcile()  # another reconcile without a change
     seconds = (world.wall - datetime.fromisoformat(world.stored.failure.time)).total_seconds()
     world.run(30)
 
@@ -63,7 +63,7 @@ def test_a_revision_that_fails_is_counted_once_and_so_is_its_rollback():
     assert counted(metrics, "steps_total")["RollingBack"] == counted(metrics, "steps_total")["RolledBack"] == 1
     assert counted(metrics, "seconds_count") == {"RolledBack": 1}
     assert counted(metrics, "seconds_sum") == {"RolledBack": seconds}
-    assert seconds >= 3  # the engine has 3 requests, and ends one a second
+    assert seconds >= 3  # the engine has 3 requests, of which one ends each second
 
 
 def test_a_rollout_that_halts_counts_no_rollback():

@@ -20,7 +20,7 @@ def cordon(world, *names):
 
 
 def story(world, seconds):
-    """Each step, the engines, how many serve and whether evictions are held, whenever one of these changes."""
+    """(step, engines, number of serving engines, whether evictions are blocked), whenever one of these changes."""
     found = []
     for _ in range(seconds):
         world.run(1)
@@ -32,7 +32,7 @@ def story(world, seconds):
 
 
 def evicting(world, seconds):
-    """The fewest that served while evictions were asked for each second."""
+    """The smallest number of serving engines while evictions are requested each second."""
     fewest = world.num_available()
     for _ in range(seconds):
         world.run(1)
@@ -57,7 +57,7 @@ def test_an_eviction_that_comes_with_the_cordon_is_held_already():
     world = serving(replicas=1)
     assert world.step.holds_evictions
     world.engines["a-0"].is_cordoned = True
-    world.evict()  # as `kubectl drain` does, before any reconcile
+    world.evict()  # like `kubectl drain`, before any reconcile
     assert world.evicted == []
 
 
@@ -115,7 +115,7 @@ def test_evictions_are_held_for_30_seconds_where_there_is_no_room():
     while world.step.holds_evictions:
         world.run(1)
 
-    assert world.seconds - began in (30, 31, 32)  # It reconciles again each 2 s.
+    assert world.seconds - began in (30, 31, 32)  # The operator reconciles every 2 s.
     world.evict()
     assert world.evicted[0][0] == "a-0"
 
@@ -128,7 +128,7 @@ def test_a_new_engine_that_never_serves_holds_an_eviction_until_the_deadline():
         world.engines["a-1"].age_s = 0
         world.run(1)
 
-    assert world.seconds - began in (130, 131, 132)  # progressDeadlineSeconds, 120, and drainSeconds, 10
+    assert world.seconds - began in (130, 131, 132)  # progressDeadlineSeconds (120) and drainSeconds (10)
     assert (world.num_available(), world.stored.step) == (1, "Moving")
 
 

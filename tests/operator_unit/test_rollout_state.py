@@ -1,4 +1,4 @@
-"""The rollout planner with a state that was lost, or that does not match the engines that exist."""
+"""The rollout planner with a lost state, or a state that does not match the existing engines."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def test_a_lost_state_is_replaced_by_one_of_the_engines_that_serve():
 
 
 def test_engines_that_serve_are_kept_before_engines_that_never_did():
-    # The state has no count for "a", as after a loss of the state; the engine of "x" holds the room that "b" needs.
+    # The state has no count for "a", as after a loss of the state. The engine of "x" occupies the room that "b" needs.
     world = serving(replicas=2, maxSurge=0, maxUnavailable=1)
     world.end(world.engines["a-0"])
     world.pass_time(9)

@@ -1,7 +1,7 @@
-"""The operator is replaced by the next release in the middle of a rollout.
+"""The next release replaces the operator in the middle of a rollout.
 
-tests/data/rollouts_of_the_release_before.json has data of the previous release's planner, for each step: the state that
-it had stored (with the former names), its input, its changes until nothing was left to do, and its state after them.
+For each step, tests/data/rollouts_of_the_release_before.json has data of the previous release's planner: the stored
+state (with the former names), the input, the changes until no change was left, and the state after them.
 """
 
 import json
@@ -74,7 +74,7 @@ STATE = RolloutState(
 
 
 def written(state):
-    """The state as the API server stores it."""
+    """The state in the form that the API server stores."""
     return RolloutStatus.of(state).model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
@@ -92,7 +92,7 @@ def view_in(case):
 
 
 def rest(case):
-    """The step at which the planner stops, starting with the stored state."""
+    """The last step of a planner that begins with the stored state."""
     desired, view, wall = desired_in(case), view_in(case), datetime.fromisoformat(case["wall"])
     document = case["stored"]
     for _ in range(9):

@@ -1,4 +1,4 @@
-"""The decisions about the route to gateways: its object, status.gateway.route, the conditions, the next reconcile."""
+"""Decisions about the route to gateways: its object, status.gateway.route, conditions, and the next reconcile."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -34,7 +34,7 @@ def report(name="public", **facts):
 
 
 def settled(resolved, **facts):
-    """A reconcile of a service whose engine and gateway serve."""
+    """Reconciles a service whose engine and gateway serve."""
     document = make_pod_document("gateway-a", is_head=False, ready=True)
     document["metadata"]["labels"] = {"rayloom.dev/gateway": "chat", "rayloom.dev/service": "chat"}
     document["status"]["containerStatuses"][0]["name"] = "gateway"
@@ -93,7 +93,7 @@ def test_routes_that_are_not_wanted_are_deleted():
 
 
 def test_a_route_of_the_other_kind_stays_until_the_wanted_one_is_accepted():
-    """A webhook may refuse the new one, the cluster may not know its kind, or no controller may take it."""
+    """A webhook may refuse the new route, the cluster may not know its kind, or no controller may accept it."""
     refused = report(refused="Accepted", reason="NotAllowedByListeners", message="no listener")
     entry = seen("Ingress", address="192.0.2.1")
     for resolved, routes, facts in (

@@ -79,7 +79,7 @@ def test_fields_that_are_left_out_are_left_to_the_cluster():
 
     assert ingress["metadata"] == META
     assert set(ingress["spec"]) == {"rules"}
-    assert META["labels"].keys() == {"rayloom.dev/service", "app.kubernetes.io/managed-by"}  # inputs stay as they are
+    assert META["labels"].keys() == {"rayloom.dev/service", "app.kubernetes.io/managed-by"}  # inputs are not changed
 
 
 def as_returned(manifest):

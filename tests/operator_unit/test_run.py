@@ -1,6 +1,6 @@
-"""The operator's process against an API server that is a dictionary: start, work, standby, stop, a lost Lease.
+"""The operator's process with an API server that is a dictionary: start, work, standby, stop, and a lost Lease.
 
-Left out: two processes under load or cut off from the API server, which are tested on a real API server.
+Not covered: two processes under load or cut off from the API server, which tests with a real API server cover.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ class Operator:
             return response.read().decode()
 
     def until(self, condition):
-        """Returns once the condition holds; it does not while the operator refuses connections."""
+        """Returns once the condition is true. While the operator refuses connections, it counts as false."""
         end = time.monotonic() + 60
         while time.monotonic() < end and self.process.poll() is None:
             with contextlib.suppress(OSError):
@@ -60,7 +60,7 @@ class Operator:
         return (self.folder / "log").read_text()
 
     def end(self):
-        """The exit code. kopf waits 5 s for tasks that are left, so in an orderly end the main thread sleeps less."""
+        """The exit code. kopf waits 5 s for remaining tasks, so in an orderly end the main thread sleeps less."""
         began, busy_s = time.monotonic(), self._busy_s()
         os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
         slept_s = time.monotonic() - began - (self._busy_s() - busy_s)
@@ -78,7 +78,7 @@ class Operator:
 
 @pytest.fixture
 def cluster(tmp_path):
-    """(server, a function that starts an operator of it)."""
+    """Yields (server, a function that starts an operator which uses the server)."""
     operators = []
 
     def start(*more, port=0):

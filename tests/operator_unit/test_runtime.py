@@ -104,7 +104,7 @@ def test_services_are_counted_by_condition_at_each_scrape():
     with_world(story)
 
 
-@pytest.mark.parametrize("kind", ["pods", "nodes"])  # without events of nodes no drain would be noticed
+@pytest.mark.parametrize("kind", ["pods", "nodes"])  # without events of nodes the operator would miss drains
 def test_a_watch_that_stands_still_fails_the_liveness_probe_and_is_named(kind):
     async def story(world):
         watches, path = world.controller.watches, f"/api/v1/{kind}"

@@ -1,4 +1,4 @@
-"""The scaler's decisions, each from a fleet that has been under one load for two minutes."""
+"""The scaler's decisions, each for a fleet that has had the same load for two minutes."""
 
 from dataclasses import replace
 
@@ -15,15 +15,15 @@ ZERO = Bounds(least=0, most=8, idle_s=600.0)
 @pytest.mark.parametrize(
     ("replicas", "load", "after"),
     [
-        (1, 0.7, 1),  # used to 70 %
+        (1, 0.7, 1),  # 70 % used
         (1, 0.71, 2),
         (2, 1.4, 2),
         (2, 1.5, 3),
-        (2, 2.9, 5),  # 2.9 / 0.7 = 4.14: at once, because that is more than twice
+        (2, 2.9, 5),  # 2.9 / 0.7 = 4.14: at once, because it is more than twice as many
         (2, 50.0, 8),  # maxReplicas
-        (2, 0.51, 2),  # one engine would be used to 51 %
+        (2, 0.51, 2),  # one engine would be 51 % used
         (2, 0.5, 1),
-        (8, 0.1, 4),  # at most half of the engines leave at once
+        (8, 0.1, 4),  # at most half of the engines are removed at once
         (3, 0.0, 2),
         (1, 0.0, 1),  # minReplicas
     ],
@@ -41,7 +41,7 @@ def test_a_sudden_load_needs_two_samples_and_a_moderate_one_a_whole_window():
 
 
 def test_a_peak_within_the_window_keeps_the_engines():
-    # With a start of 100 s the window is 200 s: three parts, of which the first had more load.
+    # With a start of 100 s the window is 200 s. It has three parts, and the first part had more load.
     state = settled(3, start_seconds=100)
     quiet = steadily(0.5, seconds=200)
     busy = [each if each.at > 870 else steadily(1.4, seconds=200)[index] for index, each in enumerate(quiet)]
@@ -70,8 +70,8 @@ def test_a_rollout_is_not_disturbed(replicas, load):
 @pytest.mark.parametrize(
     ("replicas", "load", "num_unschedulable", "after"),
     [
-        (2, 9.0, 1, None),  # another engine would find no node either
-        (5, 2.0, 2, 4),  # four engines would be used to 50 %
+        (2, 9.0, 1, None),  # another engine would also find no node
+        (5, 2.0, 2, 4),  # four engines would be 50 % used
         (5, 2.4, 2, None),
         (8, 0.0, 1, 4),
         (3, 0.5, 2, 2),  # at most half at once
@@ -89,17 +89,17 @@ def test_engines_that_find_no_node_are_given_up_by_the_load_only(replicas, load,
     found = decided(fleet)
     assert found.write == after
     assert found.state.reason == ("WaitingForCapacity" if after is None else "ScaledDown")
-    # Another engine starts, so it is not known yet whether the others are enough.
+    # Another engine starts, so it is unknown whether the other engines are enough.
     assert decided(replace(fleet, num_available=serving - 1)).write is None
 
 
 def test_a_stopped_rollout_counts_engines_without_requests_apart():
-    # Of three engines one is of a failed revision, and two serve. Two at 71 % become three.
+    # Of three engines, one has a failed revision and two serve. Two engines at 71 % become three.
     stopped = make_fleet(3, 1.42, rollout=RolloutActivity.STOPPED, num_available=2, num_for_load=2, num_unproven=1)
     assert decided(stopped).write == 4
     low = make_fleet(3, 0.5, rollout=RolloutActivity.STOPPED, num_available=2, num_for_load=2, num_unproven=1)
     assert decided(low).write == 2
-    # With a surge the failed engine is beyond `replicas` if `replicas` becomes less.
+    # With a surge, the failed engine is not one of `replicas` if `replicas` is lowered.
     assert decided(replace(low, num_surge=1)).write == 1
 
 

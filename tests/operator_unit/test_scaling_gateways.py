@@ -1,4 +1,4 @@
-"""The requests in gateways, as the scaler sees them in the answers of the gateway pods."""
+"""The requests in gateways that the scaler finds in the answers of the gateway pods."""
 
 from dataclasses import replace
 
@@ -61,8 +61,8 @@ def test_gateways_that_are_not_all_ready_and_known_keep_the_last_engine_and_wake
 @pytest.mark.parametrize(
     ("reading", "ready"),
     [
-        (make_reading(said("starting", uptime=6.0)), {0}),  # recreated, and its volume with the tokenizer is gone
-        (make_reading(said(), failing_since=NOW - 61), None),  # it may hold requests that nobody sees
+        (make_reading(said("starting", uptime=6.0)), {0}),  # a recreated pod has lost its tokenizer
+        (make_reading(said(), failing_since=NOW - 61), None),  # the pod may hold requests that nobody sees
     ],
 )
 def test_a_gateway_without_a_tokenizer_or_without_an_answer_needs_an_engine(reading, ready):
@@ -71,7 +71,7 @@ def test_a_gateway_without_a_tokenizer_or_without_an_answer_needs_an_engine(read
 
 
 def through(*readings, own=(), wanted=0, ready=None, replicas=1):
-    """What the pods of an LLMGateway hold beside the service's own gateway pods."""
+    """The requests that the pods of an LLMGateway hold, in addition to the service's own gateway pods."""
     pods = tuple(
         replace(make_pod(f"public-llmgateway-{index}", is_head=False), is_ready=ready is None or index in ready)
         for index in range(len(readings))

@@ -1,4 +1,4 @@
-"""The samples of a load, and the decisions from them: with a window of 10 s, a sample each third of a second."""
+"""The samples of a load and the decisions from them, with a window of 10 s and three samples a second."""
 
 import asyncio
 from datetime import timedelta
@@ -18,7 +18,7 @@ SCALING = {"maxReplicas": 4}
 
 
 def looks(number, *, gatherer=None, replicas=1, document=None, kube=None, begin=100.0, ttft_s=2, **load):
-    """The decisions of so many looks, and the gatherer."""
+    """The decisions of `number` calls of the gatherer, and the gatherer."""
     gatherer = gatherer or ScalingGatherer(kube or FakeKube(), Windows(10.0), lambda: 0.0)
     resolved = make_resolved(replicas=replicas, autoscaling=SCALING | {"goal": {"ttftSeconds": ttft_s}})
     load = ReportedLoad(**{"max_running_tokens": 100, "prefill_tokens_per_second": 1000.0, **load})
@@ -64,7 +64,7 @@ def test_held_requests_wake_a_service_at_the_rate_of_its_last_engine():
         )
 
     assert look().write is None
-    # 3000 tokens take 3 s at 1000/s, and a queue may take 1 s. Three full engines are five at 70 %.
+    # 3000 tokens take 3 s at 1000/s, and a queue may take 1 s. The load of three full engines needs five at 70 %.
     found = look(waiting=3)
     assert (found.write, found.state.reason, found.state.inputs.held_requests) == (5, "Woken", 3)
     # While the first engines start, the rate is still known.
@@ -73,7 +73,7 @@ def test_held_requests_wake_a_service_at_the_rate_of_its_last_engine():
 
 def test_samples_older_than_the_longest_window_are_dropped():
     _, gatherer = looks(300, running_tokens=50)
-    # 10 s with three looks a second, and two more.
+    # 10 s with three samples a second, and two more.
     assert len(gatherer._histories[KEY].samples) <= 34
     gatherer.forget(KEY)
     assert gatherer._histories == {}
@@ -89,7 +89,7 @@ def test_a_document_from_before_the_last_write_decides_nothing():
 
 
 def test_a_change_of_the_goal_keeps_the_samples_under_the_new_goal():
-    # 1000 tokens take a second, which is one engine with a goal of 2 s, and half of one with a goal of 4 s.
+    # 1000 tokens take a second, which is the load of one engine with a goal of 2 s, and of half an engine with 4 s.
     _, gatherer = looks(30, queued_tokens=1000, running_tokens=20)
     before = [each.at for each in gatherer._histories[KEY].samples]
     looks(1, gatherer=gatherer, begin=110.0, ttft_s=4, queued_tokens=1000, running_tokens=20)

@@ -1,4 +1,4 @@
-"""The scaler beside the rollout planner: paused and halted rollouts, and engines that find no node.
+"""The scaler together with the rollout planner: paused and halted rollouts, and engines that find no node.
 
 The engines are those of the planner's simulated service. A test sets their total load, and the scaler decides every 2 s
 with a window of 10 s.
@@ -72,7 +72,7 @@ def test_a_halted_rollout_stops_no_scaling_of_the_serving_revision(surge):
     it.load = 0.1
     it.run(300)
     assert (it.serving("a"), it.rolling.stored.step) == (1, "Halted")
-    # Without a surge, the engine that failed is one of `replicas`.
+    # Without a surge, the failed engine is one of `replicas`.
     assert it.rolling.desired.replicas == (1 if surge["maxSurge"] else 2)
 
 
@@ -102,7 +102,7 @@ def test_engines_without_a_node_are_given_up_once_the_load_does_not_take_them():
     it = Scaled(2, capacity=2)
     it.load = 2.0
     it.run(60)
-    # A third engine finds no node. The load takes it, so it waits, and no further one is added.
+    # A third engine finds no node. The load needs it, so it waits, and the scaler adds no other engine.
     assert (it.rolling.stored.step, it.rolling.desired.replicas, it.serving("a")) == ("WaitingForCapacity", 3, 2)
     it.load = 4.0
     it.run(60)
@@ -117,7 +117,7 @@ def test_an_engine_that_loses_its_node_later_is_given_up_too():
     it.rolling.capacity = 2
     it.rolling.end(it.rolling.running[0])
     it.rolling.run(30)
-    assert it.rolling.stored.step == "Complete"  # the planner had completed before
+    assert it.rolling.stored.step == "Complete"  # the rollout had completed before
     it.load = 0.9
     it.run(200)
     assert (it.rolling.desired.replicas, it.serving("a")) == (2, 2)

@@ -8,7 +8,7 @@ GOAL_S = 2.0
 
 
 def engine(**figures):
-    """An idle engine that computes 1000 tokens of prompts a second and has room for 10000 tokens."""
+    """An engine that computes 1000 prompt tokens a second and has room for 10000 tokens; idle by default."""
     figures = {"max_running_tokens": 10_000, "prefill_per_s": 1000.0, "decode_per_s": 100.0, **figures}
     return EngineLoad(is_known=figures.pop("is_known", True), **figures)
 
@@ -24,7 +24,7 @@ def test_a_queue_that_takes_half_of_the_goal_and_a_full_cache_are_one_engine_eac
 
 def test_behind_full_slots_a_queue_waits_for_outputs_to_end():
     full = engine(running_tokens=9500, queued_tokens=100, num_waiting=4, mean_output_tokens=50.0)
-    # 0.1 s for the prompts, and 4 x 50 tokens at 100 tokens/s.
+    # The prompts take 0.1 s, and 4 x 50 tokens take 2 s at 100 tokens/s.
     assert load_of([full], Held(), GOAL_S).engines == pytest.approx(0.95 + 2.1)
     some_room = engine(running_tokens=9400, queued_tokens=100, num_waiting=4, mean_output_tokens=50.0)
     assert load_of([some_room], Held(), GOAL_S).engines == pytest.approx(0.94 + 0.1)

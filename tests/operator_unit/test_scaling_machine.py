@@ -14,7 +14,7 @@ LOADS = st.floats(0, 12, allow_nan=False) | st.just(0.0)
 BOUNDED = st.tuples(st.integers(0, 4), st.integers(1, 8), st.sampled_from([20.0, 40.0])).map(
     lambda each: Bounds(least=min(each[0], each[1]), most=each[1], idle_s=each[2])
 )
-# One event: (what, load, number of looks).
+# One event: (kind, load, number of decisions).
 EVENTS = st.lists(
     st.tuples(
         st.sampled_from(["load", "load", "load", "silent", "roll", "wait", "user", "restart", "held", "blind", "away"]),
@@ -27,7 +27,7 @@ EVENTS = st.lists(
 
 
 def play(world, event):
-    """Carries out one event, and yields each decision with the state of the rollout in which it was made."""
+    """Applies one event, and yields each decision with the rollout's activity at that time."""
     what, load, number = event
     rollout = {"roll": RolloutActivity.ROLLING, "wait": RolloutActivity.WAITING}.get(what, RolloutActivity.SETTLED)
     if what == "user":

@@ -1,4 +1,4 @@
-"""The replay of traces: the time of a request computed by hand, and the committed traces and table."""
+"""The replay of traces: the time of a request, checked by hand, and the committed traces and table."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def test_a_request_alone_takes_the_steps_of_its_prompt():
     engine = SimulatedEngine(ready_at=0.0)
     engine.add(Request(at=10.0, prompt=3000, output=3), 10.0)
     engine.run(100.0)
-    # Steps of 2048 and 952 tokens; the second one reads the context of the first one. Then two decodes.
+    # Steps of 2048 and 952 tokens; the second step reads the context of the first. Then two decodes.
     first, second = 0.025 + 2048 * 0.000_12, 0.025 + 952 * 0.000_12 + 2048 * 0.000_000_12
     assert engine.first_tokens == [(10.0, pytest.approx(first + second))]
     decodes = sum(0.025 + 0.000_12 + (3001 + index) * 0.000_000_12 for index in range(2))

@@ -1,4 +1,4 @@
-"""Scaling to zero with an operator that ends at any write, on an API server that records no field manager."""
+"""Scaling to zero with an operator that dies at any write, on an API server that records no field manager."""
 
 import asyncio
 from datetime import timedelta
@@ -26,7 +26,7 @@ class Killed(BaseException):
 
 
 class Operator:
-    """The scaler with its two kinds of writes. The process ends at write number `killed_at`, and another one begins."""
+    """The scaler with its two kinds of writes. The process dies at write number `killed_at`, and is restarted."""
 
     def __init__(self, killed_at=-1, is_done=False):
         self.kube = FakeKube()
@@ -49,7 +49,7 @@ class Operator:
         return self.document.get("status", {}).get("autoscaling", {})
 
     async def look(self, *, num_held=0, engine=None):
-        """One reconcile, two seconds after the one before. `engine`: the counts of requests of the engine."""
+        """One reconcile, two seconds after the last. `engine`: the engine's counts of requests."""
         self.at += 2
         try:
             await self._reconcile(num_held, engine or {})
@@ -100,7 +100,7 @@ class Operator:
 
 
 def story(killed_at=-1, is_done=False):
-    """From one engine to none, and back for a held request."""
+    """Scales from one engine to none, and back for a held request."""
 
     async def play():
         it = Operator(killed_at, is_done)
@@ -131,7 +131,7 @@ def test_a_service_at_zero_wakes_whichever_write_was_the_last_of_a_process(kille
 
 @pytest.mark.parametrize("at_once", [{"in_flight": 1}, {}])
 def test_an_engine_whose_own_clients_have_requests_stays(at_once):
-    """Requests through the engines' Service are in no gateway. Each may begin and end between two looks."""
+    """Requests through the engines' Service are in no gateway. Each may begin and end between two reconciles."""
 
     async def play():
         it = Operator()

@@ -1,6 +1,6 @@
-"""A pod that downloads or converts its model into its own scratch volume requests the disk space for that.
+"""A pod that downloads or converts its model into its own scratch volume requests disk space for the model.
 
-The expected size: 141,107,412,992 bytes of weights, with a twentieth more 148,162,783,641 bytes or 141,300 MiB, plus
+The expected size: 141,107,412,992 bytes of weights and a twentieth more are 148,162,783,641 bytes or 141,300 MiB, plus
 1,024 MiB.
 """
 
@@ -56,7 +56,7 @@ def test_the_head_of_a_hubs_model_fetches_no_weights():
 
 
 def test_an_8b_model_in_float32_takes_the_bytes_of_the_checkpoint():
-    # 16,060,522,496 and a twentieth: 16,082 MiB. What it is computed in has no part in it.
+    # 16,060,522,496 bytes and a twentieth are 16,082 MiB. The type of the computation has no effect.
     model = {"source": "hf://meta-llama/Llama-3.1-8B-Instruct", "dtype": "float32"}
 
     assert of_worker(facts=LLAMA31_8B, model=model) == ("17107Mi", None, "34214Mi")
@@ -83,7 +83,7 @@ def test_a_folder_that_the_pod_template_names_is_not_scratch():
         return {pod: {"spec": {"containers": [{"name": container, "env": [variable]}]}}}
 
     assert of_worker(podTemplate=of_template("worker", "ray-worker", "HF_HOME")) == (None, None, None)
-    # The ranks fetch, and no variable of another container changes where.
+    # The ranks download the model, and no variable of another container changes the folder.
     assert of_worker(podTemplate=of_template("head", "engine", "HF_HOME")) == (REQUEST_70B, None, LIMIT_70B)
     model = {"source": "pvc://models/llama.gguf"}
     template = of_template("head", "engine", "RAYLOOM_CACHE")
@@ -113,7 +113,7 @@ def test_the_manifests_request_wins_and_the_volume_holds_the_larger():
 
     assert given(requests="300Gi") == ("300Gi", None, "307200Mi")
     assert given(requests="10Gi") == ("10Gi", None, LIMIT_70B)
-    # Kubernetes takes the limit as the request.
+    # Kubernetes uses the limit as the request.
     assert given(limits="200Gi") == (None, "200Gi", LIMIT_70B)
     assert given(requests="10Gi", limits="400Gi") == ("10Gi", "400Gi", "409600Mi")
 

@@ -1,4 +1,4 @@
-"""Sizings are computed in a thread of their own, and a computation that takes too long is no fault of the spec."""
+"""Sizings are computed in a separate thread, and a computation that takes too long is no fault of the spec."""
 
 import asyncio
 import threading
@@ -83,7 +83,7 @@ def test_a_slow_sizing_changes_no_status_and_the_service_is_made_once_it_ends(mo
 
         world.controller._reconciler.reconcile = noted
         world.ask_for(service())
-        # A thread that was not yet there when time was up has computed nothing, and the reconcile is tried again.
+        # If the thread has not started when the time is over, nothing was computed, and the reconcile is tried again.
         await world.until(lambda: failures and asked.is_set())
         assert world.kube.statuses == []
         monkeypatch.setattr(sizer, "_LIMIT_S", 30)

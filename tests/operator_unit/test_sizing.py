@@ -12,7 +12,7 @@ from rayloom_operator.resolve.sizing import candidates, places, size
 from rayloom_operator.resolve.stage_split import split_layers
 from rt_shapes import GIB, LLAMA3_8B, LLAMA3_70B, LLAMA31_8B, LLAMA31_70B, MODELS, QWEN3_32B, SMOLLM2, make_question
 
-# The same model, as if its layers could not be shared by stages.
+# The same model, as if stages could not share its layers.
 UNDIVIDED = SMOLLM2.model_copy(update={"costs": SMOLLM2.costs.model_copy(update={"most_stages": 1})})
 
 
@@ -35,7 +35,7 @@ def refusal(kind, *args, **changes):
         ("Llama-3-8B", 40, ("TP1xPP1", "TP1xPP1", "TP1xPP1", "TP1xPP1")),
         ("Llama-3-8B", 80, ("TP1xPP1", "TP1xPP1", "TP1xPP1", "TP1xPP1")),
         ("Llama-3-8B", 141, ("TP1xPP1", "TP1xPP1", "TP1xPP1", "TP1xPP1")),
-        # 6 x (24 - 1.5) GiB are 135 GiB, but a stage has 14 layers then: 22.3 GiB of the 22.5.
+        # 6 x (24 - 1.5) GiB are 135 GiB, but with 6 stages a stage has 14 layers: 22.3 GiB of the 22.5.
         ("Llama-3-70B", 24, ("TP1xPP7", "TP2xPP4", "TP4xPP2", "TP8xPP1")),
         ("Llama-3-70B", 40, ("TP1xPP4", "TP2xPP2", "TP4xPP1", "TP4xPP1")),
         ("Llama-3-70B", 80, ("TP1xPP2", "TP2xPP1", "TP2xPP1", "TP2xPP1")),
@@ -53,7 +53,7 @@ def refusal(kind, *args, **changes):
     ],
 )
 def test_the_cheapest_that_fits_on_1_2_4_and_8_accelerators_of_a_node(model, gib, winners):
-    # With the model's whole context where that fits: 8192 tokens, for Qwen3 40960.
+    # The context is the model's whole context where it fits: 8192 tokens, for Qwen3 40960.
     assert tuple(shape_of(MODELS[model], gib, per_node) for per_node in (1, 2, 4, 8)) == winners
 
 
@@ -68,15 +68,16 @@ def test_the_cheapest_that_fits_on_1_2_4_and_8_accelerators_of_a_node(model, gib
         # An eighth of a layer: 8192 x (1024 + 2 x 128) + 8192 x 1024 + 3 x 8192 x 3584, and both norms whole, are
         # 106,971,136. 80 of them, 2 x 16032 x 8192 and 8192 are 8,820,367,360.
         (LLAMA3_70B, 8, 1, 17_640_734_720),
-        # 40 of them and either embedding or head; the head's rank has the final norm too: 4,410,187,776.
+        # 40 of them and either embedding or head. The head's rank also has the final norm: 4,410,187,776.
         (LLAMA3_70B, 8, 2, 8_820_375_552),
         # A layer: 5120 x (8192 + 2 x 1024) + 8192 x 5120 + 3 x 5120 x 25600 + 2 x 5120 + 2 x 128 = 487,598,336.
         # 64 of them, 2 x 151936 x 5120 and 5120 are 32,762,123,264.
         (QWEN3_32B, 1, 1, 65_524_246_528),
-        # Its embedding is its head, so it counts once: 134,515,008.
+        # Embedding and head are the same matrix, which counts once: 134,515,008.
         (SMOLLM2, 1, 1, 269_030_016),
-        # Both stages have it. A layer: 576 x (576 + 2 x 192) + 576 x 576 + 3 x 576 x 1536 + 2 x 576 = 3,540,096; the
-        # head is worth 4 of them, so 17 and 13: 17 x 3,540,096 + 49152 x 576 = 88,493,184.
+        # Both stages have this matrix. A layer: 576 x (576 + 2 x 192) + 576 x 576 + 3 x 576 x 1536 + 2 x 576 =
+        # 3,540,096. The head costs as much as 4 layers, so the stages have 17 and 13: 17 x 3,540,096 + 49152 x 576 =
+        # 88,493,184.
         (SMOLLM2, 1, 2, 176_986_368),
     ],
 )
@@ -116,7 +117,7 @@ def test_two_nodes_for_sixteen_long_conversations():
 
 
 def test_a_context_that_the_spec_leaves_out_is_cut_to_fit():
-    # 58208 tokens fit, as above; a sixteenth of them stays unused: 3638 x 15 / 16 = 3410 blocks.
+    # 58208 tokens fit, as above, and a sixteenth of them stays unused: 3638 x 15 / 16 = 3410 blocks.
     found = size(make_question(LLAMA31_8B, 24, 1))
 
     assert (found.shape, found.max_model_len, found.concurrent_requests) == ("TP1xPP1", 3410 * 16, 1)
@@ -134,7 +135,7 @@ def test_on_a_cpu_the_cap_of_the_engine_decides():
     found = size(make_question(SMOLLM2, None, None, tensor=1, pipeline=1))
 
     assert (found.kv_tokens, found.pods, found.alternatives) == (11_650 * 16, 1, ())
-    # The ranks of a stage share them: a third of 4 GiB, in blocks of a third.
+    # The ranks of a stage share the heads and the memory: each has a third of 4 GiB, in blocks of a third of the size.
     assert size(make_question(SMOLLM2, None, None, tensor=3, pipeline=1)).kv_tokens == 11_650 * 16
 
 
@@ -159,7 +160,7 @@ def test_quantised_weights_count_as_dense_where_no_rank_keeps_them(quantization)
         (8, 8, 2, (2, 2)),  # a stage a node
         (8, 2, 4, (1, 1)),  # four stages in a pod
         (4, 2, 6, (3, 3)),  # two stages in a pod
-        (4, 2, 3, (3, 2)),  # 3 is odd, so a stage a pod; a node has room for two pods
+        (4, 2, 3, (3, 2)),  # 3 is odd, so each pod has a stage; a node has room for two pods
         (None, 3, 2, (2, 2)),  # CPU: a stage a pod
     ],
 )
@@ -274,13 +275,13 @@ def test_blocks_that_the_user_gives_are_the_ones_that_count():
     assert size(make_question(LLAMA3_8B, 24, 1, num_kv_blocks=1000, **given)).kv_tokens == 16_000
     # 1 GiB holds 512 blocks of 2 MiB.
     assert size(make_question(LLAMA3_8B, 24, 1, kv_cache_memory_bytes=GIB, **given)).kv_tokens == 512 * 16
-    # 17 and 13 layers; a block of the 17 takes 16 x 2 x 17 x 192 x 2 = 208,896 bytes.
+    # The stages have 17 and 13 layers. A block of 17 layers takes 16 x 2 x 17 x 192 x 2 = 208,896 bytes.
     found = size(make_question(SMOLLM2, 24, 1, kv_cache_memory_bytes=GIB, tensor=1, pipeline=2))
     assert found.kv_tokens == 5140 * 16
 
 
 def test_the_question_has_the_same_hash_for_ever_and_every_part_counts():
-    # Another value rolls services when the operator is upgraded.
+    # With another value, an upgrade of the operator would roll services.
     base = make_question(LLAMA3_8B)
 
     assert base.inputs == "27c27150"

@@ -126,7 +126,7 @@ def test_progress_of_a_load_triggers_no_reconcile_before_the_interval_is_over(mo
             reading = poller.reading(KEY, "chat-0")
             return len(news), reading.start.amount, reading.status.startup[0].done >= 5 * GB
 
-    # The interval is far longer than six responses take, also on a slow machine.
+    # The interval is far longer than the time for six responses, also on a slow machine.
     monkeypatch.setattr(engine_poller, "interval_s", lambda _: 1000.0)
     assert asyncio.run(run()) == (1, "1 of 131 GB", True)
 

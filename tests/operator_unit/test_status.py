@@ -206,7 +206,7 @@ def test_events_name_the_change_and_are_equal_when_repeated():
 
 
 def test_a_note_has_no_more_bytes_than_the_api_server_takes():
-    words = "größer " * 300  # 1024 characters of it are more bytes
+    words = "größer " * 300  # 1024 characters of this text have more bytes
     broken = make_serving(ONE, pods=(make_pod(engine=crashed(78, words)),), reading=None)
     found = turn(ONE, [broken])
     (event,) = events(SERVICE, found.status.model_copy(update={"conditions": long(found.status, words)}), CLOCK)
@@ -225,7 +225,7 @@ def test_no_sentence_is_longer_than_the_definition_allows():
 
     assert len(Condition.model_validate(said).message) == 4096
     failure = {"uid": "u", "reason": "EngineFailed", "message": "x" * 2_000_000, "time": "2026-01-01T00:00:00Z"}
-    # As an operator without bounds has written it: read back, what is remembered of failures stays.
+    # An operator without bounds has written this status. The operator reads it back, and the records of failures stay.
     group = {"name": "g", "revision": "r", "state": "Failed", "reason": "EngineFailed", "restarts": 3}
     group |= {"lastTransitionTime": "2026-01-01T00:00:00Z", "failure": failure, "nodes": ["n"] * 5000}
     read = remembered({"groups": [group]})["g"]
@@ -247,7 +247,7 @@ def test_a_state_that_ends_by_itself_is_no_fault():
 
 
 def test_an_engine_that_serves_is_available_whatever_its_revision():
-    # Changed and changed back: the first engine failed, and the second serves until it is recreated.
+    # The spec was changed and changed back: the first engine failed, and the second serves until it is recreated.
     failed = make_serving(ONE, uid="a", is_headless=True, pods=())
     before = turn(ONE, [failed], previous=turn(ONE, [failed]).document).document
     before["groups"][0]["restarts"] = 2

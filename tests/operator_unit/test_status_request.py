@@ -15,7 +15,7 @@ HEADER = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
 
 def asked(parts, *, closes, pause_s=0.0):
-    """The result of `ask` for a peer that answers with these parts, one write each."""
+    """The result of `ask` for a peer that writes these parts one by one."""
 
     async def run():
         done = asyncio.Event()
@@ -130,7 +130,7 @@ def test_the_request_is_complete_with_the_token_and_without_a_body(arguments, li
 
 
 def test_a_response_in_single_bytes_is_read_in_linear_time():
-    """Each byte is searched once. Before, 60,000 pieces took minutes of CPU time; now 250,000 take seconds."""
+    """Each byte is searched once. With repeated searches, 60,000 pieces took minutes; now 250,000 take seconds."""
 
     class Answer:
         def __init__(self):

@@ -1,4 +1,4 @@
-"""Statuses in which only words change: if a write must wait, the next reconcile comes at the time of the write."""
+"""Statuses in which only texts change: if a write must wait, the next reconcile is at the time of the write."""
 
 import asyncio
 

@@ -21,7 +21,7 @@ WORTH_A_LOOK |= {"DeadlineExceeded"}
 
 
 def rows(head):
-    """Returns the table that begins with `head`: the word in the first column -> the other columns."""
+    """Returns the table that begins with `head`, as word in the first column -> other columns."""
     table = PAGE.split(head)[1].split("\n\n")[0]
     cells = (line.strip("|").split("|") for line in table.splitlines() if line.startswith("| `"))
     return {re.fullmatch(r"`(\w+)`", first.strip())[1]: [each.strip() for each in rest] for first, *rest in cells}

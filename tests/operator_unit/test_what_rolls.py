@@ -1,4 +1,4 @@
-"""The fields of the spec whose change recreates engines: each field of the schema is in a list here and in the docs.
+"""The fields of the spec whose change recreates engines: this file and the docs list each field of the schema.
 
 A new field fails the first test until CHANGES has the effect of its change, and the last test until the page has it.
 """
@@ -23,13 +23,13 @@ from rt_shapes import LLAMA31_8B
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "what-rolls.md").read_text(encoding="utf-8")
 IMAGE = "rayloom/engine:1"
 MAIN, OTHER = "c" * 40, "d" * 40
-COMMITS = {None: MAIN, "main": MAIN, MAIN: MAIN, "v2": OTHER}  # revision on the hub -> what it stands for
+COMMITS = {None: MAIN, "main": MAIN, MAIN: MAIN, "v2": OTHER}  # revision on the hub -> commit
 HUB: dict[str, Any] = {"model": {"source": "hf://a/b"}, "accelerator": {"memory": "80Gi", "perNode": 8}}
 CPU: dict[str, Any] = {"model": {"source": "builtin://smollm2-135m"}}
 ADAPTED = CPU | {"model": {"source": "builtin://smollm2-135m", "adapters": [{"name": "sql", "source": "pvc://a/b"}]}}
-# Given so, the length is no longer cut, and where one GPU is too small there are several.
+# With a given length, the context is not shortened, and the model gets several GPUs if one is too small.
 LONG = HUB | {"model": {"source": "hf://a/b", "maxModelLen": 131_072}}
-CUT = HUB | {"accelerator": {"memory": "24Gi"}}  # what fits there is 54560 tokens
+CUT = HUB | {"accelerator": {"memory": "24Gi"}}  # 54560 tokens fit
 STAGES = HUB | {"parallelism": {"tensor": 2, "pipeline": 4}}
 AUTOSCALED = CPU | {"autoscaling": {"maxReplicas": 4}}
 BEHIND_GATEWAYS = CPU | {"gateway": {"replicas": 1}}
@@ -42,7 +42,7 @@ SIMPLY_TAINTED = CPU | {"scheduling": {"tolerations": [{"key": "k"}]}}
 
 @dataclass(frozen=True)
 class Change:
-    """The change of a field from one value to another, None for left out, in a spec that is otherwise `spec`."""
+    """The change of a field of `spec` from one value to another. None: the field is omitted."""
 
     before: Any
     after: Any
@@ -59,7 +59,7 @@ def no(before, after, spec=CPU):
 
 
 def models_in(annotation):
-    """The models that a field's type is made of, and whether they are in a list."""
+    """The pydantic model in a field's type, and whether it is in a list."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation, False
     for each in get_args(annotation):
@@ -70,7 +70,7 @@ def models_in(annotation):
 
 
 def fields(model, prefix=""):
-    """The path of every field that is no part of its own, as manifests write it."""
+    """The path, as in manifests, of every field whose value is not a pydantic model."""
     for name, each in model.model_fields.items():
         path = prefix + (each.alias or name)
         inner, is_list = models_in(each.annotation)
@@ -197,7 +197,7 @@ CHANGES: dict[str, tuple[Change, ...]] = {
 }
 
 
-# Lists of a pod template: an element with what it must have, and another value of each field that must be there.
+# Lists of a pod template: an element with its required fields. OTHER has another value for each required field.
 ELEMENTS: dict[str, dict[str, Any]] = {
     "topologySpreadConstraints": {"maxSkew": 1, "topologyKey": "k", "whenUnsatisfiable": "DoNotSchedule"},
     "imagePullSecrets": {"name": "a"},
@@ -222,7 +222,7 @@ OTHER = {
 
 
 def value_of(annotation):
-    """Some value that a field of this type may have."""
+    """A value that a field of this type may have."""
     if get_origin(annotation) is Literal:
         return get_args(annotation)[-1]
     if annotation in (str, bool, int):
@@ -232,7 +232,7 @@ def value_of(annotation):
         return [value_of(inner[0])]
     if get_origin(annotation) is dict:
         return {"a": "1"}
-    return value_of(inner[0])  # what may be left out, or has bounds
+    return value_of(inner[0])  # optional fields, or fields with bounds
 
 
 def field_of(path):
@@ -245,7 +245,7 @@ def field_of(path):
 
 
 def template_change(path):
-    """The change of a field of a pod template that has no more than the field needs."""
+    """The change of a field in a pod template that has only the parts which the field needs."""
     *names, last = path.split(".")
     pod = names[1]
     part = spec = {"model": CPU["model"], "podTemplate": {pod: {"spec": {}}}}
@@ -271,7 +271,7 @@ for pod in ("head", "worker"):
 
 
 def with_value(spec, path, value):
-    """The spec with this field set, or left out."""
+    """The spec with this field set, or without it if `value` is None."""
     found = deepcopy(spec)
     *names, last = path.split(".")
     part = found
@@ -297,7 +297,7 @@ def verdict(path):
 
 
 def rows():
-    """Returns the page's first table: pattern of a field's path, and the text of the second column."""
+    """Yields the rows of the page's first table: pattern of a field's path, and the text of the second column."""
     for line in PAGE.split("| field of `spec` |")[1].split("\n\n")[0].splitlines():
         if line.startswith("| `"):
             names, says, _ = (cell.strip() for cell in line.strip("|").split("|"))

@@ -1,4 +1,4 @@
-"""The queue: no key is lost, none is reconciled twice at a time, and failures are requeued with a growing delay."""
+"""The queue: no key is lost or reconciled twice at the same time, and failures are requeued with a growing delay."""
 
 import asyncio
 import itertools
@@ -329,7 +329,7 @@ def test_a_requeue_asked_for_during_a_reconcile_survives_its_end_though_an_earli
         queue.add_after("a", 0.4)
         may_end.set()
         await until(lambda: seen == [1, 2] and is_at_rest(queue))
-        # The second reconcile began with no requeue pending but the one that brought it.
+        # At the start of the second reconcile, no other requeue was pending than the one that caused it.
         assert queue._timers["a"].when() - asyncio.get_running_loop().time() > 250
         await stop([worker])
 

@@ -1,4 +1,4 @@
-"""The interval of status writes, by a clock that the tests control."""
+"""The interval of status writes, measured by a clock that the tests control."""
 
 from rayloom_operator.reconcile.write_pace import WritePace, without_words
 
@@ -17,7 +17,7 @@ def test_words_alone_are_written_every_5_seconds():
     assert pace.wait_s(KEY, status(message="b"), status(message="c"), 101.0) == 4.0
     assert pace.wait_s(KEY, status(message="b"), status(nodes=("n2",)), 104.5) == 0.5
     assert pace.wait_s(KEY, status(message="b"), status(message="d"), 105.0) == 0
-    # Others are others.
+    # Other services have a pace of their own.
     assert pace.wait_s(("team", "other"), status(message="a"), status(message="b"), 105.0) == 0
 
 
@@ -41,7 +41,7 @@ def test_60_changes_may_come_at_once_and_two_a_second_after_that():
     assert wait_s(60, 100.0) == 0.5
     assert wait_s(60, 100.5) == 0.0
     assert wait_s(61, 100.5) == 0.5
-    # After a minute of silence all of them may.
+    # After a minute without writes, 60 changes may come at once again.
     assert [wait_s(number, 160.0) for number in range(60)] == [0.0] * 60
     pace.forget(KEY)
     assert wait_s(0, 160.0) == 0.0

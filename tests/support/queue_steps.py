@@ -1,4 +1,4 @@
-"""Lets a work queue in the test's event loop work, turn by turn."""
+"""Makes a work queue in the test's event loop work, turn by turn."""
 
 import asyncio
 
@@ -16,5 +16,5 @@ async def stop(workers):
 
 
 def is_at_rest(queue):
-    """True if no work is left, except work that a timer or an event will start."""
+    """True if no work is left, except for work that a timer or an event will start."""
     return not queue._working and not queue.depth

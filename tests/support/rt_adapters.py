@@ -27,7 +27,7 @@ def write_adapter(
     size: float = 1.0,
     **settings: Any,
 ) -> Path:
-    """An adapter for the model in the folder `model`. `size`: of its updates, compared with the model's products.
+    """An adapter for the model in the folder `model`. `size`: its updates relative to the model's products.
 
     `settings`: further fields of adapter_config.json.
     """

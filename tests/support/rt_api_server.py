@@ -1,4 +1,4 @@
-"""A FakeKube behind HTTP: the part of an API server that the operator's process and kopf need. It runs in a thread."""
+"""A FakeKube behind HTTP: the parts of an API server that the operator's process and kopf need. It runs in a thread."""
 
 import asyncio
 import json
@@ -56,7 +56,7 @@ class ApiServer:
         self.address = ""
 
     def put(self, manifest):
-        """Stores an object. May be called from any thread: watches get the event in the server's thread."""
+        """Stores an object. May be called from any thread; the server's thread sends the event to the watches."""
         asyncio.run_coroutine_threadsafe(self._put(manifest), self.loop).result(60)
 
     async def _put(self, manifest):

@@ -1,4 +1,4 @@
-"""The greedy tokens of a tiny model against those of transformers, however the engine cuts and repeats the work."""
+"""Compares the greedy tokens of a tiny model with those of transformers, for different schedules of the engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rt_architectures import NUM_TOKENS, VOCAB_SIZE, TinyArchitecture, architect
 from rt_one_rank import OneRank, greedy
 from rt_stages import StagesInARow, load_stages, make_engine, stage_config
 
-# The first three prompts take a block each of 16 tokens, and with their answers eight blocks.
+# Each of the first three prompts needs one block of 16 tokens. With their answers, these prompts need eight blocks.
 PROMPTS = [
     [3 + (7 * index + 5 * position) % (VOCAB_SIZE - 3) for position in range(length)]
     for index, length in enumerate((5, 15, 14, 43))
@@ -33,7 +33,7 @@ class Compared:
 
     @property
     def passed(self) -> dict[str, bool | None]:
-        """Check -> whether the tokens are equal; None if the engine refuses to compute the model in this way."""
+        """Check -> True if the tokens are equal; None if the engine refuses to compute the model in this way."""
         equal = {check: self.found[check] == self.expected if self.found[check] else None for check in CHECKS}
         return {**equal, "preempted": equal["preempted"] and self.num_preemptions > 0}
 
@@ -56,7 +56,7 @@ def compare(folder: Path, architecture: TinyArchitecture) -> Compared:
 
 
 def _of_two_stages(folder: Path) -> list[list[int]]:
-    """The tokens of two pipeline stages, whose small pool and budget also cause chunks and preemptions."""
+    """The tokens of two pipeline stages. The small block pool and token budget also cause chunks and preemptions."""
     try:
         ranks = load_stages(stage_config(folder, 2))
     except ConfigError:
@@ -65,5 +65,5 @@ def _of_two_stages(folder: Path) -> list[list[int]]:
 
 
 def _before_death(rank: OneRank) -> Sequence[Sequence[int]]:
-    """The first tokens of an engine whose KV cache is lost then."""
+    """The first tokens, from an engine whose KV cache is lost afterwards."""
     return greedy(rank.engine(), PROMPTS, _NUM_BEFORE_DEATH)

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of many architectures, made by transformers, and the greedy tokens of its own `generate`."""
+"""Tiny random checkpoints of many architectures, made by transformers, and the greedy tokens that it generates."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COMMON: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": 0,
-    # Large enough that no two tokens are about equally likely.
+    # Large enough that the most likely token is never nearly as likely as another.
     "initializer_range": 0.2,
 }
 _EXPERTS: dict[str, Any] = {
@@ -58,7 +58,7 @@ _ALTERNATING = {
 
 @dataclass(frozen=True, slots=True)
 class TinyArchitecture:
-    """`model_type` of transformers, and settings that differ from those of all tiny models."""
+    """`model_type` of transformers, and settings that differ from the common settings of tiny models."""
 
     model_type: str
     settings: dict[str, Any] = field(default_factory=dict)
@@ -100,7 +100,7 @@ ARCHITECTURES: dict[str, TinyArchitecture] = {
     "modernbert-decoder": TinyArchitecture("modernbert-decoder", {"local_attention": 16}),
 }
 
-# Models that the engine refuses, one or two of each reason: model type -> settings in config.json beside it.
+# Models that the engine refuses, one or two for each reason: model type -> other settings in config.json.
 REFUSED: dict[str, dict[str, Any]] = {
     "t5": {},
     "bart": {},
@@ -121,7 +121,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 def config_alone(folder: Path, architecture: TinyArchitecture) -> Path:
-    """The config.json of such a checkpoint, without weights, written into `folder`."""
+    """Writes only the config.json of such a checkpoint into `folder`."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     config = _config(architecture)

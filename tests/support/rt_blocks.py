@@ -23,7 +23,7 @@ class Block:
 
     @property
     def commands(self) -> list[str]:
-        """Its lines, with those that end in a backslash joined to the next; without comments."""
+        """The block's lines without comments. A line that ends in a backslash is joined with the next line."""
         joined = re.sub(r"\\\n\s*", "", self.text)
         return [line.strip() for line in joined.splitlines() if line.strip() and not line.strip().startswith("#")]
 
@@ -44,7 +44,7 @@ class Block:
 
     @property
     def installs(self) -> bool:
-        """True if the block begins with packages that `.venv` lacks; `make client-tests` runs it."""
+        """True if the block installs packages that `.venv` lacks. Such a block runs in `make client-tests`."""
         return self.text.startswith("# pip install ")
 
 
@@ -65,8 +65,8 @@ def blocks_of(root: Path, path: Path) -> list[Block]:
 def runnable(command: str) -> str:
     """The command as a test runs it.
 
-    Targets of make that run this suite, change the environment or measure for minutes are only expanded (`make -n`). A
-    benchmark only reads its flags: `--help` comes last, so that unknown flags before it are refused.
+    A target of make is only expanded (`make -n`), because it may run this suite, change the environment or measure for
+    minutes. A benchmark only parses its flags: `--help` is added last, so that an unknown flag before it is refused.
     """
     words = command.split()
     if words[0] == "make" and words[1:2] != ["run"]:
@@ -77,7 +77,7 @@ def runnable(command: str) -> str:
 
 
 def install_stand_in_curl(folder: Path) -> Path:
-    """Writes a `curl` that can do what the documents' examples need, for machines without it. Returns its folder."""
+    """Writes a `curl` with the features that the pages' examples need, for machines without it. Returns its folder."""
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / "curl"
     script.write_text(f"#!{sys.executable}\n{_CURL}")

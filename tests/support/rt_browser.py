@@ -36,7 +36,7 @@ _FLAGS = (
     "--no-default-browser-check",
     "--window-size=1100,760",
 )
-# Runs before the page's own script. The page cannot remove the listener.
+# This script runs before the page's own script. The page cannot remove the listener.
 _WATCH_POLICY = """
 document.addEventListener("securitypolicyviolation", (event) => {
   console.error(`policy violated: ${event.violatedDirective} ${event.blockedURI}`);
@@ -50,7 +50,7 @@ def find_chromium() -> str | None:
 
 
 class Page:
-    """One tab. Its methods are synchronous; events are recorded while a method waits."""
+    """One tab of the browser. Its methods are synchronous; while a method waits, events are recorded."""
 
     def __init__(self, process: subprocess.Popen[bytes], write_end: int, messages: queue.Queue[dict[str, Any]]) -> None:
         self._process = process
@@ -125,7 +125,7 @@ class Page:
         self.call("Input.dispatchKeyEvent", type="keyUp", **common)
 
     def click(self, selector: str) -> None:
-        """Clicks with the mouse on the middle of an element. If another element covers it, that one gets the click."""
+        """Clicks on the middle of an element. If another element covers it, that other element gets the click."""
         middle = (
             f"(({{x, y, width, height}}) => [x + width / 2, y + height / 2])"
             f"(document.querySelector({json.dumps(selector)}).getBoundingClientRect())"
@@ -151,7 +151,7 @@ class Page:
 
 @contextlib.contextmanager
 def browser_page(folder: Path, chromium: str) -> Iterator[Page]:
-    """A tab of a new browser, which has its files in `folder` and ends with the block."""
+    """A tab of a new browser. The browser writes its files into `folder`, and ends with the block."""
     command_read, command_write = _pipe()
     answer_read, answer_write = _pipe()
     # Chromium reads commands from file descriptor 3 and writes answers to 4.
@@ -185,7 +185,7 @@ def browser_page(folder: Path, chromium: str) -> Iterator[Page]:
 
 
 def _pipe() -> tuple[int, int]:
-    """A pipe whose file descriptors are none of those that the shell redirects."""
+    """A pipe whose file descriptors differ from those that the shell redirects."""
     made = os.pipe()
     read_end, write_end = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in made)
     for end in made:

@@ -1,4 +1,4 @@
-"""A model folder whose tokenizer has one token per byte: ids are bytes of a text, and may be parts of characters."""
+"""A model folder whose tokenizer has one token per byte: each id is a byte of a text, perhaps part of a character."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The bytecode of test files, with assertions rewritten by pytest: written once for all processes of a run.
+"""Writes the bytecode of test files, with assertions rewritten by pytest, once for all processes of a run.
 
-Otherwise each process rewrites all files of a fresh checkout, which takes it 7 s of CPU time.
+Otherwise, in a fresh checkout, each process would rewrite all files, which takes 7 s of CPU time.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ def files_without_bytecode(folders: Sequence[Path]) -> list[Path]:
 
 
 def write_bytecode(config: pytest.Config, files: Sequence[Path]) -> None:
-    """Writes the bytecode of `files`, on all cores. pytest itself writes what is out of date or cannot be written."""
+    """Writes the bytecode of `files`, on all cores. pytest itself writes bytecode that is out of date or missing."""
     if sys.dont_write_bytecode:
         return
     num_processes = min(os.cpu_count() or 1, len(files))
-    # Forks, because they have pytest and its configuration.
+    # Processes are forked, because forks have pytest and its configuration.
     fork = multiprocessing.get_context("fork")
     processes = [fork.Process(target=write_each, args=(config, files[i::num_processes])) for i in range(num_processes)]
     for process in processes:

@@ -1,4 +1,4 @@
-"""Streams of tool calls that a grammar forces and that never end, so that a fault always lands inside a call."""
+"""Streams of tool calls that a grammar forces and that never end, so that a fault always happens within a call."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class CallStream(Stream):
 
 
 def call_body(prompt: str, max_tokens: int) -> dict[str, object]:
-    """The body of a chat whose answer is a call of TOOL that is cut off inside its arguments."""
+    """The body of a chat whose answer is a call of TOOL. The token limit cuts the call off within its arguments."""
     return {
         "model": "m",
         "messages": [{"role": "user", "content": prompt}],

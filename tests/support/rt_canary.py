@@ -20,7 +20,7 @@ EVERY_S = 0.02
 class Canary:
     """The delays of repeated GET /health during the block of `canary`."""
 
-    delays_s: list[float] = field(default_factory=list)  # the part of each answer's delay that the front causes
+    delays_s: list[float] = field(default_factory=list)  # the part of each delay that the front may have caused
     failures: list[str] = field(default_factory=list)
     peak_bytes: int = 0  # peak of the front's resident memory, in bytes
     before_bytes: int = 0
@@ -74,15 +74,15 @@ def _ask(url: str, front: psutil.Process, found: Canary, stop: threading.Event) 
                 found.failures.append(f"HTTP {answer.status}")
         except (OSError, http.client.HTTPException) as error:
             found.failures.append(f"{type(error).__name__}: {error}")
-        # The front does not cause the time in which it waits for a processor. It can have delayed this answer only by
-        # the CPU time that it used meanwhile.
+        # The time in which the front waits for a processor is not caused by the front. It can have delayed this answer
+        # only by the CPU time that it used since the request.
         found.delays_s.append(min(time.monotonic() - started_s, _cpu_s(front) - cpu_s))
         found.peak_bytes = max(found.peak_bytes, front.memory_info().rss)
         stop.wait(EVERY_S)
 
 
 def _cpu_s(process: psutil.Process) -> float:
-    """Processor time of all threads of a process, to the microsecond where the kernel counts it so."""
+    """CPU time of all threads of a process, finer than clock ticks if the kernel counts it so."""
     total = 0
     for task in Path(f"/proc/{process.pid}/task").iterdir():
         with contextlib.suppress(OSError, ValueError):  # the thread has just ended

@@ -29,7 +29,7 @@ def damage_token(rank: LoadedRank, token_id: int) -> None:
 
 
 def damage_norm(rank: LoadedRank) -> None:
-    """Makes one number of the stage's first layer NaN."""
+    """Makes one weight of the stage's first layer NaN."""
     model: Any = rank.loaded.model
     if isinstance(model, LibraryDecoder):
         ctypes.c_float.from_address(model._weights.decoder.layers[0].mlp_norm).value = NAN
@@ -38,7 +38,7 @@ def damage_norm(rank: LoadedRank) -> None:
 
 
 def damage_head(rank: LoadedRank) -> None:
-    """Makes all of the head NaN. It must not be tied to the embedding."""
+    """Makes all weights of the head NaN. The head must not be tied to the embedding."""
     model: Any = rank.loaded.model
     head = model._weights.head
     if isinstance(model, LibraryDecoder):

@@ -1,4 +1,4 @@
-"""A gateway's client with two fake engines, for tests of its choice between them."""
+"""A gateway's core client with two fake engines, for tests of the choice between engines."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class World:
             core.hold_after = num_tokens
 
     def is_known(self, name: str) -> bool:
-        """True if the engine is usable and has sent its first report, which replaces the estimate."""
+        """True if the engine is usable and its first report has replaced the estimated load."""
         link = self.client.pool.links[name]
         return link in self.client.pool.usable() and link.estimate.load == self.cores[name].load
 
@@ -71,7 +71,7 @@ def run(
     engines: tuple[str, ...] = ("a", "b"),
     hold_s: float = 60.0,
 ) -> None:
-    """Runs `story` with these engines, which are connected."""
+    """Runs `story` with these engines, when they are connected."""
 
     async def play() -> None:
         world = World(folder, hold_s, tuple(sorted({"a", "b", *engines})))
@@ -107,7 +107,7 @@ def sequence(name: str = "s", max_tokens: int = 100, prompt_ids: tuple[int, ...]
 
 
 async def ids_of(one: ClientSequence) -> list[int]:
-    """All token ids that the client gets, up to the end of the sequence."""
+    """All token ids that the client receives until the sequence ends."""
     ids: list[int] = []
     while True:
         for _lane, output in await one.mailbox.take(20.0):

@@ -1,4 +1,4 @@
-"""The tokens that any number of ranks must give: those of one rank, for prompts of several lengths."""
+"""The tokens that any number of ranks must generate, namely those of one rank, for prompts of several lengths."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rayloom_engine.sampling_params import SamplingParams
 from rt_server import RunningServer
 from rt_tiny import VARIANTS, tiny_checkpoint, tiny_tokenizer
 
-# The longer ones take several blocks and, together, several steps of prefill.
+# The longer prompts need several blocks and, together, several prefill steps.
 PROMPTS = [[7 + (5 * index + 3 * position) % 200 for position in range(3 + 20 * index)] for index in range(6)]
 NUM_TOKENS = 24
 _SIZES = ("--num-kv-blocks", "64", "--max-model-len", "128", "--threads", "1")
@@ -19,7 +19,7 @@ ARGUMENTS = ("--served-model-name", "m", "--dtype", "float32", "--device", "cpu"
 
 
 def uneven_checkpoint(folder: Path, variant: str) -> str:
-    """A tiny checkpoint, as --model takes it, whose vocabulary and layers two ranks cannot share evenly."""
+    """A value of --model: a tiny checkpoint whose vocabulary and layers cannot be divided evenly between two ranks."""
     architecture, overrides = VARIANTS[variant]
     tiny_checkpoint(folder, architecture, **{"vocab_size": 255, "intermediate_size": 97, **overrides})
     return str(tiny_tokenizer(folder))
@@ -33,7 +33,7 @@ def tokens_of_one_rank(model: str) -> list[list[int]]:
 
 
 def tokens_of_ranks(server: RunningServer, executor: str, num_ranks: int) -> list[list[int]]:
-    """The same from a server with `ARGUMENTS`, whose ranks must be `num_ranks` processes of this executor."""
+    """The same tokens from a server with `ARGUMENTS`, which must have `num_ranks` rank processes of this executor."""
     status = server.status()
     assert status["executor"] == executor
     assert [rank["rank"] for rank in status["ranks"]] == list(range(num_ranks))

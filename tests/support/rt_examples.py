@@ -1,4 +1,4 @@
-"""The manifests in examples/: LLMServices, and objects that a cluster has beside an LLMService."""
+"""The manifests in examples/: LLMServices, and other objects that are used together with an LLMService."""
 
 from pathlib import Path
 

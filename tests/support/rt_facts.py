@@ -1,4 +1,4 @@
-"""Shapes of published models, and random ones."""
+"""Shapes of published models, and random shapes."""
 
 import tempfile
 from dataclasses import replace
@@ -11,7 +11,8 @@ from rayloom_engine.models.checkpoint import limits
 from rayloom_engine.models.rope.parameters import RopeParameters
 from rayloom_engine.models.shape import ModelShape, read_shape
 
-# Their shapes are compared in every detail. tests/contract/test_published_sizes.py compares the sizes of many more.
+# All fields of these models' shapes are compared. tests/contract/test_published_sizes.py compares the sizes of many
+# more models.
 WELL_KNOWN = (
     "llama-3.1-8b",
     "llama-3.1-70b",
@@ -24,7 +25,7 @@ WELL_KNOWN = (
 def shape_of(name, *, is_dense=False):
     """The shape that the engine reads from a model's config.json in tools/model_configs/.
 
-    `is_dense`: as if quantised weights were dense, which they become on a GPU.
+    `is_dense`: the shape as if quantised weights were dense. On a GPU, ranks make them dense.
     """
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_bytes(config_path(name).read_bytes())

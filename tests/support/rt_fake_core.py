@@ -1,7 +1,7 @@
-"""A core without a model: speaks the protocol, and answers each sequence with the tokens of a script.
+"""A core without a model: it speaks the protocol, and answers each sequence with the tokens of a script.
 
-A script is a function of the Submit, and token k of a sequence is script(submit)[k]. So a sequence that is submitted
-again continues exactly, as with the real core.
+A script is a function of the Submit. Token k of a sequence is script(submit)[k], so a sequence that is submitted again
+continues exactly, as with the real core.
 """
 
 from __future__ import annotations
@@ -83,20 +83,20 @@ class FakeCore:
         self.message = ""
         self.is_draining = False
         self.num_running = 1  # the number of running sequences in the status, independent of the real number
-        self.is_mute = False  # sends no status every second, like a core that hangs
-        self.lost = ""  # while recovering: the lost rank
+        self.is_mute = False  # True: sends no statuses, like a core that hangs
+        self.lost = ""  # during a recovery: the lost rank
         self.epoch = 1
         self.gateway_requests = GatewayRequests()
         self.cached: list[bytes] = []  # hashes of cached blocks, as `prompt_hashes` computes them
-        self.load = SchedulerLoad(decode_token_cost=2.0)  # differs from the load that a gateway assumes before a report
+        self.load = SchedulerLoad(decode_token_cost=2.0)  # not what a gateway assumes before a report
         self.num_index_requests = 0
         self._index_number = 0
         self.num_blocks, self.num_free_blocks = 10, 7
         self.hellos: list[Hello] = []
         self.num_refused_hellos = 0
-        # in the status, as the front reports them or as a test sets them; None: the front has not reported them yet
+        # adapters in the status, reported by the front or set by a test; None: the front has not reported them yet
         self.adapters: tuple[ServedAdapter, ...] | None = ()
-        self.adapter_lists: list[tuple[ServedAdapter, ...]] = []  # all that the front has sent
+        self.adapter_lists: list[tuple[ServedAdapter, ...]] = []  # all lists that the front has sent
         self.drains: list[bool] = []  # drains that the front has reported
         self.num_fetches = 0  # number of parts of text files that were requested
         self.model: ServedModel | None = ServedModel(
@@ -115,16 +115,16 @@ class FakeCore:
         self.reset()
 
     def reset(self) -> None:
-        """Resets the state that tests change. Connections stay."""
+        """Resets the state that tests change. Connections stay open."""
         self.script: Script = say("Hello there.")
         self.tokens_per_output = 1
-        self.hold_after: int | None = None  # number of tokens of each sequence after which it waits for `release`
-        # Returns the most likely tokens after some ids; None: "!" alone.
+        self.hold_after: int | None = None  # number of tokens after which each sequence waits for `release`
+        # function: token ids -> most likely next tokens; None: only "!"
         self.alternatives: Alternatives | None = None
         self.refusal: tuple[str, str] | None = None  # reason and message for every Submit
         self.is_silent = False  # ignores Submits
         self.submits: list[Submit] = []
-        self.num_prompts = 0  # number of prompts that were sent once for several Submits
+        self.num_prompts = 0  # number of prompts that were sent only once for several Submits
         self.aborts: list[str] = []
         self.completed: list[str] = []  # the part of `aborts` whose answer was complete
         self._released = asyncio.Event()
@@ -160,12 +160,12 @@ class FakeCore:
         return server, f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
     def release(self) -> None:
-        """Lets sequences that wait continue. From now on, no sequence waits."""
+        """Continues the waiting sequences. From now on, no sequence waits."""
         self.hold_after = None
         self._released.set()
 
     def die(self) -> None:
-        """Acts as after kill -9 and a restart: ends every connection, forgets all sequences, begins a new epoch."""
+        """Behaves as after kill -9 and a restart: ends every connection, forgets all sequences, begins an epoch."""
         for task in self._tasks.values():
             task.cancel()
         self._tasks.clear()
@@ -176,7 +176,7 @@ class FakeCore:
         self._index_number = 0
 
     def cache(self, hashes: Sequence[bytes], *, is_told: bool = True) -> None:
-        """Adds blocks to the prefix index. `is_told`: False if the message about them is lost."""
+        """Adds blocks to the prefix index. `is_told`: False if the message about these blocks is lost."""
         self.cached += hashes
         self._index_number += 1
         for writer in self._writers if is_told else ():
@@ -341,7 +341,7 @@ class FakeCore:
 
 
 def _logprobs(token_ids: Sequence[int], num_top: int | None) -> tuple[TokenLogprobs, ...]:
-    """-0.5 for each token, with "!" as the most likely one. Empty if the request has no logprobs."""
+    """-0.5 for each token, with "!" as the most likely token. Empty if the request has no logprobs."""
     if num_top is None:
         return ()
     top = ((ord("!"), -0.25),)[:num_top]

@@ -11,11 +11,11 @@ FAKE_ENGINE chooses a fault:
     stubborn    ignores SIGINT and SIGTERM
     bad_sample  answers a chat with an error event
     silent      answers a chat with its first words only
-    hangs       stays in the state starting for ever
+    hangs       stays in the state `starting` for ever
 
-A gateway does the same, and says that all its engines serve.
+A gateway behaves in the same way, and reports that all its engines serve.
 
-FAKE_ENGINE_PIDS names a file that gets a line with its process id and that of a child in the same session.
+FAKE_ENGINE_PIDS names a file. The engine appends a line with its process id and the id of a child in the same session.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Logs nothing: the log has only lines that tests expect."""
+        """Logs nothing, so that the log has only lines that tests expect."""
 
 
 def main() -> None:
@@ -151,7 +151,7 @@ def main() -> None:
         server = ThreadingHTTPServer((host, port), Handler)
         threading.Thread(target=server.serve_forever, daemon=True).start()
     while True:
-        signal.pause()  # A signal ends this process, or is ignored.
+        signal.pause()  # A signal ends this process or is ignored.
 
 
 if __name__ == "__main__":

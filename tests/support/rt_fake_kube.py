@@ -1,7 +1,7 @@
 """FakeKube: a Kube whose cluster is a dictionary, with watches, and with refusals that a test sets.
 
-FakeKube collects no garbage and runs no pods: a test does both with `put` and `remove`. Its only controller keeps the
-EndpointSlices of pods with the route label.
+FakeKube collects no garbage and runs no pods: tests simulate both with `put` and `remove`. Its only controller writes
+the EndpointSlices of pods with the route label.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ KUBERAY = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/rayclusters.r
 
 
 def make_definition(*missing, versions=("v1",)):
-    """The part of KubeRay's definition of RayClusters that the operator reads, without the fields in `missing`."""
+    """The part of KubeRay's CRD of RayClusters that the operator reads, without the fields in `missing`."""
 
     def fields(*names, **parts):
         names = {name: {"type": "string"} for name in names} | parts
@@ -42,7 +42,7 @@ def make_definition(*missing, versions=("v1",)):
 class FakeKube:
     def __init__(self):
         self.objects = {}  # path -> object
-        self.calls = []  # (verb, path) of each request for a change
+        self.calls = []  # (verb, path) of each write request
         self.refusals = {}  # (verb, end of a path) -> KubeError to raise
         self.statuses = []  # the written statuses
         self.lists = []  # paths
@@ -53,7 +53,7 @@ class FakeKube:
         self.version = 100
         self.may_write = lambda: True
         self.lists_endpoints = True
-        # False: as for objects that server-side apply created without `replicas`
+        # False: like objects that were created by server-side apply without `replicas`
         self.records_scale_manager = True
         self._watches = []  # (path of the collection, params, queue)
         self._events = []  # (version, kind of event, path, object)
@@ -126,7 +126,7 @@ class FakeKube:
         if manifest["metadata"].get("uid", known["metadata"].get("uid")) != known["metadata"].get("uid"):
             raise KubeError(CONFLICT, "uid mismatch: no object of that name has the uid that was given")
         kept = {"status": known["status"]} if "status" in known else {}
-        return self.put(kept | manifest)  # an apply leaves the fields of other writers
+        return self.put(kept | manifest)  # an apply does not change the fields of other writers
 
     async def replace_status(self, manifest):
         path = path_of(manifest)
@@ -151,7 +151,7 @@ class FakeKube:
         self.put(known | {"spec": known["spec"] | {"replicas": replicas}})
 
     async def patch(self, path, body):
-        """A merge patch, as far as anybody looks at it: of a Lease, and of a label of a gateway pod."""
+        """A merge patch, as far as tests need it: of a Lease, and of a label of a gateway pod."""
         self._note("patch", path)
         known = self.objects.get(path)
         if known is not None and "rayloom.dev/llmgateway" in known["metadata"].get("labels", {}):
@@ -205,7 +205,7 @@ class FakeKube:
             yield found[first : first + self.page_size], version
 
     async def watch(self, path, params, version, shape=dict):
-        """Yields the events since `version`, so none is lost between a list and its watch; without it, later ones."""
+        """Yields the events since `version`, so that none is lost between list and watch. Without it: later events."""
         queue = asyncio.Queue()
         self._watches.append((path, params, queue))
         for at, kind, where, found in self._events:
@@ -249,7 +249,7 @@ def _without_status(found):
 
 
 def _is_of(path, collection):
-    """True if the object at `path` is in this collection, of the cluster or of a namespace."""
+    """True if the object at `path` is in this collection, which is that of the cluster or of a namespace."""
     plural = path.split("/")[-2]
     start = collection.removesuffix(f"/{plural}")
     return collection.endswith(f"/{plural}") and path.startswith(start + "/")

@@ -16,11 +16,11 @@ Fault = str  # "short", "no done", "error event", "no usage", "status", "cut", "
 
 @dataclass
 class FakeOpenAI:
-    """The settings of the server, and the requests that it got."""
+    """The settings of the server, and the requests that it has received."""
 
     faults: dict[int, Fault] = field(default_factory=dict)
     has_tokenize: bool = True
-    num_at_once: int = 1  # the server answers only once this many requests have come
+    num_at_once: int = 1  # the server answers only when this number of requests have arrived
     bodies: list[dict] = field(default_factory=list)
     connections: set[tuple[str, int]] = field(default_factory=set)  # addresses of clients that requested a completion
     num_active: int = 0

@@ -1,4 +1,4 @@
-"""Ranks without a model: they connect to a pool as real ranks do, and answer orders by a function of the test."""
+"""Ranks without a model: they connect to a pool like real ranks, and a function of the test answers their orders."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ class FakeRank:
         num_oom_kills: int = 0,
         is_loaded: threading.Event | None = None,
     ) -> None:
-        """`answer` returns the answer to an order; None: the usual one. If it raises ChannelClosed, the rank dies.
+        """`answer` returns the answer to an order; None: the usual answer. If it raises ChannelClosed, the rank dies.
 
-        The rank has loaded its weights (20 bytes, from files of 10) once `is_loaded` is set; without `is_loaded`, at
-        once.
+        The rank has loaded its weights (20 bytes, from files of 10) when `is_loaded` is set. Without `is_loaded`, it
+        has loaded them at once.
         """
         self.orders: list[object] = []
         self.beat = Beat(phase="idle", step=0, memory_bytes=1)
@@ -100,7 +100,7 @@ class FakeRank:
         self._server.start()
 
     def silence(self) -> None:
-        """Acts as after SIGSTOP: the connections stay, but nothing is sent."""
+        """Behaves as if stopped by SIGSTOP: the connections stay open, but nothing is sent."""
         self._is_silent.set()
 
     def die(self) -> None:

@@ -1,4 +1,4 @@
-"""Faults from outside: signals, and code that is loaded into a server's ranks. The engine has no hooks for faults."""
+"""Faults caused from outside: signals, and code that is loaded into a server's ranks. The engine has no fault hooks."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def patch(runner):
 def patched_server(
     folder: Path, code: str, *arguments: str, target: tuple[str, str] = ("rayloom_engine.worker.runner", "Runner")
 ) -> Iterator[RunningServer]:
-    """A server whose ranks first call `patch(Runner)` of `code`, which Python loads as `sitecustomize`.
+    """A server whose ranks first call `code`'s function `patch(Runner)`. Python loads `code` as `sitecustomize`.
 
-    `target`: module and name of the object that `patch` gets, in every process that imports the module.
+    `target`: module and name of the argument of `patch`, which is called in every process that imports the module.
     """
     plugin = folder / "plugin"
     plugin.mkdir()
@@ -77,15 +77,15 @@ def patched_server(
 
 @contextlib.contextmanager
 def breakable_server(folder: Path, *arguments: str) -> Iterator[RunningServer]:
-    """A server that has every fault of `strike`."""
+    """A server in which `strike` can cause every fault."""
     with patched_server(folder, _STANDS_STILL.format(flag=str(_flag(folder))), *arguments) as server:
         yield server
 
 
 def aim(server: RunningServer, victim: str, fault: str) -> Callable[[], None]:
-    """Returns what causes a fault of "rank N", "core", "launcher" or "front" as it is now, at once when it is called.
+    """Finds the present process of "rank N", "core", "launcher" or "front". Returns a function that causes the fault.
 
-    The fault is "killed" or "stopped", for ranks also "stuck": such a rank shows signs of life and never ends its step.
+    The fault is "killed" or "stopped", or for ranks "stuck": a stuck rank sends heartbeats, but never ends its step.
     """
     if fault == "stuck":
         flag, number = _flag(server.log.parent), victim.removeprefix("rank ")
@@ -96,7 +96,7 @@ def aim(server: RunningServer, victim: str, fault: str) -> Callable[[], None]:
 
 
 def strike(server: RunningServer, victim: str, fault: str) -> None:
-    """Looks for the victim, which takes a moment on a busy machine, and causes the fault."""
+    """Finds the victim, which takes a moment on a busy machine, and causes the fault."""
     aim(server, victim, fault)()
 
 
@@ -105,19 +105,19 @@ def _write(path: Path, text: str) -> None:
 
 
 def outlive_supervisor(server: RunningServer) -> list[psutil.Process]:
-    """Kills the server's supervisor alone. Returns its processes that still run after 50 s."""
+    """Kills only the server's supervisor. Returns the server's processes that still run after 50 s."""
     supervisor = psutil.Process(server.process.pid)
     family = [supervisor, *supervisor.children(recursive=True)]
     for process in family:
         if process.name() == "raylet":
             # Ray's shutdown gives the raylet one second to record that it ends on purpose. On a busy machine the raylet
-            # misses this, and Ray's agents then try for 60 s to report a fault. A suspended raylet misses it, too, so
-            # only `local_ray`, which kills the agents, can end them in time.
+            # exceeds this second, and then Ray's agents try for 60 s to report a fault. A suspended raylet exceeds it,
+            # too. So only `local_ray`, which kills the agents, can end them in time.
             process.suspend()
     server.process.kill()
     return psutil.wait_procs(family, timeout=50.0)[1]
 
 
 def _flag(folder: Path) -> Path:
-    """The path of the file with the number of the rank that shall get stuck. That rank deletes the file."""
+    """The path of the file with the number of the rank that is to be stuck. That rank deletes the file."""
     return folder / "stands-still"

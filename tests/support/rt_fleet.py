@@ -1,4 +1,4 @@
-"""References for simulated fleets: the hits of an endless cache, and the measured points of a page."""
+"""Reference values for simulated fleets: the hits of an infinite cache, and the measured points of a page."""
 
 import re
 
@@ -6,7 +6,7 @@ from rayloom_bench.fleet.step_cost import points_of_sweeps
 
 
 def best_hit_tokens(arrivals, block_size):
-    """Returns the number of prompt tokens that a cache without a limit would have: each block is computed once."""
+    """Returns the number of prompt tokens that an infinite cache would contain, so that each block is computed once."""
     seen = set()
     num_hits = 0
     for arrival in arrivals:

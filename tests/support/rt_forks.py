@@ -1,7 +1,7 @@
 """Processes of tests that start as forks of one process, which has imported their modules.
 
 The imports of a rank or of a front take a second of CPU time, longer than most tests. A fork has the environment of the
-test that starts it. Variables that modules read at import have the values of the first test.
+test that starts it. But modules that read variables when they are imported have the values of the first test.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PRELOAD = ["rayloom_engine.models.loader", "rayloom_engine.worker.loaded_rank",
 
 
 class _Fork(ForkServerProcess):
-    """A fork with the environment of its caller. Without this class, it would have that of the first test."""
+    """A fork with the environment of its caller. By default, a fork would have that of the first test."""
 
     def start(self) -> None:
         self._environ = dict(os.environ)
@@ -43,14 +43,14 @@ class _ForkingContext(ForkServerContext):
 
 
 def forking_context() -> ForkServerContext:
-    """A context whose processes have the modules of ranks and fronts. All contexts share one server of forks."""
+    """A context whose processes have imported the modules of ranks and fronts. All contexts share one fork server."""
     context = _ForkingContext()
     context.set_forkserver_preload(_PRELOAD)
     return context
 
 
 class WarmForks:
-    """A process that imports further modules once; its forks have them. Has what RankProcesses needs of a context."""
+    """A process that imports further modules once for all its forks. It can be the context of RankProcesses."""
 
     def __init__(self, *modules: str) -> None:
         self.Pipe = multiprocessing.Pipe
@@ -110,7 +110,7 @@ def _fork_on_demand(modules: Sequence[str], connection: Connection) -> None:
                 target(*args)
             except EOFError:
                 pass  # the test has ended
-            except Exception:  # noqa: BLE001 - the frames below are those of another process
+            except Exception:  # noqa: BLE001 - the stack frames below belong to another process
                 traceback.print_exc()
             finally:
                 os._exit(1)
@@ -146,7 +146,7 @@ class ForkedFront:
 
 
 class _Stderr:
-    """A copy of this process's stderr. Pickled for another process, it is the number of the file descriptor."""
+    """A copy of this process's stderr. In the process that unpickles it, it is the number of a file descriptor."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _number_of, (reduction.DupFd(2),)
@@ -159,7 +159,7 @@ def _number_of(file: Any) -> int:
 def _be_front(arguments: Sequence[str], api: socket.socket, admin: socket.socket, stderr: int) -> None:
     from rayloom_engine.front.process import main
 
-    os.dup2(stderr, 2)  # Without it, a fork would have its server's stderr, which pytest has closed since.
+    os.dup2(stderr, 2)  # Otherwise the stderr would be that of the fork server, which pytest has closed.
     own = ["--api-fd", str(api.detach()), "--admin-fd", str(admin.detach()), "--parent", str(os.getppid())]
     sys.argv = ["front", *arguments, *own]
     sys.exit(main())

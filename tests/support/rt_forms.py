@@ -1,4 +1,4 @@
-"""Grammars over the tokens of the tiny tokenizer, in which every printable character is a token."""
+"""Grammars over the tokens of the tiny tokenizer, whose tokens include every printable character."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def matcher_of(form: StructuredOutputs) -> Matcher:
 
 
 def accepts(form: StructuredOutputs, text: str) -> bool:
-    """True if the whole text has the form."""
+    """True if the whole text matches the form."""
     matcher = matcher_of(form)
     return matcher.num_accepted(ids_of(text)) == len(ids_of(text)) and _ends(matcher, text)
 

@@ -31,7 +31,7 @@ R = TypeVar("R")
 
 
 class FrontUnderTest:
-    """A running front. `core` and `service` belong to another thread's loop: read and change them through `do`."""
+    """A running front. `core` and `service` belong to the loop of another thread: read and change them through `do`."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, core: FakeCore, app: ApiApplication, api: str, admin: str
@@ -95,7 +95,7 @@ def running_front(
     adapters_file: Path | None = None,
     **config: Any,
 ) -> Iterator[FrontUnderTest]:
-    """A front with its fake core. `config`: fields of EngineConfig. Without `ready`, the core still loads."""
+    """A front with its fake core. `config`: fields of EngineConfig. Without `ready`, the core is still loading."""
     started: list[FrontUnderTest] = []
     is_started = threading.Event()
     stop: list[asyncio.Event] = []
@@ -134,7 +134,8 @@ def running_front(
         stop.append(asyncio.Event())
         is_started.set()
         await stop[0].wait()
-        # Cancelled, because uvicorn reads `should_exit` only every 0.1 s, and then waits for another 0.1 s.
+        # The tasks are cancelled, because uvicorn reads `should_exit` only every 0.1 s, and then waits for another 0.1
+        # s.
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)

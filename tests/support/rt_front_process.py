@@ -61,7 +61,7 @@ class FrontProcess:
 def front_process(folder: Path, *, max_files: int | None = None, **config: Any) -> Iterator[FrontProcess]:
     """A front process that is ready, with a fake core that stops every answer after 5 tokens.
 
-    `max_files`: the most files that the front may open; None: as many as this process.
+    `max_files`: limit of the front's open files; None: the same limit as this process.
     """
     core = FakeCore(byte_model(folder / "model"))
     core.hold_after = 5
@@ -114,7 +114,7 @@ def start(
 
 
 def _fork(folder: Path, core_address: str, **config: Any) -> tuple[ForkedFront, str, str]:
-    """Like `start`, but as a fork, which saves the second of the imports."""
+    """Like `start`, but as a fork, which saves a second for imports."""
     arguments = _arguments(folder, core_address, config)
     api, admin = _listeners()
     with api, admin:

@@ -29,7 +29,7 @@ class Program:
     log: Path
 
     def kill(self) -> None:
-        """SIGKILL to all processes of the group at once, as when a pod is deleted with grace 0."""
+        """Sends SIGKILL to all processes of the group at once, like the deletion of a pod with grace period 0."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(30.0)
@@ -86,7 +86,7 @@ def running_gateway(folder: Path, engines: dict[str, int], *arguments: str, name
 
 @contextlib.contextmanager
 def running_gateway_of_models(folder: Path, models_file: Path) -> Iterator[Gateway]:
-    """A gateway for the models in a file, of which at least one is ready."""
+    """A gateway for the models in a file. At least one of the models is ready."""
     with _running(folder, "gateway", ["--models-file", str(models_file)]) as gateway:
         yield gateway
 

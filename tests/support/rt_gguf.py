@@ -1,4 +1,4 @@
-"""Tiny GGUF files, written from tiny checkpoints as llama.cpp's converter writes them."""
+"""Tiny GGUF files, written from tiny checkpoints in the way of llama.cpp's converter."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def write_gguf(
     extra_tensors: tuple[str, ...] = (),
     architecture: str | None = None,
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Writes the checkpoint as GGUF. Returns Hugging Face name -> tensor, with the values that the file represents.
+    """Writes the checkpoint as GGUF. Returns Hugging Face name -> tensor with the values in the file.
 
-    Matrices are stored as `kind`, all other tensors as float32, as in llama.cpp. `kinds`: matrix of a layer, such as
-    v_proj -> another kind.
+    Matrices are stored as `kind`, all other tensors as float32, as in llama.cpp. `kinds`: name of a layer's matrix,
+    such as v_proj -> another kind for it.
     """
     config = json.loads((checkpoint / "config.json").read_text())
     arch = _ARCHITECTURES[config["architectures"][0]]

@@ -1,5 +1,8 @@
-"""Hostile or broken engines. `python rt_hostile_engine.py PORT` serves one of each of KINDS at 127.0.1.N, and healthy
-engines at 127.0.2.N, until its stdin is closed. This process is separate from the operator's, as engines are."""
+"""Hostile or broken engines, in another process than the operator, like real engines.
+
+`python rt_hostile_engine.py PORT` serves an engine of each of KINDS at 127.0.1.N, and healthy engines at 127.0.2.N,
+until its stdin is closed.
+"""
 
 import asyncio
 import itertools
@@ -56,7 +59,7 @@ async def answer(kind, reader, writer):
             writer.write(HEAD + b"X-Long: " + b"y" * 60_000)
             while True:
                 await writer.drain()
-                # Each byte is a TCP segment of its own.
+                # Each byte is sent in a TCP segment of its own.
                 writer.write(b"y")
                 await asyncio.sleep(0)
         elif kind == "chunks of a byte":

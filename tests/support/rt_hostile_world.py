@@ -1,8 +1,8 @@
-"""`python rt_hostile_world.py SECONDS`: the operator's controller with hostile tenants, and the delays of the others.
+"""`python rt_hostile_world.py SECONDS`: measures the delays that hostile tenants cause in the operator's controller.
 
-One service has an engine of each of `rt_hostile_engine.KINDS`. Some services have models whose costs would stop an
-operator without limits, and 20 services are healthy. Prints figures as JSON. Runs in a process of its own, so that its
-memory is that of the operator.
+One service has an engine of each of `rt_hostile_engine.KINDS`. Some services have models whose costs would block an
+operator that had no limits. 20 services are healthy. Prints figures as JSON. The program is a process of its own, so
+that the process's memory is that of the operator.
 """
 
 import asyncio
@@ -30,7 +30,8 @@ from rt_ports import free_port
 SERVICES = "/apis/rayloom.dev/v1alpha1/namespaces/team/llmservices"
 HUGE = 10**12
 LOOPING = SHAPE | dict.fromkeys(("num_heads", "num_kv_heads", "intermediate_size", "vocab_size"), HUGE)
-# As many tensor sizes and layers as are allowed, with alternating kinds of layers and weights that fit nowhere.
+# The largest allowed numbers of tensor sizes and layers, with alternating kinds of layers, and weights that fit
+# nowhere.
 MANY = list(range(1, 65))
 LARGE = {"elements": [1 << 38] * len(MANY)}
 LARGEST = COSTS | {
@@ -54,7 +55,7 @@ MODELS = {
 }
 TICK_S = 0.005
 ROUNDS = 3
-LEAST_PASSES = 20  # in a round, which lasts longer on a busy machine
+LEAST_PASSES = 20  # per round; on a busy machine a round lasts longer
 
 
 class Cluster(FakeKube):
@@ -71,10 +72,10 @@ class Cluster(FakeKube):
 
 
 class Clock:
-    """Seconds, without those in which a thread of this process waited for a processor of a busy machine."""
+    """A clock that does not count the seconds in which threads of this process waited for a processor."""
 
     def __init__(self):
-        self._waited_ns = {}  # by thread, for threads that have ended too
+        self._waited_ns = {}  # thread id -> nanoseconds, also for threads that have ended
 
     def __call__(self):
         for thread in Path("/proc/self/task").iterdir():
@@ -84,17 +85,16 @@ class Clock:
 
 
 class Watchdog:
-    """The longest stalls of the event loop: by the clock, and in CPU time of its thread.
+    """The longest stalls of the event loop: in seconds by the clock, and in CPU time of the loop's thread.
 
-    CPU time does not include the time in which another thread of this process, such as sizing, holds the interpreter's
-    lock.
+    CPU time does not include the time in which another thread of this process, such as that of sizing, holds the GIL.
     """
 
     def __init__(self):
         self.wall_s = self.cpu_s = 0.0
 
     def next_round(self):
-        """Seconds by the clock of the longest stall since the last call."""
+        """Begins a round. Returns the longest stall of the last round, in seconds by the clock."""
         wall_s, self.wall_s = self.wall_s, 0.0
         return wall_s
 
@@ -147,14 +147,14 @@ class World:
         self.ask_for(document)
 
     def touch(self, number):
-        """Queues a healthy service, as its events do."""
+        """Queues a healthy service, as an event of it would."""
         key = ("team", f"well-{number}")
         if key not in self._began:
             self._began[key] = self._clock()
             self.controller._queue.add(key)
 
     async def play(self):
-        """Plays KubeRay and the kubelets: creates the pods of engines, and ends Jobs at once."""
+        """Simulates KubeRay and the kubelets: creates the pods of engines, and ends Jobs at once."""
         while True:
             for each in list(self.kube.objects.values()):
                 if each["kind"] == "RayCluster":
@@ -232,8 +232,8 @@ async def scenario(seconds, world):
     return {
         "seconds": time.monotonic() - began,
         "loop_cpu_ms": round(watchdog.cpu_s * 1000, 1),
-        # Other programs stall the loop in some rounds, tenants in all of them. So the smallest of the rounds' stalls
-        # counts.
+        # Other programs stall the loop in some rounds, tenants in all rounds. So the smallest of the rounds' longest
+        # stalls counts.
         "loop_wall_ms": round(min(walls_s) * 1000, 1),
         "loop_wall_ms_of_rounds": [round(each * 1000, 1) for each in walls_s],
         "rss_mib": _rss_kib() // 1024,

@@ -29,7 +29,7 @@ def serve_hub(
 
     Further repositories: `gated/model` refuses until its terms are accepted, `forbidden/model` refuses every token,
     `broken/model` answers with server errors, and `slow/model` answers too late. All others are unknown. `tls`:
-    (certificate, key) of the server. `seen`: gets "METHOD path" of each request.
+    (certificate, key) of the server. `seen`: receives "METHOD path" of each request.
     """
     is_over = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Jobs that inspect a model, as objects of the API server, and the inspection that follows from them."""
+"""Jobs that inspect a model, as objects of the API server, and the inspection that the operator derives from them."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -54,7 +54,7 @@ def failure(reason, message="it is so"):
 
 
 def at(seconds):
-    """The time so many seconds after noon, as Kubernetes writes it."""
+    """The time `seconds` seconds after noon, in Kubernetes' format."""
     return (NOON + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -83,12 +83,12 @@ def make_job_pod(job, state, volumes=()):
 
 
 def ended(words, seconds=0, code=0):
-    """The state of a container that ended so many seconds after noon."""
+    """The state of a container that ended `seconds` seconds after noon."""
     return {"terminated": {"exitCode": code, "reason": "Error", "message": words, "finishedAt": at(seconds)}}
 
 
 def look(*attempts, seconds=0, stored=None, mount_failures=None, commit=None, may_refresh=False, **spec):
-    """The inspection so many seconds after noon. `attempts`: states of containers, oldest first; None: without a pod.
+    """The inspection `seconds` seconds after noon. `attempts`: states of containers, oldest first; None: no pod.
 
     `commit`: the commit that the Jobs inspect, if it is given.
     """

@@ -1,4 +1,4 @@
-"""A server as a job of processes that know each other from their environment (executor external)."""
+"""A server as a job of processes that find each other by environment variables (executor external)."""
 
 from __future__ import annotations
 

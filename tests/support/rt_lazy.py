@@ -1,6 +1,6 @@
-"""Modules that a test imports when it runs, and not when pytest collects it.
+"""Modules that are imported when a test runs, and not when pytest collects the test.
 
-Every process of a run collects all tests, and one process runs those that need such a module.
+Every process of a run collects all tests, but only one process runs the tests that need such a module.
 """
 
 from __future__ import annotations
@@ -16,6 +16,6 @@ class LazyModule:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith("_"):  # pytest asks every object of a test file for such attributes
+        if attribute.startswith("_"):  # pytest reads such attributes of every object in a test file
             raise AttributeError(attribute)
         return getattr(importlib.import_module(self._name), attribute)

@@ -1,6 +1,6 @@
 """Models on the C library, with every instruction set that this CPU can run.
 
-Without a C++ compiler `ISAS` is empty, and the tests that it parametrises are skipped.
+Without a C++ compiler `ISAS` is empty, and tests that are parametrised by `ISAS` are skipped.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ISAS = _instruction_sets()
 
 
 def open_library(isa: str, num_threads: int = 2) -> CpuLibrary:
-    """The library with an instruction set. By default it has several threads, so that they share the attention."""
+    """The library with an instruction set. By default it has several threads, which share the work of attention."""
     functions = library_functions()
     assert functions is not None
     library = CpuLibrary(functions, isa)
@@ -54,18 +54,18 @@ def open_library(isa: str, num_threads: int = 2) -> CpuLibrary:
 
 
 def to_numpy(tensor: torch.Tensor) -> Array:
-    """The tensor's memory as the library takes it: bfloat16 as uint16."""
+    """The tensor's memory as an array for the library: bfloat16 becomes uint16."""
     return (tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
 
 
 def to_torch(array: Array) -> torch.Tensor:
-    """The array's memory as a tensor: uint16 as bfloat16."""
+    """The array's memory as a tensor: uint16 becomes bfloat16."""
     tensor = torch.from_numpy(array)
     return tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor
 
 
 class LibraryModel:
-    """A decoder on the library for tests with torch: takes and returns tensors. All else is the decoder's."""
+    """A decoder on the library for tests with torch: its methods take and return tensors."""
 
     def __init__(self, decoder: LibraryDecoder) -> None:
         self.decoder = decoder

@@ -21,7 +21,7 @@ def make_gateway_document(name="public", **spec):
 
 
 def make_service_document(name="chat", *, labels=None, created="2026-01-01T00:00:00Z", available="Serving", **spec):
-    """A selected service with a port for gateways. It serves, unless `available` has another reason than Serving."""
+    """A selected service with a port for gateways. The service serves only if `available`, a reason, is Serving."""
     labels = {"public": "yes"} if labels is None else labels
     condition = {
         "type": "Available",
@@ -80,7 +80,7 @@ class GatewayWorld:
         return {} if found is None else json.loads(base64.b64decode(found["data"]["models.json"]))
 
     def show_pods(self, number, ready=True, **facts):
-        """The Deployment of the only LLMGateway has these pods, all of them with its present settings."""
+        """Creates `number` pods of the only LLMGateway's Deployment, with its present settings."""
         for each in range(number):
             document = make_pod_document(f"gateway-{each}", is_head=False, ready=ready, **facts)
             document["metadata"]["labels"] = {"rayloom.dev/llmgateway": "public"}
@@ -91,7 +91,7 @@ class GatewayWorld:
         self.kube.put(found | {"status": status})
 
     def labels(self, name):
-        """The values of a label of the pods."""
+        """The values of this label in all pods."""
         pods = [each for each in self.kube.objects.values() if each["kind"] == "Pod"]
         return [each["metadata"]["labels"].get(name) for each in pods]
 
@@ -101,7 +101,7 @@ class GatewayWorld:
                 await asyncio.sleep(0.005)
 
     async def rest(self):
-        """Returns when no work is left, except work that a timer or an event will start."""
+        """Returns when no work is left, except for work that a timer or an event will start."""
         for _ in range(5):
             await self.until(lambda: is_at_rest(self.controller._queue))
             await asyncio.sleep(0.002)

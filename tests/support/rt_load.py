@@ -1,4 +1,4 @@
-"""A load on a simulated engine in virtual time: clients that send their next request when the last one is answered."""
+"""A load on a simulated engine in virtual time: clients send their next request after each answer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Seen:
     """The figures that the clients measured."""
 
     tok_s: float  # output tokens
-    ttft_s: tuple[float, ...]  # seconds to the first token of all requests, ascending
+    ttft_s: tuple[float, ...]  # seconds to the first token, of all requests, ascending
     gaps_s: tuple[float, ...]  # seconds between tokens of a stream, ascending
 
     def ttft_ms(self, share: float) -> float:
@@ -47,7 +47,7 @@ class Seen:
 
 
 class LinearRank:
-    """Needs 5.2 ms for a step, 0.36 ms for a decode, 0.245 ms for a prompt's token, as SmolLM2-135M on 2 cores."""
+    """Needs 5.2 ms for a step, 0.36 ms for a decode, 0.245 ms for a prompt's token, like SmolLM2-135M on 2 cores."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -70,7 +70,7 @@ class LoadedEngine:
     """A warmed-up engine with a token budget of 512, for measurements under several loads."""
 
     def __init__(self, work: StepWork = WORK) -> None:
-        """`work`: without operation counts, the engine learns no costs, and only the token budget limits a step."""
+        """`work`: without operation counts, the engine measures no costs, and only the token budget limits steps."""
         self._rank = LinearRank()
         sizes = {"block_size": 16, "max_num_seqs": 64, "max_num_batched_tokens": 512, "max_model_len": 4096}
         scheduler = make_scheduler(4000, enable_prefix_caching=False, **sizes)

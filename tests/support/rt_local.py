@@ -1,4 +1,4 @@
-"""Runs `rayloom-operator local` as a process, with the fake engine in the place of `rayloom-engine`."""
+"""Runs `rayloom-operator local` as a process, with the fake engine instead of `rayloom-engine`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 FAKE_ENGINE = Path(__file__).with_name("rt_fake_engine.py")
 # `local` looks for the engine beside sys.executable, so sys.executable is a Python beside the fake engine. SIGHUP is
-# set to its default, because under nohup tests would pass the ignored SIGHUP on.
+# set to its default action, because under nohup the process would inherit that SIGHUP is ignored.
 PROGRAM = """
 import signal, sys
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -79,7 +79,7 @@ class Local:
             self.output += piece.decode()
 
     def wait_for(self, text: str) -> None:
-        """Returns once `text` was printed. Fails with the output if the process ends or time is up before that."""
+        """Returns once `text` was printed. Fails with the output at the deadline, or if the process ends first."""
         deadline = time.monotonic() + DEADLINE_S
         while text not in self.output:
             is_over = self._process.poll() is not None and not self._reader.is_alive()

@@ -140,7 +140,7 @@ def gguf_file(
     version: bytes = struct.pack("<I", 3),
     cut: Callable[[bytes], bytes] = bytes,
 ) -> bytes:
-    """A small file. The arguments change, add or (None) leave out entries and tensors."""
+    """A small file. The arguments change or add entries and tensors; with the value None they remove them."""
     made_entries = [value for value in {**ENTRIES, **(entries or {})}.values() if value is not None]
     made_tensors = [value for value in {**TENSORS, **(tensors or {})}.values() if value is not None]
     head = magic + version

@@ -1,4 +1,4 @@
-"""A strict reader of Messages streams: each event must be valid by the anthropic client's types, and in order."""
+"""A strict reader of Messages streams: events must be valid by the anthropic client's types, and in the right order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TEXT_KEYS = {"text": "text", "thinking": "thinking", "tool_use": "partial_json"}
 
 @dataclass
 class StreamedMessage:
-    """A whole, well-formed stream. `message` is joined from the events as the client does it."""
+    """A whole, well-formed stream. `message` is assembled from the events in the way of the client."""
 
     events: list[dict[str, Any]]
     message: dict[str, Any]

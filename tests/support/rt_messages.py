@@ -37,7 +37,7 @@ def parts_of(made: TextParser, pieces: list[str]) -> list[MessagePart]:
 
 
 def parsed(format: ToolFormat | None, text: str, **given: Any) -> tuple[str, str, list[tuple[str, str]]]:
-    """Content, reasoning, and (name, arguments) of each call. Asserts the same result for single characters."""
+    """Content, reasoning, and (name, arguments) of each call. Asserts that single characters give the same."""
     found = []
     for pieces in ([text], list(text)):
         message = Message()

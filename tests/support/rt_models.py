@@ -84,7 +84,7 @@ class World:
 async def running(
     folder: Path, names: str, make: Callable[[World], ModelsDocument], **settings: object
 ) -> AsyncIterator[World]:
-    """`settings`: further settings of the gateway."""
+    """Yields the world of a gateway. `settings`: further settings of the gateway."""
     world = World(folder)
     for name in names.split():
         await world.add_core(name)

@@ -1,4 +1,4 @@
-"""One rank of a model in this process, loaded once, and engines on it with pools and budgets of different sizes."""
+"""One rank of a model in this process, loaded once, and engines on this rank with different pool sizes and budgets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rayloom_engine.worker.start import find_model, load_rank
 
 
 class OneRank:
-    """A loaded model. Engines on it are used one after the other."""
+    """A loaded model. Engines on this rank are used one after the other."""
 
     def __init__(self, folder: Path, **settings: object) -> None:
         self.config = EngineConfig(
@@ -30,7 +30,7 @@ class OneRank:
         self.backend = "transformers" if isinstance(self.shape, MeasuredShape) else "native"
 
     def engine(self, *, num_blocks: int = 64, num_step_tokens: int = 512) -> Engine:
-        """A new engine whose slots and prefix cache are empty, on the weights that are in memory."""
+        """A new engine on the loaded weights. Its slots and its prefix cache are empty."""
         self._epoch += 1
         runner = self._rank.runner(num_blocks, self._epoch, None)
         sizes = EngineSizes(num_blocks=num_blocks, max_model_len=96, num_step_tokens=num_step_tokens)

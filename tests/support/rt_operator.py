@@ -1,4 +1,4 @@
-"""Services, pods and engine answers as the operator sees them. By default all of them are healthy."""
+"""Services, pods and answers of engines, as the operator reads them. By default all of them are healthy."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -28,7 +28,7 @@ from rayloom_operator.resolve.resolved import resolve
 from rayloom_operator.resolve.revision import revision
 from rayloom_operator.times import Now
 
-NOW = 110.0  # seconds of the event loop's clock, as in readings
+NOW = 110.0  # seconds by the event loop's clock, as in readings
 CLOCK = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 SETTINGS = Settings(
     engine_image="rayloom/engine:test",
@@ -69,7 +69,7 @@ def make_pod_document(
     phase="Running",
     ip="10.0.0.1",
 ):
-    """A Pod document. `engine`: the state of the engine's container, or of a worker's; None: it runs.
+    """A Pod document. `engine`: state of the engine's or the worker's container; None: it runs.
 
     The container has run since `started`. With `deletion_grace`, in seconds, the pod is being deleted.
     """
@@ -151,7 +151,7 @@ def settled(resolved):
 
 
 def make_situation(resolved=None, observed=None, **facts):
-    """Returns a situation as a reconcile gathers it. Without arguments it is that of a settled service."""
+    """Returns a situation, as a reconcile gathers it. By default it is the situation of a settled service."""
     defaults = {
         "now": Now(CLOCK, NOW),
         "settings": SETTINGS,
@@ -166,14 +166,14 @@ def make_situation(resolved=None, observed=None, **facts):
 
 
 def observed(groups=(), endpoints=None, **facts):
-    """What a reconcile observes. `endpoints`: as in `turn`."""
+    """The observations of a reconcile. `endpoints`: as in `turn`."""
     if endpoints is not None:
         groups = [replace(each, is_found=each.head is not None and each.head.ip in endpoints) for each in groups]
     return Observed(replicas=tuple(groups), **facts)
 
 
 def rollout_step(resolved, groups, *, own, previous, now, clock, **facts):
-    """The decision of the rollout planner, `next_step`. Arguments: as for `turn`, which also makes plan and status."""
+    """The decision of the rollout planner, `next_step`. Its arguments are those of `turn`."""
     rollout, seen = stored_rollout(previous), observed(groups, **facts)
     return _rollout_step(resolved, own, seen, remembered(previous), rollout, Now(clock, now))[1]
 
@@ -202,12 +202,13 @@ def turn(
     clock=CLOCK,
     **facts,
 ):
-    """Decides as one reconcile does. Returns `situation`, `slots`, `step`, `plan`, `status`, and `document`, the status
-    as written.
+    """Decides like one reconcile. Returns `situation`, `slots`, `step`, `plan`, `status` and `document`.
 
-    `previous`: the document of the reconcile before; without it, the spec had its first reconcile before this one.
-    `old`: the resolved specs of earlier revisions, or revision -> resolved spec. `own`: the revision of `resolved`, if
-    it is known. `endpoints`: the addresses that clients find; None: those of head pods with the route label.
+    `document`: the status as it is written.
+
+    `previous`: the document of the previous reconcile. By default it is that of the spec's first reconcile. `old`: the
+    resolved specs of earlier revisions, or revision -> resolved spec. `own`: the revision of `resolved`, if it is
+    known. `endpoints`: the addresses that clients find; None: the addresses of head pods with the route label.
     """
     previous, seen, now = previous or {}, observed(groups, endpoints, **facts), Now(clock, now)
     memory, rollout, step, parts = remembered(previous), stored_rollout(previous), None, ()

@@ -1,4 +1,4 @@
-"""A tiny model's config.json and LoRA adapters for it, written without torch. No test computes with them."""
+"""A tiny model's config.json and LoRA adapters for it, written without torch. No test runs the model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def write_tiny_config(folder: Path) -> Path:
 
 
 def write_tiny_adapter(folder: Path, *, seed: int = 0, rank: int = 4) -> Path:
-    """Writes an adapter for that model, which updates q_proj alone."""
+    """Writes an adapter for that model. The adapter updates only q_proj."""
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(seed)
     name = "base_model.model.model.layers.0.self_attn.q_proj"

@@ -1,4 +1,4 @@
-"""A poller that follows one engine on loopback."""
+"""A poller of one engine on loopback."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ GOOD = {
 
 @contextlib.asynccontextmanager
 async def polled(monkeypatch, answer, num_expected=0):
-    """Yields a poller that follows one engine, and the list of its events. `answer(request)` plays the engine."""
+    """Yields a poller of one engine, and the list of its events. `answer(request)` returns the engine's answers."""
     monkeypatch.setattr(engine_poller, "_OTHER_INTERVAL_S", 0.02)
     monkeypatch.setattr(engine_poller, "_MIN_SERVING_INTERVAL_S", 0.02)
     monkeypatch.setattr(engine_poller, "_MIN_INTERVAL_S", 0.01)

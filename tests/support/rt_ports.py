@@ -1,4 +1,4 @@
-"""Ports for servers that a test starts, perhaps later or again: no other test and no connection takes one meanwhile."""
+"""Ports for servers that a test starts later or repeatedly. No other test and no connection uses these ports."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import contextlib
 import random
 import socket
 
-# Below the ports that Linux gives to outgoing connections and to listeners at port 0, and below Kubernetes' NodePorts.
-# Between the ports of local clusters (`Place.port`), which start and end beside these tests: 22,470 is the last one of
-# an etcd, and 26,443 the first one of an API server.
+# The ports are below the ports that Linux assigns to outgoing connections and to listeners at port 0, and below
+# Kubernetes' NodePorts. They are between the ports of local clusters (`Place.port`), which start and end beside these
+# tests: 22,470 is the last port of an etcd, and 26,443 the first port of an API server.
 FIRST, LAST = 22_500, 26_399
 _reserved: list[socket.socket] = []  # until this process ends
 
@@ -18,12 +18,13 @@ def free_port() -> int:
 
 
 def free_ports(number: int) -> tuple[int, ...]:
-    """Returns consecutive ports that nothing listens on, and that no other process gets here before this one ends."""
+    """Returns consecutive ports without a listener. Until this process ends, no other process gets them from here."""
     while True:
         first = random.randrange(FIRST, LAST + 2 - number)
         ports = tuple(range(first, first + number))
         with contextlib.ExitStack() as names, contextlib.ExitStack() as listeners, contextlib.suppress(OSError):
-            # The kernel knows the name of an abstract socket until its last process ends, also if that is killed.
+            # The kernel keeps the name of an abstract socket until its last process ends, even if that process is
+            # killed.
             claims = [names.enter_context(socket.socket(socket.AF_UNIX)) for _ in ports]
             for port, claim in zip(ports, claims, strict=True):
                 claim.bind(f"\0rayloom-test-port-{port}")

@@ -1,4 +1,4 @@
-"""Checks of the Ray that a server starts for itself: what other users of the machine can read and reach."""
+"""Checks of the Ray that a server starts for itself: other users of the machine cannot use it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rt_server import RunningServer
 
 
 def check_private_ray(server: RunningServer, home: Path) -> Path:
-    """Fails if others can read the token of the server's Ray or reach it, or if it kills or slows ranks.
+    """Fails if other users can read the token of the server's Ray or connect to it, or if it kills or slows ranks.
 
     `home`: the server's HOME. Returns the server's run folder.
     """
@@ -29,7 +29,7 @@ def check_private_ray(server: RunningServer, home: Path) -> Path:
     token = run_dir / "ray_token"
     assert oct(token.stat().st_mode)[-3:] == "600"
     assert len(token.read_text()) == 64
-    # Ray makes its session's folders writable for all users, so they are within the run folder.
+    # Ray makes the folders of its session writable for all users, so these folders are within the run folder.
     assert (run_dir / "ray" / "session_latest" / "sockets" / "raylet").exists()
 
     (raylet,) = (each for each in processes if _is_named(each, "raylet"))

@@ -1,4 +1,4 @@
-"""The front's HTTP protocol without sockets: its transport keeps written bytes, and the test sets its clock."""
+"""The front's HTTP protocol without sockets: its transport stores written bytes, and the test sets its clock."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Timer:
 
 
 class Wire(asyncio.Transport):
-    """A transport that keeps written bytes."""
+    """A transport that stores written bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,6 +114,6 @@ def connection(table: ConnectionTable | None = None) -> tuple[Clock, Wire, Bound
 
 
 async def settle() -> None:
-    """Lets all tasks run that are ready."""
+    """Runs all tasks that are ready."""
     for _ in range(20):
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Quantised checkpoints, written from dense ones by the published formats, and the weights that they stand for."""
+"""Quantised checkpoints, written from dense ones in the published formats, and the weights that they represent."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 
 Tensors = dict[str, torch.Tensor]
 
-_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # outputs of an int32, from its lowest bits on
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # order of the outputs in an int32, from the lowest bits on
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """`quantise`: returns a matrix's tensors by suffix, and the weights that they stand for."""
+    """`quantise`: matrix -> its tensors by suffix, and the weights that these tensors represent."""
 
     config: Mapping[str, Any]
     quantise: Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]]
@@ -28,7 +28,7 @@ class Format:
 def integers(
     weight: torch.Tensor, group: int, bits: int, is_symmetric: bool, scale_type: torch.dtype = torch.float16
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Integers [N, K] below 2 ** bits, scales [N, G], zero points [N, G], and the weights that they stand for."""
+    """Integers [N, K] below 2 ** bits, scales [N, G], zero points [N, G], and the weights that they represent."""
     top = (1 << bits) - 1
     grouped = weight.float().view(len(weight), -1, group)
     if is_symmetric:
@@ -44,7 +44,7 @@ def integers(
 
 
 def words(values: torch.Tensor, bits: int, order: tuple[int, ...] | None = None) -> torch.Tensor:
-    """int32 [..., n / per word] from integers [..., n]; the first of `order` in the lowest bits."""
+    """int32 [..., n / per word] from integers [..., n]. The first index of `order` is in the lowest bits."""
     per_word = 32 // bits
     places = values.view(*values.shape[:-1], -1, per_word)
     packed = torch.zeros(places.shape[:-1], dtype=torch.int64)
@@ -100,7 +100,7 @@ def w8a8(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
 
 
 def float8(weight: torch.Tensor, kind: str, suffix: str) -> tuple[Tensors, torch.Tensor]:
-    """`kind`: tensor, channel, or block (of 64 x 32, so that a matrix has several and cut ones)."""
+    """`kind`: tensor, channel, or block (of 64 x 32, so that a matrix has several blocks, some of them cut)."""
     rows, columns = {"tensor": weight.shape, "channel": (1, weight.shape[1]), "block": (64, 32)}[kind]
     scales = torch.stack(
         [
@@ -161,7 +161,7 @@ FORMATS: dict[str, Format] = {
 
 
 def quantised_checkpoint(dense: Path, name: str, folder: Path, *, skipped: tuple[str, ...] = ()) -> Path:
-    """Writes the checkpoint in one of FORMATS into `folder`, and its dense weights into the folder that is returned.
+    """Writes the checkpoint in one of FORMATS into `folder`. Returns another folder, with its dense weights.
 
     Matrices whose name contains one of `skipped` stay dense.
     """

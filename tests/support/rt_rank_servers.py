@@ -1,7 +1,7 @@
-"""Ranks with a model, in processes of their own, at a pool in this process: faults between two collectives.
+"""Ranks with a model, in processes of their own, with a pool in this process, for faults between two collectives.
 
-The launcher here starts a fenced rank again and lets its process be, as on a machine that lost power or its network. So
-nothing but an Abort frees a rank that waits for a stopped one.
+The launcher here restarts a fenced rank without ending the old process, as if the rank's machine had lost power or its
+network. So only an Abort ends the wait of a rank for a stopped rank.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class RankServers(Ranks):
     """A process for each rank of a config, assembled as after a start of the engine."""
 
     def __init__(self, config: EngineConfig, folder: Path, *, uses_gloo: bool = False) -> None:
-        """`folder`: for the file that causes a fault. `uses_gloo`: ranks of a stage sum over gloo."""
+        """`folder`: folder of the file that causes a fault. `uses_gloo`: ranks of a stage compute sums over gloo."""
         super().__init__(hang_seconds=config.hang_seconds)
         self.pool.world_size = config.world_size
         self._config = config
         self._flag = folder / "fault"
         self._uses_gloo = uses_gloo
-        self._processes: dict[int, Any] = {}  # by process id, those of lost ranks too
+        self._processes: dict[int, Any] = {}  # by process id, including processes of lost ranks
         self._launcher = FakeLauncher(self.port, self._start_again)
         for rank in range(config.world_size):
             self._start(rank, 1)
@@ -51,14 +51,14 @@ class RankServers(Ranks):
         self.epoch, _ = self.assemble(NUM_BLOCKS, seconds=seconds, is_rebuild=is_rebuild)
 
     def strike(self, rank: int, fault: Fault) -> None:
-        """Lets the fault happen when the rank next begins to wait for a peer, so its peers wait for it."""
+        """Causes the fault when the rank next begins to wait for a peer. So the peers wait for this rank."""
         self._flag.write_text(f"{rank} {fault}")
 
     def has_struck(self) -> bool:
         return not self._flag.exists()
 
     def rebuild(self, loss: RankLost) -> RankLost:
-        """Recovers as the EngineCore does. Returns the loss with the rank to blame."""
+        """Recovers like the EngineCore. Returns the loss with the rank that is to blame."""
         blamed = replace_lost(self.pool, loss)
         self.meet()
         return blamed
@@ -87,7 +87,7 @@ class RankServers(Ranks):
 
 
 class RecoveringEngine:
-    """An engine on RankServers, in an epoch of its own, that recovers from losses. Has what `answers` needs."""
+    """An engine on RankServers, in an epoch of its own, that recovers from losses. `answers` can use it."""
 
     def __init__(self, ranks: RankServers, depth: int) -> None:
         ranks.meet()
@@ -97,7 +97,7 @@ class RecoveringEngine:
         self.add = self._engine.add
         self.losses: list[RankLost] = []
         self.lost_at = 0.0
-        self.pause_s = 0.0  # from the notice of the last loss to the next outputs
+        self.pause_s = 0.0  # seconds from noticing the last loss to the next outputs
 
     @property
     def has_unfinished(self) -> bool:

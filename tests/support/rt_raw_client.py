@@ -23,7 +23,7 @@ class RawClient:
         self.received = b""
 
     def read_until(self, part: bytes) -> bytes:
-        """Reads until the answer contains `part`. Returns all of it so far."""
+        """Reads until the answer contains `part`. Returns everything that was read so far."""
         while part not in self.received:
             data = self._socket.recv(65536)
             assert data, f"the connection ended; so far: {self.received[-500:]!r}"
@@ -31,7 +31,7 @@ class RawClient:
         return self.received
 
     def vanish(self) -> None:
-        """Breaks the connection with a reset, as when a client or its machine dies."""
+        """Breaks the connection with a reset, as if the client or its machine had died."""
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._socket.close()
 

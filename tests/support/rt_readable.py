@@ -7,7 +7,7 @@ from typing import Any
 
 
 def is_readable(source: Any, seconds: float) -> bool:
-    """True if `source` (a descriptor, or an object with a fileno) has data or has ended within `seconds`."""
+    """True if `source` (a descriptor, or an object with a fileno) has data or ends within `seconds`."""
     poller = select.poll()
     poller.register(source, select.POLLIN)
     return bool(poller.poll(seconds * 1000))

@@ -1,4 +1,4 @@
-"""A strict reader of Responses streams: each event must be valid by the openai client's types, and in order."""
+"""A strict reader of Responses streams: events must be valid by the openai client's types, and in the right order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENDS = ("response.completed", "response.incomplete")
 
 @dataclass
 class StreamedItem:
-    """An item of the output, joined from events."""
+    """An item of the output, assembled from events."""
 
     kind: str
     item_id: str
@@ -40,7 +40,7 @@ class StreamedResponse:
 
 
 def sse_events(body: bytes) -> list[dict[str, Any]]:
-    """The events of a body whose events have names, without comments. The name is the document's type."""
+    """The events of a body, without comments. Each event's name must be the type of its document."""
     blocks = body.decode().split("\n\n")
     assert blocks[-1] == "", "the stream ends in the middle of an event"
     events = []

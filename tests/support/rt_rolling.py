@@ -1,7 +1,7 @@
-"""The rollout planner's simulated service, with faults, for the planner's tests.
+"""A simulated service with faults, for tests of the rollout planner.
 
-`reconcile` carries out the planner's step, and asserts the planner's invariants at every change. The stored state is
-converted to JSON and back.
+`reconcile` carries out the planner's step, and asserts the planner's invariants at every change. It converts the stored
+state to JSON and back.
 """
 
 from dataclasses import dataclass, replace
@@ -14,9 +14,9 @@ from rayloom_operator.decide.rollout.inputs import Desired
 from rayloom_operator.decide.rollout.planner import next_step
 
 START_S = 15
-# The first letter of a revision decides how its engines are broken. Engines with any other letter work.
+# The first letter of a revision determines the fault of its engines. Engines of revisions with other letters work.
 FAILS_LATE, SLOW, CRASHES, FAILS_REQUESTS, NEVER_STARTS = "vwxyz"
-FOUND_AFTER_S = 30  # seconds until gateways find an engine of FAILS_LATE, and its first requests fail
+FOUND_AFTER_S = 30  # seconds until gateways find an engine of FAILS_LATE, whose requests then fail
 
 __all__ = [
     "BEGIN",
@@ -102,7 +102,7 @@ class Rolling(SimulatedService):
         self.has_stuck_streams, self.knows_nodes = False, True
         self.acts = []  # changes of the last reconcile, in their order
         self.step = None
-        self.least_ready = 0  # minAvailable of the disruption budget, as written with the last reconcile
+        self.least_ready = 0  # minAvailable of the PodDisruptionBudget that the last reconcile wrote
         self.evicted = []  # (name of an evicted engine, number of available engines after that)
 
     def new_engine(self, name, revision):
@@ -133,8 +133,7 @@ class Rolling(SimulatedService):
         super().pass_time(seconds)
 
     def evict(self):
-        """Evicts every engine on a cordoned node, as `kubectl drain` tries each 5 s. Pods that are not ready may always
-        be evicted."""
+        """Tries to evict engines on cordoned nodes, like `kubectl drain` every 5 s. Unready pods are always evicted."""
         for each in self.running:
             num_ready = sum(other.state == "well" for other in self.running)
             if each.is_cordoned and (each.state != "well" or num_ready > self.least_ready):
@@ -146,7 +145,7 @@ class Rolling(SimulatedService):
         self.delete(engine.name)
 
     def reconcile(self, num_acts=None):
-        """Runs a reconcile. With `num_acts`, the operator dies after that many changes, before it writes the status."""
+        """Runs a reconcile. With `num_acts`, the operator dies after so many changes, before it writes the status."""
         written = RolloutStatus.of(self.stored).model_dump_json(by_alias=True, exclude_none=True)
         stored = RolloutStatus.model_validate_json(written).state()
         assert stored == self.stored
@@ -164,13 +163,13 @@ class Rolling(SimulatedService):
         return step
 
     def run(self, seconds, each_s=1):
-        """Lets time pass. Reconciles every `each_s` seconds, and again while the state changes."""
+        """Advances the time by `seconds`. Reconciles every `each_s` seconds, and again while the state changes."""
         for _ in range(0, seconds, each_s):
             self.pass_time(each_s)
             self.settle()
 
     def settle(self):
-        """Reconciles until the state stays. Returns True if it may change by time alone."""
+        """Reconciles until the state no longer changes. Returns True if time alone may change it later."""
         for _ in range(9):
             if (requeue_after_s := self.reconcile().requeue_after_s) != 0.0:
                 return requeue_after_s is not None

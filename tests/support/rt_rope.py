@@ -1,4 +1,4 @@
-"""Rotary embeddings of every kind, as config.json gives them."""
+"""Rotary embeddings of every kind, in the form of config.json."""
 
 from __future__ import annotations
 

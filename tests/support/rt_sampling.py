@@ -17,7 +17,7 @@ from rayloom_engine.worker.sampler import _kept_token_ids, adjust_logits
 from rayloom_engine.worker.slots import Slot
 from rt_slots import make_slot
 
-NEAR = 1e-5  # two scores this close, relatively, may be chosen either way
+NEAR = 1e-5  # if two scores differ relatively by less, either token may be chosen
 _CPU = torch.device("cpu")
 
 
@@ -26,7 +26,7 @@ def random_logits(vocab_size: int, seed: int, spread: float) -> torch.Tensor:
 
 
 def random_params(vocab_size: int) -> st.SearchStrategy[dict]:
-    """Settings of a request, each of them often off."""
+    """Settings of a request. Each setting is often off."""
     token_ids = st.integers(0, vocab_size - 1)
     return st.fixed_dictionaries(
         {"seed": st.integers(0, 2**63 - 1), "temperature": st.sampled_from([0.0, 1e-5, 0.01, 0.5, 0.8, 1.0, 3.0])},
@@ -58,7 +58,7 @@ def random_slot(vocab_size: int, rng: random.Random, params: dict) -> Slot:
 
 
 def random_mask(vocab_size: int, rng: random.Random, kind: str) -> Mask | None:
-    """Tokens that a grammar allows: at least one. Bits beyond the vocabulary are set too."""
+    """Tokens that a grammar allows: at least one. Bits beyond the vocabulary may be set, too."""
     if kind == "all":
         return None
     words = np.array([rng.getrandbits(32) for _ in range((vocab_size + 31) // 32)], dtype=np.uint32)
@@ -69,7 +69,7 @@ def random_mask(vocab_size: int, rng: random.Random, kind: str) -> Mask | None:
 
 
 def assert_same_choice(found: int | None, expected: int | None, logits_V: torch.Tensor, slot: Slot) -> None:
-    """Fails unless the ids are equal, or the reference keeps both and their scores are nearly equal."""
+    """Fails unless the ids are equal, or the reference keeps both tokens with nearly equal scores."""
     if found == expected:
         return
     assert found is not None and expected is not None
@@ -86,7 +86,7 @@ def assert_same_choice(found: int | None, expected: int | None, logits_V: torch.
 
 
 def kept_in_order(logits: list[float], top_k: int, top_p: float, min_p: float) -> list[int]:
-    """The kept ids in descending order of logits, equal ones in ascending order of ids."""
+    """The kept ids in descending order of logits; ids with equal logits in ascending order."""
     order = sorted(range(len(logits)), key=lambda i: -logits[i])
     order = [i for i in order[: top_k or None] if not min_p or logits[i] >= logits[order[0]] + math.log(min_p)]
     masses = [math.exp(logits[i] - logits[order[0]]) for i in order]

@@ -1,4 +1,4 @@
-"""Inputs of the scaler: fleets and loads. Also a simulated service on which the scaler's decisions have effects."""
+"""Inputs of the scaler: fleets and loads. Also a simulated service that carries out the scaler's decisions."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -35,7 +35,7 @@ def steadily(load, *, seconds=120.0, until=1000.0, is_complete=True):
 
 
 def make_fleet(replicas=2, load=1.0, **facts):
-    """A fleet that has had this load for two minutes, with all engines available."""
+    """A fleet whose engines are all available and that has had this load for two minutes."""
     is_complete = facts.pop("is_complete", True)
     facts = {
         "num_available": replicas,
@@ -54,7 +54,7 @@ def settled(replicas=2, **facts):
 
 
 def decided(fleet, stored=None, *, bounds=BOUNDS, windows=WINDOWS, mono=1000.0):
-    """The decision, 1000 s after the beginning."""
+    """The scaler's decision, by default 1000 s after the beginning."""
     stored = settled(fleet.replicas) if stored is None else stored
     now = Now(BEGIN + timedelta(seconds=mono), mono)
     return decide_scaling(bounds, stored, fleet, windows, now)
@@ -70,7 +70,7 @@ def planned(resolved, seen, *, mono):
 
 @dataclass
 class ScaledWorld:
-    """A service whose engines serve `start_s` after they were added. The scaler decides every 2 s."""
+    """A service whose engines serve `start_s` seconds after they were added. The scaler decides every 2 s."""
 
     bounds: Bounds = BOUNDS
     replicas: int = 1

@@ -1,7 +1,7 @@
-"""The order of test files, and the processes that run them: the longest files first, the shortest at the end.
+"""Assigns test files to the processes of a run: the longest files first, the shortest at the end.
 
-Otherwise a process would begin a long file when the others have nothing left to do. The files that share a server are
-one unit.
+Otherwise a process would begin a long file when the other processes have nothing left to do. Files that share a server
+are one unit, which one process runs.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from rt_shared import FILES, scope_of
 if TYPE_CHECKING:
     import pytest
 
-# file -> seconds of a run with several processes, for files of at least LISTED_S seconds. Only their order matters.
-# `-p cpu_by_file --write-seconds` writes it.
+# file -> seconds in a run with several processes, for files of at least LISTED_S seconds. Only the order of the files
+# matters. `-p cpu_by_file --write-seconds` writes this file.
 SECONDS = Path(__file__).parents[1] / "data" / "seconds_by_file.json"
 LISTED_S = 2.0
-MOST_WITH_SERVERS = 2  # processes of tests that run tests with servers at the same time
+MOST_WITH_SERVERS = 2  # number of test processes that may run tests with servers at the same time
 
 
 def file_of(nodeid: str) -> str:
@@ -36,9 +36,9 @@ def seconds_on_file() -> Mapping[str, float]:
 
 
 def longest_first(nodeids: list[str], seconds: Mapping[str, float]) -> list[int]:
-    """The indices of `nodeids` in the order in which they run. The tests of a unit keep their order, as do equal units.
+    """The indices of `nodeids` in the order of execution. The tests of a unit keep their order, as do equal units.
 
-    `seconds`: file -> seconds. Other files count as shorter than these.
+    `seconds`: file -> seconds. All other files count as shorter.
     """
     of_unit: Counter[str] = Counter()
     place_of_unit: dict[str, int] = {}
@@ -55,10 +55,10 @@ def starts_servers(unit: str) -> bool:
 
 
 def next_unit(waiting: Iterable[str], running: Iterable[str]) -> str:
-    """The first waiting unit, or one without servers if `MOST_WITH_SERVERS` other processes run units with servers.
+    """The first waiting unit. If `MOST_WITH_SERVERS` other processes run units with servers: one without servers.
 
-    `running`: the units of the other processes that have not ended. Servers of many tests at once would compete for the
-    cores, while a test waits for its own.
+    `running`: the units of other processes that have not ended. If many tests ran servers at the same time, the servers
+    would compete for the cores.
     """
     units = list(waiting)
     if sum(map(starts_servers, running)) < MOST_WITH_SERVERS:
@@ -67,7 +67,7 @@ def next_unit(waiting: Iterable[str], running: Iterable[str]) -> str:
 
 
 def scheduler(config: pytest.Config, log: Any) -> object:
-    """xdist's scheduler of files, with the files of a server as one unit."""
+    """xdist's scheduler of files, in which all files that share a server are one unit."""
     from xdist.scheduler import LoadFileScheduling
 
     class Units(LoadFileScheduling):
@@ -83,8 +83,9 @@ def scheduler(config: pytest.Config, log: Any) -> object:
         def _reschedule(self, node: Any) -> None:
             """Gives a process its next unit when one test of the last unit is left.
 
-            xdist does so when two are left, and a process whose test takes long would keep a unit from the others. A
-            process begins its last test only when it knows the next one, or that there is none.
+            xdist does so when two tests are left: then a process with a long test would hold a unit that other
+            processes could run. A process begins its last known test only when it has received the next test, or the
+            message that there is none.
             """
             if node.shutting_down:
                 return

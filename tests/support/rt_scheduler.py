@@ -50,13 +50,13 @@ def make_scheduler(num_blocks: int = 11, **other) -> Scheduler:
 
 
 def next_token(token_ids: SequenceOf[int]) -> int:
-    """The simulated model's token after `token_ids`; depends on every one of them."""
+    """The simulated model's token after `token_ids`. It depends on all of these ids."""
     digest = hashlib.sha256(bytes(str(list(token_ids)), "ascii")).digest()
     return int.from_bytes(digest[:4], "big") % VOCAB
 
 
 def expected_ids(prompt: SequenceOf[int], num: int) -> list[int]:
-    """The `num` ids that follow `prompt` with any scheduling."""
+    """The `num` ids that the model generates after `prompt`, however the steps are scheduled."""
     ids = list(prompt)
     for _ in range(num):
         ids.append(next_token(ids))
@@ -64,12 +64,12 @@ def expected_ids(prompt: SequenceOf[int], num: int) -> list[int]:
 
 
 class SimulatedRank:
-    """A rank that stores, for each position of each block, the ids from which the KV was computed. Asserts every read.
+    """A rank that stores, for each position of each block, the ids from which the KV was computed. Checks all reads.
 
-    Like every stage but the last, it knows the ids that plans tell it. It also keeps the ids that it sampled, for
-    placeholders, with 0 for logits that are not finite. Logits after POISON are not finite. KV of POISON in a block
-    that another sequence computes with, also where it is masked, is an error. The logprob of a prompt token is minus
-    its position.
+    Like every stage except the last, it knows the ids that are in plans. For placeholders it also keeps the ids that it
+    has sampled, with 0 for logits that are not finite. Logits after POISON are not finite. If a sequence reads a block
+    that has another sequence's KV of POISON, even at a masked position, this is an error. The logprob of a prompt token
+    is minus its position.
     """
 
     def __init__(
@@ -80,10 +80,10 @@ class SimulatedRank:
         build_steps: dict[str, int] | None = None,
         nan_in_drafts: bool = False,
     ) -> None:
-        """`window`: positions that a token sees, itself included; no others are read. `keys`: request id -> cache key.
+        """`window`: number of positions that a token reads, its own included. `keys`: request id -> cache key.
 
-        `build_steps`: request id -> number of steps until its grammar is built; counted down here.
-        `nan_in_drafts`: a third of the wrong draft tokens have KV that is NaN.
+        `build_steps`: request id -> number of steps until its grammar is built. The rank counts these numbers down.
+        `nan_in_drafts`: True: the KV of a third of the wrong draft tokens is NaN.
         """
         self._nan_in_drafts = nan_in_drafts
         self.num_accepted_tokens = self.num_rejected_tokens = 0  # tokens of drafts
@@ -96,7 +96,7 @@ class SimulatedRank:
         self._slots: dict[int, tuple[NewSlot, list[int], list[int]]] = {}  # slot -> (new, token ids, block table)
         self._adapters: dict[int, bytes] = {}  # adapter slot -> digest
         self.broken_adapters: set[bytes] = set()  # digests of adapters that cannot be loaded
-        self._unsent: dict[int, deque[int]] = {}  # slot -> ids that it sampled and that no plan has sent
+        self._unsent: dict[int, deque[int]] = {}  # slot -> sampled ids that no plan has sent yet
         self.num_computed_tokens = 0
         self.num_placeholders = 0
 
@@ -123,7 +123,7 @@ class SimulatedRank:
                 self._content.pop((target, offset), None)
                 if (source, offset) in self._content:
                     self._content[target, offset] = self._content[source, offset]
-        for step in plan.slots:  # a layer writes the whole batch's KV before any of it is read
+        for step in plan.slots:  # a layer writes the KV of the whole batch before it reads any KV
             new, ids, table = self._slots[step.slot]
             for token_id in step.new_token_ids:
                 ids.append(token_id)
@@ -192,7 +192,7 @@ class SimulatedRank:
         )
 
     def _verified(self, ids: SequenceOf[int], draft: SequenceOf[int]) -> tuple[list[int], bool]:
-        """Returns the next tokens of a slot with a draft, and whether the draft is dirty: then some are missing."""
+        """Returns a slot's next tokens after a draft, and True if the draft is dirty: then some tokens are missing."""
         tokens = [next_token(ids)]
         for token_id in draft:
             if token_id != tokens[-1]:
@@ -206,7 +206,7 @@ class SimulatedRank:
         return tokens, False
 
     def _gives_nan(self, ids: SequenceOf[int], content: tuple[int, ...]) -> bool:
-        """True if the KV of the last token of `content` is NaN: that of some wrong draft tokens. `ids`: those known."""
+        """True if the KV of `content`'s last token is NaN, as for some wrong draft tokens. `ids`: the known ids."""
         return (
             self._nan_in_drafts
             and len(content) > len(ids)
@@ -241,7 +241,7 @@ class GuessingDrafter(Drafter):
     """Drafts that are right at some positions of the sequence and wrong at the others."""
 
     def __init__(self, is_right: SequenceOf[bool]) -> None:
-        """`is_right`: for each position, modulo its length."""
+        """`is_right`: True if the draft is right at a position. The list repeats after its last entry."""
         super().__init__(SpeculationConfig(num_tokens=1, min_ngram=1, max_ngram=1), 0)
         self._is_right = is_right
 
@@ -254,7 +254,7 @@ class GuessingDrafter(Drafter):
 
 
 def run_to_end(scheduler: Scheduler, rank: SimulatedRank, max_steps: int = 10_000) -> list[SequenceOutput]:
-    """Runs steps until no sequence is left, with all plans in flight that are allowed. Checks integrity after each."""
+    """Runs steps until no sequence is left, with as many plans in flight as allowed. Each step checks integrity."""
     outputs: list[SequenceOutput] = []
     in_flight: deque[StepPlan] = deque()
     for _ in range(max_steps):

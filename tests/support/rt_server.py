@@ -90,7 +90,8 @@ def wait_until(
 ) -> None:
     """Returns once `condition` holds; fails with `message` after `seconds`.
 
-    `every_s`: the pause between checks, in seconds. A check that asks a server takes CPU time from its start.
+    `every_s`: the pause between checks, in seconds. A check that sends a request to a starting server takes CPU time
+    from the start.
     """
     deadline = time.monotonic() + seconds
     while not condition():
@@ -116,8 +117,8 @@ class Stream:
         """Streams an answer with logprobs, so that tokens can be compared one by one. No retries."""
         request = {**body, "stream": True, "logprobs": self.logprobs}
         try:
-            # verify=False, because reading certificates takes 16 ms of a core, and the first stream would get ahead of
-            # the others.
+            # verify=False, because reading certificates takes 16 ms of CPU time, in which the first stream would get
+            # ahead of the others.
             with httpx.stream(
                 "POST", f"{url}{self.endpoint}", json=request, headers=headers, timeout=120.0, verify=False
             ) as response:
@@ -148,6 +149,6 @@ class Stream:
             self.finish_reason = choice["finish_reason"] or self.finish_reason
 
     def take_choice(self, choice: dict[str, Any]) -> list[str]:
-        """Adds the text of an event. Returns its tokens."""
+        """Adds the text of an event. Returns the event's tokens."""
         self.text += choice["text"]
         return (choice.get("logprobs") or {}).get("tokens") or []

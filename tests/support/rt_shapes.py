@@ -15,17 +15,17 @@ QWEN3_32B = SHIPPED["hf://Qwen/Qwen3-32B"]
 
 
 def with_context(facts, length):
-    """The same model with another context length and the same costs."""
+    """The facts of the same model with another context length and unchanged costs."""
     return facts.model_copy(update={"shape": facts.shape.model_copy(update={"max_position_embeddings": length})})
 
 
-# Llama 3 differs only in its context length.
+# Llama 3 differs from Llama 3.1 only in the context length.
 LLAMA3_8B, LLAMA3_70B = (with_context(facts, 8192) for facts in (LLAMA31_8B, LLAMA31_70B))
 MODELS = {"Llama-3-8B": LLAMA3_8B, "Llama-3-70B": LLAMA3_70B, "Qwen3-32B": QWEN3_32B, "SmolLM2": SMOLLM2}
 
 
 def without_costs(facts):
-    """The facts as an engine of an earlier version returned them."""
+    """The facts that an engine of an earlier version returned."""
     return facts.model_copy(update={"costs": None})
 
 
@@ -47,7 +47,7 @@ def make_costs(
     head_layers=0.5,
     packed=None,
 ):
-    """Costs that ranks share evenly, rounded up. `weights`, `kv`, `windows` and `packed`: by kind of layer."""
+    """Costs that ranks share evenly, rounded up. `weights`, `kv`, `windows`, `packed`: by kind of layer."""
 
     def part(total, packed=None):
         amounts = {"elements": [-(-total // n) for n in tensor]}
@@ -72,7 +72,7 @@ def make_costs(
 
 
 def make_question(facts, gib=80, per_node=8, **changes):
-    """A sizing in bfloat16 on accelerators of so many GiB, or with per_node None on CPUs. The spec gives no ranks."""
+    """Inputs of a sizing in bfloat16, on accelerators of `gib` GiB or (`per_node` None) on CPUs, without ranks."""
     settings = {
         "shape": facts.shape,
         "costs": facts.costs,

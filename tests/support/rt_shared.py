@@ -1,7 +1,7 @@
-"""Servers that several test files use: they start with the first of these files and end with the last one.
+"""Servers that several test files use: a server starts with the first of its files and ends with the last.
 
 The files of a server run in one process of `make test`, one after the other. Otherwise each process would start the
-server, and an idle one takes a second or two of CPU time a minute.
+server. An idle server uses a second or two of CPU time a minute.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FILES = {
 
 @functools.cache
 def scope_of(file: str) -> str:
-    """The name of the server that a test file shares with others; of any other file its path, as it is given."""
+    """The name of the server that a test file shares with other files. For any other file: `file` itself."""
     return next((name for name, files in FILES.items() if Path(file).stem in files), file)
 
 
@@ -42,7 +42,7 @@ class SharedServer:
     def __init__(
         self, name: str, start: Callable[[], contextlib.AbstractContextManager[RunningServer]], files: Iterable[Path]
     ) -> None:
-        """`files`: those of all tests of this run."""
+        """`files`: the files of all tests of this run."""
         self._name = name
         self._start = start
         self._stack = contextlib.ExitStack()
@@ -51,7 +51,7 @@ class SharedServer:
 
     @contextlib.contextmanager
     def used_by(self, file: Path) -> Iterator[RunningServer]:
-        """The server, for the time in which the tests of `file` run."""
+        """The server, during the tests of `file`."""
         assert file.stem in FILES[self._name], f"name {file.stem} in FILES of {__file__}"
         if self._running is None:
             self._running = self._stack.enter_context(self._start())

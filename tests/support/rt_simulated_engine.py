@@ -1,4 +1,4 @@
-"""A simulated RayCluster, with its pods and its engine, which starts, takes requests, drains, fails and ends."""
+"""A simulated RayCluster with its pods and its engine. The engine starts, serves requests, drains, fails and ends."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from rayloom_operator.observe.replicas import is_headless
 from rt_operator import crashed, make_group, make_pod_document, make_reading, make_said, restarted
 
 START_S = 20.0
-NUM_REQUESTS = 3  # requests that an engine has at once while clients find it
+NUM_REQUESTS = 3  # simultaneous requests of an engine that clients find
 UNREADY = restarted(0) | {"state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}
 
 
@@ -27,7 +27,7 @@ class Place:
 class Cluster:
     name: str
     uid: str
-    line: str  # uid of the first engine in a row of failed engines and their replacements
+    line: str  # uid of the first engine in a chain of failed engines and their replacements
     fails_requests: bool = False
     pods: dict = field(default_factory=dict)  # head and worker -> Place
     serves_at: float = 0.0
@@ -69,7 +69,7 @@ class Cluster:
         return self.head is not None and self.head.node not in lost and not self.fault
 
     def is_ready(self, lost):
-        """True if the Service may send it requests. During a recovery they wait in the engine."""
+        """True if the Service may send requests to the engine. During a recovery they wait in the engine."""
         return self.answers(lost) and self.was_whole and not self.is_drained
 
     def be_found(self, t, is_found):
@@ -78,7 +78,7 @@ class Cluster:
         self.unfound_since = None if is_found or self.is_routed else self.unfound_since or t
 
     def take_requests(self, t, lost, is_found, are_stuck):
-        """Plays the requests of one second. Connected clients send more requests until the engine drains."""
+        """Simulates the requests of one second. Connected clients send more requests until the engine drains."""
         if not self.serves(t, lost):
             return
         if is_found and not self.is_drained:
@@ -88,7 +88,7 @@ class Cluster:
             self.num_in_flight -= self.is_drained
 
     def group(self, t, lost):
-        """The engine replica as the operator sees it, without pods that are being deleted."""
+        """The engine replica as the operator observes it, without pods that are being deleted."""
         conditions = [{"type": "RayClusterProvisioned", "status": str(self.was_whole)}]
         if "head" not in self.pods:
             conditions.append({"type": "HeadPodReady", "status": "False", "reason": "HeadPodNotFound"})

@@ -1,7 +1,7 @@
 """A simulated cluster: RayClusters whose pods KubeRay creates, engines that start, nodes that are lost.
 
-The operator's pure functions decide, and their changes are made to the simulated cluster; no process runs. `run_turn`
-asserts the invariants of every reconcile.
+The operator's pure functions decide, and `run_turn` makes the changes in the simulated cluster. No process runs.
+It asserts the invariants of every reconcile.
 """
 
 from datetime import timedelta
@@ -13,10 +13,10 @@ from rayloom_operator.resolve.revision import revision
 from rt_operator import CLOCK, make_resolved, rollout_step, turn
 from rt_simulated_engine import START_S, Cluster, Place
 
-DRAIN_S = 45.0  # seconds until a deleted pod ends whose engine was not asked to drain
+DRAIN_S = 45.0  # seconds until a deleted pod ends if its engine was not asked to drain
 DRAIN_SECONDS = 20  # spec.drainSeconds
 NODES = ("n0", "n1", "n2")
-FAILS_REQUESTS = 3  # value of `threads` with which all requests of an engine fail
+FAILS_REQUESTS = 3  # value of `threads` that makes all requests of an engine fail
 
 
 class Simulation:
@@ -26,7 +26,8 @@ class Simulation:
         self.clusters = {}
         self.endpoints = frozenset()  # addresses that clients find
         self.gone_at = {}  # name of a RayCluster -> time at which it was gone
-        # the present operator's version of `gone_at`: None for existing RayClusters; None before its first observation
+        # `gone_at` as the present operator knows it, with None for existing RayClusters; None before the first
+        # observation
         self.known_gone_at = None
         self.line_of = {}  # uid of an engine -> its line
         self.document = {}
@@ -35,8 +36,8 @@ class Simulation:
         self.has_stuck_streams = False  # running requests never end
         self.asked = {}  # revision -> Resolved, for all specs so far
         self.old_specs = {}  # the same, for revisions with a ControllerRevision
-        self.proven = set()  # revisions of which an engine has served since the operator noted the spec's revision
-        self.bounds = {}  # further fields of spec.rollout
+        self.proven = set()  # revisions with an engine that has served since the operator recorded the spec's revision
+        self.bounds = {}  # additional fields of spec.rollout
         self.serial = 0
         self.ask()
 
@@ -97,7 +98,7 @@ class Simulation:
         for kind, place in list(cluster.pods.items()):
             is_cut_off = place.node in self.lost
             if is_cut_off and self.t - self.lost[place.node] >= 15 and place.ends_at is None:
-                place.ends_at = self.t  # evicted, because its toleration ends
+                place.ends_at = self.t  # evicted, because its toleration has ended
             if place.ends_at is not None and self.t >= place.ends_at and not is_cut_off:
                 del cluster.pods[kind]
         if cluster.is_leaving:
@@ -148,7 +149,7 @@ class Simulation:
         )
 
     def run(self, seconds, each_s):
-        """Lets time pass. Reconciles every `each_s` seconds, and again while reconciles are requeued at once."""
+        """Advances the time by `seconds`. Reconciles every `each_s` seconds, and after each immediate requeue."""
         for _ in range(0, seconds, each_s):
             self.pass_time(each_s)
             self.run_turns()
@@ -228,7 +229,7 @@ class Simulation:
         cluster.be_found(self.t, self.is_found(cluster))
 
     def _may_go(self, cluster):
-        """Asserts that the route of an engine that serves may be removed."""
+        """Asserts that the route of a serving engine may be removed."""
         name, made, spec = cluster.name, cluster.revision, self.order
         assert name in self.terminating, f"that {name} goes is not written"
         num_available = sum(self.is_available(each) for each in self.there)

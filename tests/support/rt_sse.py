@@ -1,4 +1,4 @@
-"""A strict reader of the API's streams: fails for every irregularity that breaks some client."""
+"""A strict reader of the API's streams: it fails for every irregularity that breaks some client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONSTANT = ("id", "created", "model", "object", "system_fingerprint")
 
 @dataclass
 class StreamedChoice:
-    """One choice of a stream, joined from its chunks."""
+    """One choice of a stream, assembled from chunks."""
 
     text: str = ""
     finish_reason: str | None = None
@@ -30,7 +30,7 @@ class StreamedChoice:
 class Streamed:
     """A whole, well-formed stream."""
 
-    chunks: list[dict[str, Any]]  # all chunks, including the one with the usage
+    chunks: list[dict[str, Any]]  # all chunks, including the chunk with the usage
     choices: dict[int, StreamedChoice]
     usage: dict[str, Any] | None  # the usage in the last chunk
 
@@ -39,9 +39,10 @@ def read_stream(response: httpx.Response, *, num_choices: int, include_usage: bo
     """Reads the stream in a complete response. Fails at the first event that breaks a rule.
 
     The rules: An event is one `data:` line; other lines are comments. `[DONE]` comes once, at the end. Every chunk is
-    valid by OpenAI's schema, and all have the same id, time, model, object and fingerprint. A chunk has one choice, and
-    no index is missing. In chats the role comes once, first. Each choice has one finish reason, in its last chunk. If
-    the request asks for usage, it is null until the last chunk, which has no choices; otherwise the key is missing.
+    valid by OpenAI's schema. All chunks have the same id, time, model, object and fingerprint. A chunk has one choice,
+    and no index is missing. In chats the role comes once, in the first chunk. Each choice has one finish reason, in its
+    last chunk. If the request asks for usage, `usage` is null except in the last chunk, which has no choices. Otherwise
+    the key is missing.
     """
     assert response.status_code == 200, response.text
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"

@@ -34,7 +34,7 @@ from rayloom_engine.worker.start import find_model, load_rank, part_of, warm_up
 from rt_forks import forking_context
 
 EPOCH = 1
-NUM_BLOCKS = 6  # number of blocks of 16 tokens, too few for all requests below at once
+NUM_BLOCKS = 6  # number of blocks of 16 tokens; too few to run all requests below at the same time
 _ANSWER_SECONDS = 120.0
 
 
@@ -66,9 +66,9 @@ class QueueLink:
 
 
 class StagesInARow:
-    """Runs every plan on each stage in turn. The last stage's result counts; results of other stages have only times.
+    """Runs every plan on each stage in turn. Returns the last stage's result. Results of other stages have only times.
 
-    For the engine, this is a rank in this process: pass it to a LocalExecutor.
+    To the engine, this object is a rank in this process: pass it to a LocalExecutor.
     """
 
     def __init__(self, ranks: list[LoadedRank], epoch: int = EPOCH) -> None:
@@ -98,7 +98,7 @@ def make_engine(
     num_ahead: int = 0,
     speculation: SpeculationConfig | None = None,
 ) -> Engine:
-    """An engine with so few blocks and so small a budget that chunks, preemption and resumes happen."""
+    """An engine whose few blocks and small budget cause chunks, preemption and resumes."""
     if isinstance(executor, StagesInARow):
         executor = LocalExecutor(executor)
     config = SchedulerConfig(
@@ -150,7 +150,7 @@ class RankProcesses:
     """A process for each rank. After `join`, this object is an executor. Raises if a rank reports a failure."""
 
     def __init__(self, config: EngineConfig, context: Any = None) -> None:
-        """`context`: of multiprocessing, that starts the processes; None: forking_context."""
+        """`context`: the multiprocessing context that starts the processes; None: forking_context()."""
         self._config = config
         self._context = context or forking_context()
         self.processes: dict[int, Any] = {}
@@ -160,7 +160,7 @@ class RankProcesses:
             self.start(rank)
 
     def start(self, rank: int) -> None:
-        """Starts the process of a rank, for the first time or again."""
+        """Starts or restarts the process of a rank."""
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=_rank_process, args=(self._config, rank, theirs), daemon=True)
         process.start()
@@ -168,7 +168,7 @@ class RankProcesses:
         self.processes[rank], self._connections[rank] = process, ours
 
     def load(self, config: EngineConfig) -> None:
-        """Makes every process load its part of another model; starts missing processes. Call `join` after it."""
+        """Makes every process load its part of another model, and starts missing processes. Call `join` afterwards."""
         self._config = config
         self._ask(range(min(config.world_size, len(self.processes))), "load", config)
         for rank in range(len(self.processes), config.world_size):
@@ -187,7 +187,7 @@ class RankProcesses:
         self._num_submitted += 1
 
     def collect(self) -> StepResult:
-        """The result of the rank that answers. Results of other ranks have only times."""
+        """The result of the rank that answers for all. Results of other ranks have only times."""
         self._num_submitted -= 1
         replies = self._replies(range(self._config.world_size), "run")
         assert not any(result.sampled or result.prompt_logprobs for answers, result in replies if not answers)
@@ -196,7 +196,7 @@ class RankProcesses:
         return result
 
     def forget_all(self) -> None:
-        """Receives and drops the answers to the plans in flight. The rebuild that follows has new, empty runners."""
+        """Receives and drops the answers to the plans in flight. The following rebuild creates new, empty runners."""
         for _ in range(self._num_submitted):
             with contextlib.suppress(RuntimeError):
                 self._replies(range(self._config.world_size), "run")
@@ -209,7 +209,7 @@ class RankProcesses:
         return self._connections[rank].poll(within_s)
 
     def receive(self, rank: int, what: str) -> Any:
-        """The answer to what was sent before."""
+        """The answer to the last request of this kind."""
         return self._replies([rank], what)[0]
 
     def ask(self, rank: int, what: str, *details: object) -> Any:
@@ -221,11 +221,11 @@ class RankProcesses:
 
     def _send(self, ranks: Any, what: str, *details: object) -> None:
         for rank in ranks:
-            with contextlib.suppress(BrokenPipeError):  # the process is dead, and receiving from it raises
+            with contextlib.suppress(BrokenPipeError):  # the process is dead, so receiving from it raises the error
                 self._connections[rank].send((what, *details))
 
     def _replies(self, ranks: Any, what: str) -> list[Any]:
-        # received from all ranks, because no reply may stay in a connection
+        # replies of all ranks are received first, because no reply may stay in a connection
         replies = [self._answer(rank, what) for rank in ranks]
         for reply in replies:
             if isinstance(reply, Exception):
@@ -247,11 +247,11 @@ class RankProcesses:
 
 
 def _rank_process(config: EngineConfig, number: int, connection: Connection) -> None:
-    """Runs a rank: loads, then answers one request after the other."""
+    """Runs a rank: loads the model, then answers one request after the other."""
     os.environ["OMP_NUM_THREADS"] = "1"
     rank: LoadedRank
     runner: Runner | None = None
-    store: object = None  # kept as long as the group
+    store: object = None  # kept until the group ends
     group_abort = GroupAbort()
 
     def load(new_config: EngineConfig) -> None:

@@ -1,8 +1,8 @@
-"""Many streams at once, and checks that a fault costs them no more than a pause.
+"""Runs many streams at once, and checks that a fault causes only a pause of these streams.
 
-The rules: Retries are off. New requests keep arriving. The fault happens when every stream has at least 16 and at most
-three quarters of its tokens. Weights are float32. A request has failed on any HTTP error, error event, missing [DONE],
-changed or missing token.
+The rules: Clients do not retry. New requests arrive continuously. The fault happens when every stream has at least 16
+and at most three quarters of its tokens. Weights are float32. A request has failed on any HTTP error, error event,
+missing [DONE], changed or missing token.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ PROMPTS = [
 
 
 def completion_body(index: int, max_tokens: int = NUM_TOKENS) -> dict[str, object]:
-    """A request whose tokens can be compared: greedy for even indices, seeded for odd ones; half of them in JSON."""
+    """A request whose tokens can be compared: greedy for even indices, seeded for odd ones; half of them are JSON."""
     form = {"structured_outputs": {"json": ENDLESS_JSON}} if index % 4 >= 2 else {}
     return {"model": "m", "prompt": PROMPTS[index % 8], "max_tokens": max_tokens, **_sampling(index), **form}
 
 
 def stream_body(index: int, max_tokens: int = NUM_TOKENS) -> dict[str, object]:
-    """The request of stream `index` of `disturb`: two texts, a text in JSON, and a tool call."""
+    """The request of stream `index` of `disturb`. In turn these are two texts, a JSON text, and a tool call."""
     if index % NUM_STREAMS == NUM_STREAMS - 1:
         return call_body(PROMPTS[index % 8], max_tokens) | _sampling(index)
     return completion_body(index, max_tokens)
@@ -70,8 +70,9 @@ def start_streams(server: HasApi, bodies: list[dict[str, object]]) -> tuple[list
 def _start_together(
     server: RunningServer, bodies: list[dict[str, object]]
 ) -> tuple[list[Stream], list[threading.Thread]]:
-    """Like `start_streams`, once the ranks have built the grammars of the streams: otherwise streams without a grammar,
-    or with a small one, would be far ahead of the others.
+    """Like `start_streams`, but first the ranks build the grammars of the streams.
+
+    Otherwise streams without a grammar, or with a small grammar, would begin far ahead of the other streams.
     """
     slow = [body for body in bodies if body.keys() & {"tools", "structured_outputs"}]
     streams, threads = start_streams(server, [{**body, "max_tokens": 1} for body in slow])
@@ -138,7 +139,7 @@ def disturb(
     num_tokens: int = NUM_TOKENS,
     strike_at: int = 16,
 ) -> Disturbance:
-    """Calls `strike` under streams, by the rules above, once each has `strike_at` tokens.
+    """Calls `strike` by the rules above, when each stream has `strike_at` tokens.
 
     `expected` is the result of `undisturbed`. Returns when every request has ended and the server serves again, in a
     new epoch.
@@ -193,6 +194,6 @@ def _is_inside(stream: Stream) -> bool:
 
 
 def _end_of_pause(times: list[float], since: float) -> float:
-    """The end of the longest pause after `since`. Tokens that were in transit at the fault come before that pause."""
+    """The end of the longest pause after `since`. Tokens that were in transit at the fault arrive before that pause."""
     moments = [since, *(moment for moment in times if moment > since)]
     return max(itertools.pairwise(moments), key=lambda pause: pause[1] - pause[0], default=(since, since))[1]

@@ -82,7 +82,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1, "num_hidden_layers": 3},
     ),
     "qwen3": ("Qwen3ForCausalLM", {"head_dim": 32}),
-    # Half of a head is rotated, and a prompt of five tokens or more has the long factors.
+    # Half of each head is rotated. From five tokens on, a prompt has the long factors.
     "phi3": (
         "Phi3ForCausalLM",
         {
@@ -133,7 +133,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "mixtral": ("MixtralForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2}),
-    # A layer without experts beside one with a shared expert.
+    # The model has a layer without experts and a layer with a shared expert.
     "qwen2-moe": (
         "Qwen2MoeForCausalLM",
         {
@@ -147,7 +147,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-biases": ("Qwen3ForCausalLM", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
 }
 WITH_EXPERTS = ("mixtral", "qwen2-moe")
-# Beside VARIANTS, whose layers several ranks can share: norms of queries and keys are of all heads together.
+# Not in VARIANTS, because their layers cannot be divided between ranks: a norm of queries or keys covers all heads.
 WIDE_NORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("Olmo2ForCausalLM", {"num_key_value_heads": 1, "attention_bias": True}),
 }
@@ -174,10 +174,10 @@ def tiny_checkpoint(
 
 
 def slow_checkpoint(folder: Path) -> Path:
-    """A checkpoint of one layer, with a tokenizer. Its attention takes nearly all of the time.
+    """A checkpoint of one layer, with a tokenizer. Attention takes nearly all of its computing time.
 
-    Attention costs 16,384 floating-point operations for a token and a position, so a chunk of 4,096 tokens takes one
-    thread seconds.
+    Attention costs 16,384 floating-point operations for each token and position. So one thread needs seconds for a
+    chunk of 4,096 tokens.
     """
     tiny_tokenizer(folder)
     return tiny_checkpoint(
@@ -267,7 +267,7 @@ def make_batch(
     block_tables: Sequence[Sequence[int]],
     block_size: int = BLOCK_SIZE,
 ) -> AttentionBatch:
-    """A batch whose slots follow from its block tables."""
+    """A batch whose slots are computed from its block tables."""
     width = max(len(table) for table in block_tables)
     slots = [
         table[position // block_size] * block_size + position % block_size
@@ -285,7 +285,7 @@ def make_batch(
 
 @dataclass
 class TinySequence:
-    """One sequence of a test: its tokens, its scattered blocks, and the number of computed tokens."""
+    """One sequence of a test: its tokens, its blocks (not contiguous), and the number of computed tokens."""
 
     token_ids: Sequence[int]
     block_table: Sequence[int]
@@ -293,7 +293,7 @@ class TinySequence:
 
 
 def advance(model: RankModel, cache: KvPages, steps: Sequence[tuple[TinySequence, int]]) -> list[torch.Tensor]:
-    """Computes some more tokens of each sequence in one forward call; returns each one's logits, [tokens, V]."""
+    """Computes more tokens of each sequence in one forward call. Returns for each sequence its logits, [tokens, V]."""
     query_lens = [count for _, count in steps]
     context_lens = [sequence.num_computed + count for sequence, count in steps]
     batch = make_batch(query_lens, context_lens, [sequence.block_table for sequence, _ in steps], cache.block_size)

@@ -61,7 +61,7 @@ class Authority:
 
 
 def write_tls(folder: Path, prefix: str, issued: Issued, ca: bytes) -> TlsPaths:
-    """Writes the three files into a folder, each by a rename, as the kubelet replaces them."""
+    """Writes the three files into a folder, each by a rename, like a kubelet."""
     folder.mkdir(exist_ok=True)
     paths = TlsPaths(prefix, folder / "tls.crt", folder / "tls.key", folder / "ca.crt")
     for path, content in ((paths.cert, issued.cert), (paths.key, issued.key), (paths.ca, ca)):

@@ -38,7 +38,7 @@ OPEN_TEMPLATE = TEMPLATE.replace("{% if enable", "<think>\n{% if enable")
 
 @contextmanager
 def roomy(front: FrontUnderTest) -> Iterator[FrontUnderTest]:
-    """Gives the front a long context. The end of the block restores its model and template."""
+    """Gives the front a long context. At the end of the block, restores the front's model and template."""
     text = front.do(lambda: front.service.text)
     assert text is not None
     longer = replace(text, model=msgspec.structs.replace(text.model, max_model_len=16384))

@@ -1,4 +1,4 @@
-"""Which processes of a server have loaded torch."""
+"""Finds the processes of a server that have loaded torch."""
 
 from __future__ import annotations
 

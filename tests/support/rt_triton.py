@@ -1,4 +1,4 @@
-"""Triton kernels under test: the device they run on, the types that work there, and the comparison with a reference."""
+"""Triton kernels under test: their device, the data types that work there, and the comparison with a reference."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from rayloom_engine.kernels.target import Backend, Target
 from rayloom_engine.kernels.triton.choice import is_interpreted
 
 DEVICE = torch.device("cpu" if is_interpreted() else "cuda")
-# Half of the distance of two neighbouring numbers, relatively. A result that is rounded once may differ by it, and by
-# the rounding of the float32 arithmetic before.
+# Half of the relative distance between neighbouring numbers. A result that is rounded once may differ by this, and
+# additionally by the rounding of earlier float32 arithmetic.
 EPSILON = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
-# The interpreter computes bfloat16 in float32, but for products of matrices, which no kernel here has.
+# The interpreter computes bfloat16 in float32, except for matrix products, which no kernel here has.
 DTYPES = tuple(EPSILON)
 
 
@@ -26,7 +26,7 @@ def randn(*sizes: int, seed: int = 0, scale: float = 1.0, dtype: torch.dtype = t
 
 
 def assert_near(found: torch.Tensor, expected: torch.Tensor, *, steps: float, scale: float = 1.0) -> None:
-    """Fails if numbers differ by more than `steps` roundings of their type, in numbers of about `scale`.
+    """Fails if numbers of about `scale` differ by more than `steps` roundings of their type.
 
     The expected values may have a wider type.
     """

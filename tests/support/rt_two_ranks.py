@@ -1,4 +1,4 @@
-"""Two ranks in processes of their own, which load one tiny model after the other and share its layers."""
+"""Two ranks in processes of their own. They load one tiny model after the other, and divide its layers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _epochs = itertools.count(1)
 
 
 class TwoRanks:
-    """Processes are started for the first model, and again after one of them failed."""
+    """The processes are started for the first model, and restarted if one of them has failed."""
 
     def __init__(self) -> None:
         self._forks = WarmForks("rayloom_engine.models.on_transformers.model")
@@ -36,9 +36,9 @@ class TwoRanks:
         pipeline: int = 1,
         killed: int | None = None,
     ) -> list[list[int]]:
-        """The greedy tokens after each prompt, of a small pool and budget; none if the engine refuses the layout.
+        """The greedy tokens after each prompt, with a small pool and budget; empty if the engine refuses the layout.
 
-        `killed`: this rank's process is killed before the seventh step; its replacement joins the other rank. Raises
+        `killed`: the rank whose process is killed before the seventh step. Its replacement joins the other rank. Raises
         RuntimeError if a rank fails.
         """
         config = stage_config(folder, pipeline, tensor_parallel_size=tensor)

@@ -28,7 +28,7 @@ def generation(number):
 
 
 def known(source):
-    """The status of a service whose model was inspected."""
+    """The status of a service whose model has been inspected."""
     return {"status": {"model": stored(SMOLLM2, source)}}
 
 
@@ -56,7 +56,7 @@ class World:
                 await asyncio.sleep(0.005)
 
     async def rest(self):
-        """Returns when no work is left, except work that a timer or an event will start."""
+        """Returns when no work is left, except for work that a timer or an event will start."""
         queue = self.controller._queue
         for _ in range(5):
             await self.until(lambda: is_at_rest(queue))

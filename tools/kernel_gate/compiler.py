@@ -1,4 +1,4 @@
-"""Compiles a configuration for a GPU that need not be there, and reads the figures of the machine code."""
+"""Compiles a configuration for a GPU that this machine need not have, and reads the figures of the machine code."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _TARGETS: dict[Gpu, GPUTarget] = {
 
 
 def compiled_figures(shipped: Shipped, gpu: Gpu) -> Figures:
-    """Compiles nearly as for a launch: pointers are aligned. The compiler may raise anything.
+    """Compiles nearly as for a launch: pointers are aligned. The compiler may raise any exception.
 
-    Integers are not specialised. A launch specialises those that are 1 or divisible by 16, unless the kernel excludes
-    them.
+    Integers are not specialised. A launch specialises integers that are 1 or divisible by 16, unless the kernel
+    excludes them.
     """
     names = shipped.kernel.arg_names
     signature = {name: shipped.signature.get(name, "constexpr") for name in names}

@@ -16,17 +16,17 @@ _AMD_COPIES = re.compile(r"\b(?:global_load_lds|buffer_load)_\w+[^\n]*\blds\b|\b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Figures of one compiled kernel. Instructions are counted in the code, not as often as they run."""
+    """Figures of one compiled kernel. An instruction counts once, however often it runs."""
 
-    registers: int  # of a thread; AMD: vector and accumulation registers
-    spilled_bytes: int  # of a thread, in memory
-    shared_bytes: int  # of a program
+    registers: int  # registers of a thread; AMD: vector and accumulation registers
+    spilled_bytes: int  # bytes of a thread's registers that are spilled to memory
+    shared_bytes: int  # bytes of shared memory of a program
     matrix: str  # matrix instructions, such as "HGMMA 24"; several kinds are joined by "+"; empty: none
-    async_copies: int  # from memory to shared memory, without registers
+    async_copies: int  # copies from memory to shared memory that bypass registers
 
 
 def nvidia_figures(usage: str, code: str, shared_bytes: int) -> Figures:
-    """Reads `cuobjdump -res-usage` and `nvdisasm -c`. Raises ValueError if the former has no figures."""
+    """Reads `cuobjdump -res-usage` and `nvdisasm -c`. Raises ValueError if cuobjdump's output has no figures."""
     found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", usage)
     if found is None:
         raise ValueError(f"cuobjdump -res-usage printed no figures: {usage.strip()[:300]!r}")
@@ -41,7 +41,7 @@ def nvidia_figures(usage: str, code: str, shared_bytes: int) -> Figures:
 
 
 def amd_figures(assembly: str, shared_bytes: int) -> Figures:
-    """Reads the assembly with its metadata. Raises ValueError if it has none."""
+    """Reads the assembly with its metadata. Raises ValueError if there is no metadata."""
     figures = {}
     for name in ("vgpr_count", "private_segment_fixed_size"):
         found = re.search(rf"^\s*\.{name}:\s+(\d+)", assembly, flags=re.M)
@@ -50,7 +50,7 @@ def amd_figures(assembly: str, shared_bytes: int) -> Figures:
         figures[name] = int(found[1])
     return Figures(
         registers=figures["vgpr_count"],
-        # Scalar registers spill into vector registers, and these into accumulation registers, which takes no memory.
+        # Scalar registers spill into vector registers, and vector registers into accumulation registers: no memory.
         spilled_bytes=figures["private_segment_fixed_size"],
         shared_bytes=shared_bytes,
         matrix=_counts(name.upper() for name in _AMD_MATRIX.findall(assembly)),

@@ -14,7 +14,7 @@ from typing import Any
 import rayloom_engine.kernels
 from rayloom_engine.kernels.triton.shipped import Gpu, Shipped
 
-SHARE = 0.1  # of the rows that did not change, as many are compiled again
+SHARE = 0.1  # share of the unchanged rows that are compiled again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ def source_version(shipped: Shipped) -> str:
 
 
 def _sources(kernel: Any) -> dict[str, str]:
-    """Returns the code of a kernel, of its callees, and the constants that they name, by qualified name."""
+    """Returns by qualified name: the code of a kernel and of its callees, and the constants that this code names."""
     found: dict[str, str] = {}
     waiting = [kernel]
     while waiting:

@@ -1,4 +1,4 @@
-"""The table on file: figures of each kernel on each GPU, with the version of the code that has them."""
+"""The table on file: figures of each kernel on each GPU, with the version of the code for which they were read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Entry:
 
 
 def read_table(path: Path) -> dict[Key, Entry]:
-    """Returns the entries of the table; none if there is no file."""
+    """Returns the entries of the table; an empty map if there is no file."""
     if not path.exists():
         return {}
     with path.open(encoding="utf-8", newline="") as file:
@@ -30,7 +30,7 @@ def read_table(path: Path) -> dict[Key, Entry]:
 
 
 def write_table(path: Path, entries: Mapping[Key, Entry]) -> None:
-    """Replaces the file; lines are sorted, so that a change of one kernel changes its lines alone."""
+    """Replaces the file. Lines are sorted, so that a change of one kernel changes only the lines of this kernel."""
     new = path.with_suffix(".new")
     with new.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")

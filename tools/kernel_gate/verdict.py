@@ -18,7 +18,7 @@ SHARED_LIMITS: dict[Gpu, int] = {
 
 
 def problems(shipped: Shipped, gpu: Gpu, figures: Figures, recorded: Figures | None) -> list[str]:
-    """Returns a sentence for each figure that is not allowed. `recorded`: figures on file, None if there are none."""
+    """Returns a sentence for each figure that is not allowed. `recorded`: the figures on file, or None."""
     place = f"{shipped.name} on {gpu}"
     found = []
     if figures.spilled_bytes:

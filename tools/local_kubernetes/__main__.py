@@ -64,7 +64,8 @@ def _run(arguments: argparse.Namespace) -> None:
         case "parts":
             ensure_kubectl()
             if isinstance(cluster, LocalCluster):
-                # done before, because clusters that start side by side cannot do it themselves
+                # done here, because clusters that start at the same time cannot install packages and build parts
+                # themselves
                 ensure_packages(nodes=False, images=False)
                 build_parts()
         case "images":

@@ -26,7 +26,7 @@ _TIMEOUT_S = 10
 
 
 def dump_cluster(cluster: Cluster, folder: Path) -> None:
-    """Writes into `folder`, which is created. If an object cannot be read, its file has the reason.
+    """Creates `folder` and writes the files into it. If objects cannot be read, their file has the reason.
 
     Unreadable objects raise no error. After the first request that times out, no further request is sent, because the
     next test needs the time.

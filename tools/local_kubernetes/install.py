@@ -24,7 +24,7 @@ def install_operator(kubeconfig: Path, *values: str) -> None:
     with stage("operator"):
         # Tests serve models from host folders.
         settings = [word for value in ("allowHostPaths=true", *values) for word in ("--set", value)]
-        # This release takes over CRDs that were applied by hand or by a release of another name.
+        # With --take-ownership, this release adopts CRDs that were applied by hand or by a release of another name.
         options = ("--namespace", NAMESPACE, "--create-namespace", "--take-ownership", *settings)
         run(helm(), "--kubeconfig", kubeconfig, "upgrade", "--install", RELEASE, _CHART, *options, timeout_s=PROGRAM_S)
         # Pods must be recreated even though the image's name is unchanged: every build here has the same version.

@@ -8,7 +8,7 @@ from local_kubernetes.machine.shell import stage
 
 
 def prepare(cluster: Cluster) -> None:
-    """Does everything that the end-to-end tests need. Finished stages take little time."""
+    """Runs all stages that the end-to-end tests need. A stage whose result exists takes little time."""
     with stage("stage cluster"):
         cluster.up("full")
     with stage("stage images"):

@@ -1,9 +1,9 @@
-"""Bytes of a rank's weights by the tensors of transformers' model, without the engine's own arithmetic.
+"""Bytes of a rank's weights, computed from the tensors of transformers' model without the engine's own arithmetic.
 
 In the engine's own decoder, tensor parallelism cuts rows of q, k, v, gate, up, embedding and head, and columns of o and
-down. Experts are cut into equal parts, whole or by rows and columns. Everything else is on every rank. Modules of
-transformers are cut by transformers' own plan, and embedding and head by rows. The bytes of a quantised weight are
-those of the table in docs/models.md.
+down. Experts are divided equally: each rank has whole experts, or a part of the rows and columns of all. Every rank has
+all other tensors. Modules of transformers are cut by transformers' own plan, and embedding and head by rows. The table
+in docs/models.md gives the bytes of a quantised weight.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _FEED_FORWARD = ("gate_proj", "up_proj")
 _STACKED = (("q_proj", "k_proj", "v_proj"), _FEED_FORWARD)
 _BY_COLUMNS = ("o_proj", "down_proj")
 _ROUTERS = ("gate", "router")
-_HALF = 2  # bytes of a scale or an offset in the C library, which has them for groups of at most 128 inputs
+_HALF = 2  # bytes of a group's scale or offset in the C library; a group has at most 128 inputs
 _SMALLEST_GROUP = 32
-_FACTOR = 4  # bytes of the float32 that each output has beside its groups
-# By GGUF's type. K formats with an offset of 32 inputs; the last is rounded to 8 bits.
+_FACTOR = 4  # bytes of the float32 factor that each output has in addition to its groups
+# GGUF type -> bytes of a weight on a rank. Groups have 32 inputs, those of Q4_K also an offset; Q6_K is held in 8 bits.
 _GGUF_HELD = {"Q8_0": 1 + _HALF / 32, "Q4_K": 0.5 + 2 * _HALF / 32, "Q6_K": 1 + _HALF / 32}
 
 
@@ -32,7 +32,7 @@ def weights_of(tensors: Iterable[Tensor]) -> int:
 
 
 def active_weights_of(tensors: Iterable[Tensor], config: Mapping[str, Any]) -> int:
-    """Returns the number of weights without the experts that a token does not select."""
+    """Returns the number of weights that a token uses: all except the experts that it does not select."""
     total = 0
     for tensor in tensors:
         number = tensor.num_weights
@@ -51,10 +51,10 @@ def rank_bytes(
     keeps_quantised: bool,
     by_plan: bool,
 ) -> tuple[float, ...]:
-    """Returns the bytes of the largest rank of each stage. `stages`: the layers of each.
+    """Returns the bytes of the largest rank of each stage. `stages`: the layers of each stage.
 
     `element_bytes`: bytes of a weight that is not quantised. `keeps_quantised`: ranks keep quantised weights.
-    `by_plan`: the modules are those of transformers.
+    `by_plan`: transformers' own modules compute the model.
     """
     tensors = tuple(tensors)
     held = _Held(config, element_bytes) if keeps_quantised and config.get("quantization_config") else None
@@ -76,9 +76,9 @@ def rank_bytes(
 
 
 def _places(tensor: Tensor, layers: range, *, is_first: bool, is_last: bool, has_head: bool) -> range:
-    """Returns the layers of a stage that have the tensor. For a tensor of no layer: a range of length 1 if it is there.
+    """Returns the layers of a stage that have the tensor. For a tensor of no layer: a range of length 1 or 0.
 
-    Without a head of its own, the last stage has the embedding too.
+    If the model has no separate head, the last stage has the embedding, too.
     """
     if tensor.first is not None and tensor.last is not None:
         start = max(tensor.first, layers.start)
@@ -107,7 +107,7 @@ def _planned_share(tensor: Tensor, tensor_size: int) -> float:
 def _share(tensor: Tensor, config: Mapping[str, Any], tensor_size: int, unit: int) -> float:
     """Returns the elements of the largest part of a tensor among the ranks of a stage.
 
-    `unit`: the feed-forward part is cut at multiples of it.
+    The feed-forward part is cut at multiples of `unit`.
     """
     rows = tensor.sizes[0]
     row = tensor.numel / rows
@@ -157,12 +157,12 @@ class _Held:
             inputs = _largest_part(inputs, tensor_size, self.cut_unit)
         of_groups = _HALF * (1 + self._has_offsets) / self.cut_unit
         num_groups = inputs // self.cut_unit
-        # Without offsets, the C library stores groups in twos.
+        # If groups have no offsets, the C library stores groups in pairs.
         stored_groups = num_groups if self._has_offsets else num_groups + num_groups % 2
         return ((self._bits / 8 + of_groups) * stored_groups / num_groups + _FACTOR / inputs) * len(layers)
 
     def _gguf_bytes(self, tensor: Tensor, layer: int) -> float:
-        """Matrices that a rank stacks have one form: 8 bits if their types differ, dense if one of them is dense."""
+        """Stacked matrices share one form: dense if any of them is dense, else 8 bits if their types differ."""
         name = tensor.name.removesuffix(".weight").replace("*", str(layer))
         owner = name.removesuffix(tensor.module)
         stacked = next((group for group in _STACKED if tensor.module in group), (tensor.module,))
@@ -184,7 +184,7 @@ def _is_quantised(tensor: Tensor, config: Mapping[str, Any]) -> bool:
 
 
 def _stored(config: Mapping[str, Any]) -> float:
-    """Returns the bytes that a quantised weight takes in a checkpoint, with its scale and zero point."""
+    """Returns the bytes of a quantised weight in a checkpoint, including its part of scale and zero point."""
     given = config["quantization_config"]
     bits, group, _ = _integers(given)
     if group is None:

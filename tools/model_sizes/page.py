@@ -1,4 +1,4 @@
-"""The page docs/benchmarks/sizing.md: what `plan` shows for published models, beside the tensors of their models."""
+"""The page docs/benchmarks/sizing.md: figures of `plan` for published models, beside those of the models' tensors."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def page(models: Mapping[str, PublishedModel], tensors: Mapping[str, tuple[Tenso
 def differences(
     facts: ModelFacts, config: Mapping[str, Any], tensors: tuple[Tensor, ...], *, keeps_quantised: bool
 ) -> dict[tuple[int, int], float]:
-    """Returns (tensor size, stages) -> by how much the plan's bytes exceed those of the tensors, as a part of these."""
+    """Returns (tensor size, stages) -> the plan's bytes divided by the tensors' bytes, minus 1."""
     assert facts.costs is not None
     element_bytes = ELEMENT_BYTES[facts.shape.checkpoint_dtype]
     found = {}
@@ -124,7 +124,7 @@ def _row(name: str, facts: ModelFacts, tensors: tuple[Tensor, ...]) -> str:
     shape = "-" if sizing is None else sizing.shape
     cells = [_title(name), facts.quantization or facts.shape.model_backend or "native", parameters]
     if is_quantised:
-        # The files of a GGUF model are not those of the bytes that its facts name.
+        # For a GGUF model, `checkpoint_bytes` is not the size of its files.
         is_gguf = config["quantization_config"]["quant_method"] == "gguf"
         cells.append("-" if is_gguf else _gib(facts.checkpoint_bytes))
     cells += [planned, _gib(by_tensors), f"{100 * largest:.2f} %"]

@@ -1,4 +1,4 @@
-"""What `rayloom-operator plan` computes for a published model."""
+"""The figures that `rayloom-operator plan` computes for a published model."""
 
 from __future__ import annotations
 

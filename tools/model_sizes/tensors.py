@@ -1,7 +1,7 @@
 """Tensors of published models, as transformers makes them on the meta device from their config.json.
 
-tensors.json has the tensors of all models in tools/published_models.py that the engine can serve. transformers takes a
-minute to make the models, so tests compare with the file. `*` in a name stands for the number of a layer.
+tensors.json has the tensors of all models in tools/published_models.py that the engine can serve. transformers needs a
+minute to make the models, so tests read the file instead. `*` in a name stands for the number of a layer.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _LAYER = re.compile(r"\blayers\.(\d+)\.")
 class Tensor:
     name: str
     sizes: tuple[int, ...]
-    style: str  # how transformers' own plan for tensor parallelism cuts it; empty: every rank has all of it
-    first: int | None = None  # of the layers that have such a tensor; None: it belongs to no layer
+    style: str  # how transformers' own tensor-parallel plan cuts the tensor; empty: every rank has all of it
+    first: int | None = None  # first layer that has such a tensor; None: the tensor belongs to no layer
     last: int | None = None
 
     @property
@@ -45,7 +45,7 @@ class Tensor:
 def meta_tensors(config: Mapping[str, Any]) -> tuple[Tensor, ...]:
     """Returns the tensors of the model with this configuration. Shared tensors appear once.
 
-    The model is that of dense weights, whatever `quantization_config` says.
+    The model has dense weights, even if there is a `quantization_config`.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -93,7 +93,7 @@ def read_tensors() -> dict[str, tuple[Tensor, ...]]:
 
 
 def tensors_text(tensors: Mapping[str, tuple[Tensor, ...]]) -> str:
-    """Returns the text of tensors.json. A model with the tensors of an earlier one has the name of that one instead."""
+    """Returns the text of tensors.json. If two models have the same tensors, the later has the earlier's name."""
     names: dict[tuple[Tensor, ...], str] = {}
     lines = []
     for name, found in tensors.items():

@@ -63,7 +63,7 @@ def _options() -> argparse.Namespace:
 
 
 def _run_columns(suite: Suite, place: Place, options: argparse.Namespace) -> None:
-    """Runs all tests of our column, then the peer's tests without a result, beginning with those that fail on ours."""
+    """Runs all tests on our server. Then runs the tests without a result on the peer, our failures first."""
     files: Sequence[str] = options.files or suite.files
     servers = options.servers.split(",")
     words = ("-k", options.k) if options.k else ()

@@ -23,7 +23,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A test with both outcomes. `exception`: the cause of a failure here that will not be mended, or empty."""
+    """A test with both outcomes. `exception`: the cause of our failure if it will not be fixed, else empty."""
 
     test: str
     ours: Result
@@ -36,7 +36,7 @@ class Comparison:
 
     @property
     def is_theirs_alone(self) -> bool:
-        """True if the peer passes the test and our server does not, also if the test was skipped here."""
+        """True if the peer passes the test and our server does not, for example because the test was skipped here."""
         return self.theirs.outcome == PASSED and self.ours.outcome != PASSED
 
     @property
@@ -45,7 +45,7 @@ class Comparison:
 
 
 def read_results(lines: Iterable[str]) -> dict[str, Result]:
-    """Returns the results of one column: the last run of each test, which has failed if any of its phases has.
+    """Returns the results of one column: the last run of each test. A test has failed if any of its phases has failed.
 
     Tests that no server answered, or that were interrupted, are left out.
     """
@@ -67,7 +67,7 @@ def compare(
     not_applicable: Mapping[str, str],
     exceptions: Mapping[str, str],
 ) -> list[Comparison]:
-    """Returns the tests that apply, in the order of their names. The reason of a skip here is an exception's cause."""
+    """Returns the tests that apply, in the order of their names. The reason of a skip here counts as a cause."""
     absent = Result(ABSENT)
     comparisons = []
     for test in sorted({*ours, *theirs}):
@@ -79,7 +79,7 @@ def compare(
 
 
 def unused(causes: Mapping[str, str], comparisons: Iterable[Comparison]) -> list[str]:
-    """Returns the parts of test ids in `causes` that name no test which only the peer passes."""
+    """Returns the superfluous keys of `causes`: parts of test ids that match no test that only the peer passes."""
     alone = [each.test for each in comparisons if each.is_theirs_alone]
     return [part for part in causes if not any(_names(part, test) for test in alone)]
 
@@ -114,12 +114,12 @@ def _end(result: Result) -> str:
 
 
 def _first(causes: Mapping[str, str], test: str) -> str:
-    """Returns the cause of the first part that names the test; empty if none does."""
+    """Returns the cause of the first part that names the test; empty if no part names it."""
     return next((cause for part, cause in causes.items() if _names(part, test)), "")
 
 
 def _names(part: str, test: str) -> bool:
-    """True if the test's id has the part, at the end of a word: `test_a` does not name `test_a_long`."""
+    """True if the test's id contains the part, up to the end of a word: `test_a` does not name `test_a_long`."""
     return re.search(re.escape(part) + r"(?!\w)", test) is not None
 
 

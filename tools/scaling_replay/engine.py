@@ -1,7 +1,7 @@
-"""One engine under a virtual clock. Three numbers give the cost of a step: for the step, a token, a token of context.
+"""One engine in virtual time. A step costs a constant, plus a time for each token and each context token.
 
-The scheduling is that of the real engine in outline: slots, a token budget, decodes first, prompts in order, and no
-sequence begins before the KV cache has room for it.
+The scheduling resembles the real engine's: slots, a token budget, decodes first, then prompts in order. A sequence
+begins only when the KV cache has room for it.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class SimulatedEngine:
     waiting: deque[Request] = field(default_factory=deque)
     prefilling: deque[list[int]] = field(default_factory=deque)  # [index of the request, prompt tokens that are left]
     ends: list[tuple[int, int, int]] = field(default_factory=list)  # heap of (tick, prompt, output)
-    held: int = 0  # tokens of the KV cache of running sequences
-    reserved: int = 0  # tokens of running sequences with their whole outputs
+    held: int = 0  # tokens of running sequences in the KV cache
+    reserved: int = 0  # KV tokens that running sequences will have at their end
     tick: int = 0  # number of decode steps so far
     at: float = 0.0  # end of the last step
     is_leaving: bool = False
     outputs: deque[int] = field(default_factory=lambda: deque(maxlen=_NUM_OUTPUTS))
-    queued: int = 0  # tokens of prompts that are not computed
+    queued: int = 0  # prompt tokens that are not computed yet
     admitted: list[Request] = field(default_factory=list)
     first_tokens: list[tuple[float, float]] = field(default_factory=list)  # (arrival, seconds to the first token)
 

@@ -1,4 +1,4 @@
-"""A service of simulated engines that one rule scales, and the latencies of its clients."""
+"""Replays requests on a service of simulated engines, which one rule scales, and measures latencies."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from scaling_replay.traces import Request
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     rule: str
-    seconds_over: int  # number of seconds in which a request arrived whose first token took longer than the goal
-    percent_over: float  # share of all requests whose first token took longer
+    seconds_over: int  # number of seconds with an arrival whose first token took longer than the goal
+    percent_over: float  # percentage of all requests whose first token took longer than the goal
     ttft_p50_s: float
     ttft_p99_s: float
     replica_hours: float
@@ -22,10 +22,10 @@ class Outcome:
 
 
 def replay(requests: list[Request], rule: Rule, *, start_s: float, ttft_s: float) -> Outcome:
-    """Returns the outcome of a service that begins with one engine, or with as many as a fixed rule asks for.
+    """Returns the outcome of a service that begins with one engine, or with the number of engines of a fixed rule.
 
-    A request goes to the engine with the fewest tokens waiting, among those that serve. An engine that leaves finishes
-    its requests, and counts until then.
+    A request is sent to the serving engine with the fewest waiting tokens. An engine that leaves finishes its requests,
+    and its time counts until then.
     """
     engines = [SimulatedEngine(ready_at=0.0) for _ in range(max(1, rule.number([], 0.0)) if _is_fixed(rule) else 1)]
     ended: list[SimulatedEngine] = []
@@ -65,7 +65,7 @@ def _scaled(engines: list[SimulatedEngine], rule: Rule, now: float, start_s: flo
     """Marks engines that leave, and returns those that are added."""
     staying = [each for each in engines if not each.is_leaving]
     number = rule.number(staying, now)
-    # Engines that start leave first, then the least busy ones.
+    # Starting engines are removed first, then the least busy engines.
     order = sorted(staying, key=lambda each: (each.ready_at <= now, each.num_running))
     for each in order[: max(0, len(staying) - number)]:
         each.is_leaving = True

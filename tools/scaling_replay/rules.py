@@ -25,7 +25,7 @@ class Rule(Protocol):
     name: str
 
     def number(self, engines: Sequence[SimulatedEngine], now: float) -> int:
-        """Returns the number of engines from now on. `engines`: all that do not leave, including starting ones."""
+        """Returns the number of engines from now on. `engines`: serving and starting engines, but no leaving ones."""
 
 
 class Fixed:
@@ -38,10 +38,10 @@ class Fixed:
 
 
 class Kpa:
-    """Knative's rule: mean concurrency over 60 s, or over 6 s once the shorter mean needs twice the ready engines.
+    """Knative's rule: mean concurrency over 60 s; over 6 s (panic) once the 6 s mean needs twice the ready engines.
 
-    https://knative.dev/docs/serving/autoscaling/kpa-specific/. In panic the number only rises. Panic ends 60 s after
-    the shorter mean last needed so many engines.
+    https://knative.dev/docs/serving/autoscaling/kpa-specific/. In panic the number only rises. Panic ends when the 6 s
+    mean has not needed twice the ready engines for 60 s.
     """
 
     def __init__(self, target: float, most: int) -> None:

@@ -1,7 +1,7 @@
 """Requests of a service, drawn from the reduced traces in `azure_2023.json`.
 
-A reduced trace has the number of requests of every 10 s of a real hour, and log-normal lengths of prompts and outputs
-that were fitted to the trace. Source: Azure Public Dataset, AzureLLMInferenceTrace 2023, CC-BY 4.0
+A reduced trace has the number of requests in each 10 s of a real hour, and lognormal distributions of prompt and output
+lengths that were fitted to the trace. Source: Azure Public Dataset, AzureLLMInferenceTrace 2023, CC-BY 4.0
 (https://github.com/Azure/AzurePublicDataset). `reduce` made the file from the original CSV files.
 """
 
@@ -33,9 +33,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The use of a trace: the hour of `factor` such services, repeated `hours` times.
+    """The use of a trace: its hour with `factor` times the requests, repeated `hours` times.
 
-    `night` is the share of the requests that is kept at the beginning and at the end; in the middle all requests are
+    `night` is the share of the requests that is kept at the beginning and at the end. In the middle all requests are
     kept.
     """
 
@@ -46,7 +46,7 @@ class Shape:
 
 
 def requests(shape: Shape, seed: int = 1) -> list[Request]:
-    """Returns the requests by time of arrival; equal ones for equal seeds. Raises KeyError for an unknown trace."""
+    """Returns the requests by time of arrival, equal for equal seeds. Raises KeyError for an unknown trace."""
     trace: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))["traces"][shape.trace]
     draw = random.Random(seed)
     prompts, outputs = Lengths(**trace["prompt"]), Lengths(**trace["output"])

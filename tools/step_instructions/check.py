@@ -28,7 +28,7 @@ from rayloom_engine.cpu_library.finding import find_library
 FOLDER = Path(__file__).parent
 NUMBERS = FOLDER / "instructions.json"
 INSTRUCTION_SET = "avx2"
-FORMS = ("", "-int8", "-q8", "-q4")  # endings of workloads in steps.cpp
+FORMS = ("", "-int8", "-q8", "-q4")  # suffixes of the workloads' names in steps.cpp
 WORKLOADS = tuple(f"{step}{form}" for form in FORMS for step in ("decode", "prefill"))
 MOST_LOST = 0.10  # as a share of the instructions on file
 

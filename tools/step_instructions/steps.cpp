@@ -2,9 +2,9 @@
 //
 //   steps LIBRARY INSTRUCTION_SET WORKLOAD COUNT
 //
-// WORKLOAD: "decode" computes one token of each of 8 sequences with 300 tokens before it, "prefill" the 96 tokens of a
-// prompt; with the ending "-int8" the weights are int8, with "-q8" and "-q4" grouped as in GGUF's Q8_0 and Q4_K, else
-// bfloat16. One thread. COUNT: the number of equal steps.
+// WORKLOAD: "decode" computes one token of each of 8 sequences, after 300 earlier tokens. "prefill" computes a prompt
+// of 96 tokens. Weights are bfloat16. With the suffix "-int8" they are int8, with "-q8" and "-q4" grouped as in GGUF's
+// Q8_0 and Q4_K. One thread computes. COUNT: the number of equal steps.
 
 #include <dlfcn.h>
 #include <stdio.h>

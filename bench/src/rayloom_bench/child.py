@@ -1,4 +1,4 @@
-"""Runs a measurement in a fresh Python process: a JSON job on stdin, JSON lines on stdout, the last is the result."""
+"""Runs a measurement in a fresh Python process: a JSON job on stdin, JSON lines with the result last on stdout."""
 
 from __future__ import annotations
 

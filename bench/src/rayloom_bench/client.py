@@ -71,7 +71,7 @@ def run_workload(
 ) -> Outcome:
     """Sends the prompts, `workload.concurrency` at a time, and returns when all are answered.
 
-    The name of a failure holds `label` after the workload's name. `on_finished` is called once for each request.
+    A failure's name consists of the workload's name and `label`. `on_finished` is called once for each request.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run_workload(endpoint, workload, prompts, label, options or RequestOptions(), on_finished))
@@ -128,7 +128,7 @@ async def _run_workload(
     options: RequestOptions,
     on_finished: Callable[[], object],
 ) -> Outcome:
-    # Bodies are encoded before the clock starts: the time to encode 2048 ids would be counted as the server's.
+    # Bodies are encoded before the clock starts, because the time to encode 2048 ids must not count as the server's.
     bodies = [
         msgspec.json.encode(completion_body(endpoint.model_name, prompt, workload, options)) for prompt in prompts
     ]

@@ -26,11 +26,11 @@ from rayloom_engine.protocol.channel import encode, welcome
 from rayloom_engine.protocol.ranks import Computed, Run, Welcomed
 
 NUM_SLOTS = 16
-GOALS = {"shared memory": 0.2, "TCP": 0.5}  # goals: upper bounds of the medians, as fractions of a Ray call's median
+GOALS = {"shared memory": 0.2, "TCP": 0.5}  # goals: the largest allowed medians, as fractions of a Ray call's median
 RAY = "Ray actor call"
-_BLOCK = 50  # round trips of one kind in a row; kinds alternate, so that a busy moment slows all of them
+_BLOCK = 50  # round trips of one kind in a row; then comes the next kind, so that a busy moment slows all kinds
 _START_SECONDS = 30.0
-_OBJECT_STORE_BYTES = 80 * 1024 * 1024  # bytes; the least that Ray accepts
+_OBJECT_STORE_BYTES = 80 * 1024 * 1024  # bytes; the smallest size that Ray accepts
 
 RoundTrip = Callable[[Run], Computed]
 
@@ -141,7 +141,7 @@ def _channel(role: str) -> Iterator[RoundTrip]:
 
 @contextlib.contextmanager
 def _actor() -> Iterator[RoundTrip]:
-    """A Ray actor that gets and returns encoded messages, which is faster than letting Ray pickle them."""
+    """A Ray actor whose arguments and results are encoded messages, because Ray would pickle objects more slowly."""
     import ray
 
     class Rank:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from rayloom_engine.errors import ConfigError, EngineError
 
-# Requests must not go through a proxy of the environment, which cannot reach servers on the loopback address.
+# Requests bypass the environment's proxy, because a proxy cannot reach servers on the loopback address.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 

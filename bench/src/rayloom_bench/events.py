@@ -30,7 +30,7 @@ class Usage(msgspec.Struct, frozen=True):
 
     @property
     def num_cached(self) -> int:
-        """Tokens of the prompt that the server found in its prefix cache; 0 if it does not say so."""
+        """Tokens of the prompt that the server found in its prefix cache; 0 if the answer has no such number."""
         details = self.prompt_tokens_details
         return 0 if details is None else details.cached_tokens or 0
 

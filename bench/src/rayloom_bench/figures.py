@@ -42,12 +42,12 @@ class Figures:
     ms_per_token: float | None  # mean inter-token latency; None when every output is one token
     ttft_p50_ms: float
     ttft_p99_ms: float
-    itl_p50_ms: float | None  # 99th percentile of the gaps between arrivals; None if every answer arrived at once
+    itl_p50_ms: float | None  # median of the gaps between arrivals; None if every answer arrived at once
     itl_p99_ms: float | None
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` (0 to 1) of the values lie, linear between neighbours. Needs one value or more."""
+    """The quantile at `share` (0 to 1), interpolated linearly. `values` must not be empty."""
     ordered = sorted(values)
     position = share * (len(ordered) - 1)
     below = math.floor(position)
@@ -56,11 +56,11 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def summarise(records: Sequence[RequestRecord]) -> Figures:
-    """The figures of a workload of one request or more.
+    """The figures of a workload. `records` must not be empty.
 
     The mean inter-token latency is the time from the first to the last token, divided by the number of tokens after the
-    first. So the mean is exact also for tokens that arrive together or have no text. The percentiles are those of the
-    gaps between arrivals, as a reader of the stream sees them.
+    first. So the mean is exact even if tokens arrive together or have no text. The percentiles are over the gaps
+    between arrivals, as a client of the stream sees them.
     """
     wall_s = max(record.end_s for record in records) - min(record.start_s for record in records)
     prompt_tokens = sum(record.num_prompt for record in records)

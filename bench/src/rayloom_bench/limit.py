@@ -37,7 +37,7 @@ class ModelCost:
 
 
 def model_cost(*, num_parameters: int, num_head_parameters: int, element_bytes: int, is_tied: bool) -> ModelCost:
-    """The cost of a decoder. An embedding that is not tied to the head is not counted: only single rows are read."""
+    """The cost of a decoder. An embedding that is not tied to the head does not count: a step reads few of its rows."""
     num_read = num_parameters if is_tied else num_parameters - num_head_parameters
     return ModelCost(
         weight_bytes=num_read * element_bytes,

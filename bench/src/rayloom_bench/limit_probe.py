@@ -1,4 +1,4 @@
-"""Measures memory bandwidth and matrix products in a fresh process. Its job is `{"threads": N}`; see child.py."""
+"""Measures memory bandwidth and matrix products in a fresh process. Its job on stdin: `{"threads": N}` (child.py)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 
 from rayloom_bench.child import report_result
 
-BUFFER_BYTES = 512 * 1024 * 1024  # bytes; far more than the cache of any test machine
+BUFFER_BYTES = 512 * 1024 * 1024  # bytes; far more than the processor caches of any test machine
 MATMUL_M = 512
 MATMUL_N = 2048
 MATMUL_K = 2048
 MIN_RUNS = 3
-MIN_S = 1.0  # the least seconds of all runs together, in which the cores reach their highest clock rate
+MIN_S = 1.0  # least seconds of all runs together; after this time the cores run at their highest clock rate
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ BUSY_WARNING_PERCENT = 15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuClock:
-    """Seconds since fixed but unknown moments, so that only differences have a meaning."""
+    """Seconds since fixed but unknown moments: only the difference of two readings has a meaning."""
 
     wall_s: float
     busy_s: float  # CPU seconds of all cores, by any process
@@ -32,7 +32,7 @@ class CpuClock:
         own = os.times()
         # `steal`, the time that the hypervisor gave to other machines, counts as busy, because this machine could not
         # use it.
-        idle = {"idle", "iowait", "guest", "guest_nice"}  # without guest time, which user and nice include already
+        idle = {"idle", "iowait", "guest", "guest_nice"}  # user and nice include guest time already
         return CpuClock(
             wall_s=time.perf_counter(),
             busy_s=sum(seconds for name, seconds in machine._asdict().items() if name not in idle),

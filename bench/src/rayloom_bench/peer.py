@@ -64,7 +64,7 @@ def run_transformers(
 def batch_records(
     workload: Workload, prompts: Sequence[Sequence[int]], batches: Sequence[Mapping[str, list[float]]]
 ) -> tuple[RequestRecord, ...]:
-    """One record per request. All requests of a static batch have its start, its steps as arrivals, and its end.
+    """One record per request. All requests of a static batch start, receive tokens and end at the same times.
 
     A batch is `{"start_s": [t], "steps_s": [t, ...], "end_s": [t]}`.
     """

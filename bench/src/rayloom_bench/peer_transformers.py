@@ -27,7 +27,7 @@ def main() -> None:
     transformers.logging.disable_progress_bar()  # the progress bar of the bench is on stderr
     start_s = time.perf_counter()
     model = transformers.AutoModelForCausalLM.from_pretrained(job["folder"], dtype=getattr(torch, job["dtype"])).eval()
-    # Without an end-of-sequence id every output has full length, and no step spends time to suppress that id.
+    # Without an end-of-sequence id every output has full length, and no step spends time on suppressing that id.
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     load_s = time.perf_counter() - start_s

@@ -24,7 +24,7 @@ Cell = float | str | None
 
 
 def machine_line(busy: float) -> str:
-    """The processor, its usable cores, the date, and how busy other processes kept the machine before the run."""
+    """The processor, its usable cores, the date, and the share of CPU time that other processes used before the run."""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     cores = len(os.sched_getaffinity(0))
     distrust = " **DISTURBED: other processes ran beside it.**" if busy > DISTURBED_PERCENT else ""
@@ -104,7 +104,7 @@ def document(result: RunResult) -> dict[str, object]:
 
 
 def _distrust(result: RunResult) -> str:
-    """A warning if other processes used the CPU: threads that wait for each other lose more time than that."""
+    """A warning if other processes used the CPU: threads that wait for each other lose more than their share."""
     return " (DISTURBED: do not quote these figures)" if max(result.others_percent.values()) > DISTURBED_PERCENT else ""
 
 

@@ -48,7 +48,7 @@ class Peer:
 
     load_s: float
     version: str
-    pss_bytes: Mapping[str, int]  # workload -> memory of the peer's only process after it
+    pss_bytes: Mapping[str, int]  # workload -> memory of the peer's only process after this workload
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class RunResult:
     measured: dict[str, list[Measured]] = field(default_factory=dict)  # workload name -> engines, in order of running
     failures: list[Failure] = field(default_factory=list)
     peers: dict[str, Peer] = field(default_factory=dict)  # engine -> its figures
-    start_up: StartUp | None = None  # None, as `memory`, for a server that the bench did not start
+    start_up: StartUp | None = None  # None, like `memory`, for a server that the bench did not start
     memory: Memory | None = None
     others_percent: dict[str, float] = field(
         default_factory=dict

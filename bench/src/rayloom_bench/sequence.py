@@ -88,7 +88,7 @@ def _measure_own_engine(settings: BenchSettings, result: RunResult, log: Log) ->
         flags += ["--revision", settings.revision]
     if settings.served_model_name is not None:
         flags += ["--served-model-name", settings.served_model_name]
-    # The label and the cost are those of dense weights. By default a GGUF file's weights would stay quantised.
+    # Label and cost in the result are for dense weights. By default a GGUF file's weights would stay quantised.
     flags += ["--quantization", "none", *settings.serve_flags]
 
     log("first start of rayloom-engine serve (converts the model if it is not converted yet)")
@@ -200,7 +200,7 @@ def _measure_transformers(settings: BenchSettings, dtype: str, result: RunResult
 
 
 def _note_others(result: RunResult, engine: str, before: CpuClock) -> None:
-    """Records the CPU time of other processes. Call it after the engine's processes, which would count as others."""
+    """Records the CPU time of other processes. Call it after the engine has ended, or its processes count as others."""
     result.others_percent[engine] = others_percent(before, CpuClock.read(), psutil.cpu_count() or 1)
 
 
@@ -244,6 +244,6 @@ def _folder(settings: BenchSettings) -> Path:
 
 @contextmanager
 def _bar(title: str, total: int) -> Iterator[tqdm[NoReturn]]:
-    """A progress bar on stderr, without output if that is not a terminal."""
+    """A progress bar on stderr, without output if stderr is not a terminal."""
     with tqdm(total=total, desc=title, unit="req", disable=None, leave=False) as bar:
         yield bar

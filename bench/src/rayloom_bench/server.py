@@ -166,7 +166,7 @@ def _running(
 
 
 def stop_tree(process: subprocess.Popen[bytes], grace_s: float = STOP_S) -> None:
-    """Ends a process by SIGTERM, and after `grace_s` seconds it and its descendants by SIGKILL."""
+    """Ends a process by SIGTERM. After `grace_s` seconds, kills the process and its descendants by SIGKILL."""
     try:
         family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
     except psutil.NoSuchProcess:
@@ -205,12 +205,12 @@ def tree_cpu_seconds_by_process(pid: int) -> dict[str, float]:
 
 
 def tree_cpu_seconds(pid: int) -> float:
-    """CPU seconds of a process and of its descendants, those that have ended included."""
+    """CPU seconds of a process and of its descendants, including descendants that have ended."""
     parent = psutil.Process(pid)
     total = 0.0
     for process in (parent, *parent.children(recursive=True)):
         try:
-            # user and system time, of the process and of children that it has waited for
+            # user and system time of the process and of children that it has reaped
             total += sum(process.cpu_times()[:4])
         except (psutil.NoSuchProcess, psutil.ZombieProcess):
             continue  # the process ended after it was listed
@@ -227,7 +227,7 @@ def free_ports(count: int) -> tuple[int, ...]:
 
 
 def _role(process: psutil.Process) -> str:
-    """The module that Python runs, such as `rayloom_engine.front`, else the process's name, as for forked ranks."""
+    """The module that Python runs, such as `rayloom_engine.front`; for other processes and forked ranks the name."""
     arguments = process.cmdline()
     is_python = bool(arguments) and Path(arguments[0]).name.startswith("python")
     if is_python and "-m" in arguments[:-1] and not process.name().startswith("rank"):

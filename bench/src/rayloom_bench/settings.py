@@ -64,7 +64,7 @@ def page_file(folder: Path | None, name: str) -> Path | None:
 
 
 def parse_compare_dtypes(names: str, flag: str = "--compare-dtype") -> tuple[str, ...]:
-    """The types of a list such as `bfloat16,float32`. Raises ConfigError for an unknown or repeated one."""
+    """The types of a list such as `bfloat16,float32`. Raises ConfigError for an unknown or repeated type."""
     chosen = tuple(name.strip() for name in names.split(",") if name.strip())
     if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(COMPARE_DTYPES):
         raise ConfigError(

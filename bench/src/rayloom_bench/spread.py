@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """The smallest, the middle and the largest value of the rounds."""
+    """The smallest value, the median and the largest value of the rounds."""
 
     smallest: float
     median: float
@@ -17,7 +17,7 @@ class Spread:
 
 
 def spread(values: Iterable[float]) -> Spread | None:
-    """The spread of the values, or None if there is none."""
+    """The spread of the values, or None if there are no values."""
     listed = list(values)
     if not listed:
         return None

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from rayloom_bench.endpoint import Endpoint, EndpointError, call_json
 from rayloom_bench.workload import Purpose, Workload, prompt_rng
 
-# a word is about one token, so after this many proportional corrections the length is right or nearly so
+# a word is about one token, so this number of proportional corrections makes the length exact or nearly exact
 MAX_CORRECTIONS = 6
 
-# Common English words. After a blank each of them is one token in the vocabularies of today's models.
+# Common English words. After a blank, each word is one token in the vocabularies of current models.
 _COMMON = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
     "part place case week company system program question work number night point home water room mother area money "
@@ -50,7 +50,7 @@ def text_of(num_tokens: int, rng: random.Random, count_tokens: CountTokens | Non
 
 
 def token_counter(endpoint: Endpoint) -> CountTokens | None:
-    """A counter that calls the server's `/tokenize`, as vLLM and llama.cpp have it; None if the server has none."""
+    """A counter that calls `/tokenize`, a path of vLLM and llama.cpp; None if the server does not have this path."""
 
     def count(text: str) -> int:
         # `prompt` is vLLM's field and `content` llama.cpp's; each server ignores the other's field.

@@ -18,7 +18,7 @@ from rayloom_bench.workload import Workload
 
 @dataclass(slots=True, kw_only=True)
 class TimedStream:
-    """The tokens that arrived within `seconds`: those of ended answers, and the first ones of the last answer."""
+    """The tokens that arrived within `seconds`: those of ended answers, and the first tokens of the last answer."""
 
     seconds: float
     num_tokens: int = 0
@@ -32,7 +32,7 @@ class TimedStream:
 def run_timed_stream(
     endpoint: Endpoint, workload: Workload, prompts: Sequence[Prompt], options: RequestOptions, seconds: float
 ) -> TimedStream:
-    """Sends the prompts one after the other, from the first again after the last, and stops when the time is over.
+    """Sends the prompts one after the other in a cycle, and stops when the time is over.
 
     Raises EndpointError if the server refuses a request, breaks a stream or ends an answer early.
     """

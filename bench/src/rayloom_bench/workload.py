@@ -11,10 +11,10 @@ from typing import Literal
 
 from rayloom_engine.errors import ConfigError
 
-# A JSON schema whose shortest instance is longer than any output here, so that no answer ends early.
+# A JSON schema whose shortest instance is longer than any output of the workloads, so that no answer ends early.
 LONG_ARRAY: Mapping[str, object] = {"type": "array", "items": {"type": "integer"}, "minItems": 100}
 
-# output tokens of the warm-up; enough to reach every step size, few compared with the measured requests
+# output tokens of each warm-up request: enough for every step size, few compared with the measured requests
 WARM_UP_OUTPUT = 16
 
 Purpose = Literal["measured", "warm-up"]
@@ -81,7 +81,7 @@ def parse_workloads(names: str, scale: float, known: tuple[Workload, ...] = WORK
 
 
 def prompt_rng(workload: Workload, *, seed: int, purpose: Purpose) -> random.Random:
-    """The generator of one set of prompts. Sets differ, so that no set finds a prefix of another one in the cache."""
+    """The generator of one set of prompts. Sets differ, so that no set finds a prefix of another set in the cache."""
     return random.Random(f"{seed}/{workload.name}/{purpose}")  # nosec: not for secrets; a string seed is portable
 
 

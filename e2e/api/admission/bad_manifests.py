@@ -1,6 +1,6 @@
 """Manifests that cannot be served, and the error message of `kubectl apply` for each.
 
-A row has the mistake, the fields of the manifest (`spec`, in some rows `metadata`), and a part of the message.
+A row has a name of the mistake, fields of the manifest (`spec`, in some rows `metadata`), and a part of the message.
 """
 
 from __future__ import annotations

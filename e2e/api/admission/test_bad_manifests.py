@@ -1,4 +1,4 @@
-"""Mistakes in a manifest are refused with a message that names the cure, by the API server where it can find them."""
+"""Mistakes in a manifest are refused with a message that names the solution, if possible by the API server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_api_server_refuses_it_at_once(
     manifest |= {key: value for key, value in document.items() if key != "metadata"}
     manifest["metadata"] |= document.get("metadata", {})
     with pytest.raises(ApiError) as refused:
-        # `kubectl apply` sends this request for a new object.
+        # For a new object, `kubectl apply` sends this request.
         world.request("POST", f"{LLM}/namespaces/default/llmservices", manifest, fieldValidation="Strict")
     assert sentence in str(refused.value)
     assert operator.is_alive

@@ -1,6 +1,6 @@
 """Every field of spec.podTemplate reaches the pods that KubeRay creates, and the API server refuses mistakes in it.
 
-The examples of docs/pod-template.md are applied as they are printed.
+The examples of docs/pod-template.md are applied without changes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def cluster_objects(world: World) -> Iterator[None]:
 
 
 def _pods(world: World, namespace: str, name: str) -> dict[str, Document]:
-    """The pods by type, head and worker, once both exist."""
+    """Waits until head pod and worker pod exist. Returns type -> pod."""
 
     def both() -> dict[str, Document] | None:
         found = {each["metadata"]["labels"]["ray.io/node-type"]: each for each in world.pods(namespace, name)}
@@ -53,7 +53,7 @@ def _pods(world: World, namespace: str, name: str) -> dict[str, Document]:
 
 
 def _missing(wanted: Any, found: Any, path: str) -> Iterator[str]:
-    """Paths of values of `wanted` that `found` lacks. `found` may have further values."""
+    """The paths of those values of `wanted` that `found` lacks. `found` may have additional values."""
     if isinstance(wanted, dict) and isinstance(found, dict):
         for key, value in wanted.items():
             yield from _missing(value, found.get(key), f"{path}.{key}")
@@ -127,7 +127,7 @@ def test_pods_in_the_nodes_network_have_a_node_each(
     pods = _pods(world, namespace, "chat")
     assert {each["spec"]["nodeName"] for each in pods.values()} == {"standin-a", "standin-b"}
     assert {each["spec"]["dnsPolicy"] for each in pods.values()} == {"ClusterFirstWithHostNet"}
-    # There is no third node.
+    # There is no third node, so the second service cannot be scheduled.
     world.create(manifest("second", podTemplate=template))
     world.wait(namespace, "second", "Available", Reason.UNSCHEDULABLE)
 
@@ -149,7 +149,7 @@ def test_reserved_variables_are_out_of_reach_of_env_from(
     for kind, names in containers.items():
         for container in pods[kind]["spec"]["containers"][: len(names)]:
             assert container["envFrom"] == source
-            # `env` overrides `envFrom` for a name in both.
+            # `env` overrides `envFrom` if both have a name.
             variables = [each["name"] for each in container["env"]]
             assert {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ADDRESS", "RAYLOOM_ALIVE_FILE"} <= set(variables)
             assert len(set(variables)) == len(variables)
@@ -177,7 +177,7 @@ _MISTAKES: dict[str, tuple[Document, str, Reason, str]] = {
         Reason.APPLY_REFUSED,
         "nodeSelectorTerms",
     ),
-    # Messages of the API server about the pods, which KubeRay passes on.
+    # Messages of the API server about the pods. KubeRay forwards these messages.
     "no-such-runtime": ({"runtimeClassName": "none-such"}, "Available", Reason.CONTAINER_FAILED, "none-such"),
     "no-such-priority": ({"priorityClassName": "none-such"}, "Available", Reason.CONTAINER_FAILED, "none-such"),
     "no-source-of-a-variable": (
@@ -233,7 +233,7 @@ def test_an_example_of_the_page_is_accepted_and_makes_its_pods(
 ) -> None:
     document = yaml.safe_load(block.text)
     document["metadata"]["namespace"] = namespace
-    # The embedded model needs no inspection. Its 9 attention heads exclude most values of parallelism.
+    # The embedded model needs no inspection. With its 9 attention heads, most values of parallelism are impossible.
     document["spec"]["model"] = {"source": "builtin://smollm2-135m"}
     document["spec"].pop("parallelism", None)
     for each in ("head", "worker"):

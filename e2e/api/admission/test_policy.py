@@ -32,7 +32,7 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
         "whose name begins with models",
     ),
     ({"model": {"source": "hf://a/b", "cache": {"hostPath": "/models"}}}, "must be a persistentVolumeClaim"),
-    # A rollout adds one engine replica: 9 replicas with 2 pods each.
+    # A rollout adds one engine replica, so there are 9 replicas with 2 pods each.
     ({"replicas": 8}, "16 pods at most"),
     ({"replicas": 7, "rollout": {"maxSurge": 2}}, "rollout.maxSurge together"),
     ({"replicas": 4, "parallelism": {"pipeline": 8}}, "16 pods at most"),
@@ -51,7 +51,7 @@ ALLOWED: tuple[dict[str, Any], ...] = (
 
 @pytest.fixture
 def tenants(world: World, namespace: str, kubectl: Kubectl) -> Iterator[str]:
-    """The test's namespace, with the policy."""
+    """The test's namespace, to which the policy applies."""
     world.request(
         "PATCH",
         f"/api/v1/namespaces/{namespace}",
@@ -74,7 +74,7 @@ def test_the_policy_refuses_what_it_says_and_nothing_else(world: World, tenants:
             return str(error)
         return ""
 
-    # An API server enforces a new policy a moment later.
+    # The API server enforces a new policy with a short delay.
     wait_until(lambda: refusal(REFUSED[0][0]) != "", "the policy to hold")
     for spec, sentence in REFUSED:
         assert sentence in refusal(spec), spec
@@ -99,10 +99,10 @@ def test_the_quota_counts_services(world: World, namespace: str, manifest: Make)
 
 
 def _is_created_counted(world: World, quotas: str, quota: dict[str, Any]) -> bool:
-    """Creates the quota, and deletes it again unless it counts LLMServices.
+    """Creates the quota. If the quota does not count LLMServices, deletes it and returns False.
 
-    kube-controller-manager discovers a new CRD within 30 s. But it counts the objects of an existing quota only every
-    five minutes.
+    kube-controller-manager discovers a new CRD within 30 s, and counts the objects of a new quota at once. For an
+    existing quota it counts them only every five minutes.
     """
     path = f"{quotas}/{quota['metadata']['name']}"
     world.request("POST", quotas, quota)

@@ -1,4 +1,4 @@
-"""Pod templates that together hold every field, and the objects that they name."""
+"""Pod templates that together have every field, and the objects that these templates name."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _VARIABLES: dict[str, Any] = {
 
 
 def _own(name: str, **resources: Any) -> dict[str, Any]:
-    """A container of the operator's with every field that a template may set."""
+    """A container that the operator creates, with every field that a template may set in it."""
     claims = [{"name": "card", "request": "one"}]
     return {
         "name": name,
@@ -173,7 +173,7 @@ def _of_the_node(container: str) -> dict[str, Any]:
     }
 
 
-# Settings that exclude parts of the first template: the node's namespaces, and a user namespace of the pod's own.
+# The second template has settings that exclude settings of the first: the node's namespaces, and a user namespace.
 TEMPLATES: dict[str, dict[str, Any]] = {
     "most": {
         "user": "Operator",

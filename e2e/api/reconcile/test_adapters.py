@@ -1,5 +1,7 @@
-"""spec.model.adapters on a real API server: engines start with the list, get a changed one while they serve, and again
-after a restart; the status tells which engines have which adapter.
+"""The list spec.model.adapters on a real API server, in engines and in the status.
+
+Engines start with the list. They receive a changed list while they serve, and again after a restart. The status shows
+the number of engines that have each adapter.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from operator_processes.process import OperatorProcess, wait_until
 from real_api_server.world import LLM, World
 from simulated_nodes.api_client import MERGE
 
-_FOLDER = "/models/adapters"  # simulated nodes have no files, and no claims
+_FOLDER = "/models/adapters"  # simulated nodes have no files, so volumes are not mounted
 _SQL, _POEMS = ({"name": name, "source": f"file://{_FOLDER}/{name}"} for name in ("sql", "poems"))
 
 
@@ -40,7 +42,7 @@ def test_a_changed_list_reaches_engines_that_serve_and_one_that_was_restarted(
     world.create(llm_service(namespace, "chat", model=model, replicas=2))
     world.wait_serving(namespace, "chat")
     first = {"sql": f"{_FOLDER}/sql"}
-    # A service is Available with its first engine.
+    # A service is Available as soon as its first engine serves.
     wait_until(lambda: _adapters(world, namespace) == [first, first], "two engines with the list of their pods")
     wait_until(lambda: _states(world, namespace) == [("sql", "Loaded", "2/2")], "the status", story=world.story)
     before = sorted(world.engines_of(namespace, "chat"))
@@ -54,7 +56,7 @@ def test_a_changed_list_reaches_engines_that_serve_and_one_that_was_restarted(
     assert sorted(world.engines_of(namespace, "chat")) == before, "no engine was replaced"
     assert _status(world, namespace)["updateRevision"] == revision
 
-    # A container that restarts has the list with which its pod was created.
+    # A restarted container begins with the list with which its pod was created.
     world.engine(namespace, "chat", adapters=dict(first))
     wait_until(lambda: _adapters(world, namespace) == [both, both], "the restarted engine's list", story=world.story)
 

@@ -1,7 +1,7 @@
 """Every reason of a condition, reached on a real API server, with its message and Event.
 
 All services of the table are created at once, and each test waits for one service. `test_every_reason_has_a_scene`
-fails for a new reason without a row.
+fails if a new reason has no row.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Scene:
     spec: dict[str, Any] = field(default_factory=dict)
     head: Play | None = None
     worker: Play | None = None
-    engine: dict[str, Any] = field(default_factory=dict)  # fields of its engine once it serves
+    engine: dict[str, Any] = field(default_factory=dict)  # fields of the service's engine once the engine serves
     before: dict[str, Any] | None = None  # an object with the service's name that exists before the service
     job: Play | None = None  # behaviour of the Job that inspects the model
-    loses_head: bool = False  # its head pod is deleted once it serves
+    loses_head: bool = False  # the service's head pod is deleted once the service serves
 
 
 def _waiting(reason: str, message: str = "") -> Play:
@@ -46,13 +46,13 @@ def _waiting(reason: str, message: str = "") -> Play:
 
 
 def _refusal(reason: str, message: str) -> Play:
-    """The termination message of an inspection of a model that the engine cannot serve."""
+    """The termination message of the inspection Job for a model that the engine cannot serve."""
     return Play(ended=(78, json.dumps({"version": "v1", "error": {"reason": reason, "message": message}})))
 
 
 _FILE = {"model": {"source": "file:///models/x"}}
 _HUB = {"model": {"source": "hf://acme/x"}}
-# An operator older than the CRD finds unknown fields.
+# An operator that is older than the CRD finds unknown fields in a spec.
 _UNKNOWN_FIELD = {"fieldOfALaterVersion": "x"}
 
 SCENES = {
@@ -200,7 +200,7 @@ SCENES = {
 
 @pytest.fixture(scope="module")
 def stage(world: World) -> Iterator[str]:
-    """The namespace of all scenes, with their services."""
+    """The namespace with the services of all scenes."""
     namespace = new_namespace(world, "conditions")
     definition = world.request("GET", _CRD)
     versions = definition["spec"]["versions"]
@@ -265,15 +265,15 @@ def test_the_reason_and_its_sentence(name: str, stage: str, world: World) -> Non
             own = [each for each in events if each["regarding"].get("name") == name and each["type"] == "Warning"]
             return {each["reason"] for each in own}
 
-        # A fault is reported by an Event as well, a moment after the status.
+        # Shortly after the status, the operator also creates an Event for a fault.
         wait_until(lambda: scene.reason in warnings(), f"an Event {scene.reason}", story=world.story)
 
 
 def test_every_reason_has_a_scene() -> None:
-    # The first two reasons concern whole clusters: test_drift.py and the last test here have them. The third reason
-    # needs 40 s without an event: tests/operator_unit/test_recovery.py has it.
+    # The first two reasons concern whole clusters: test_drift.py and the last test here cover them. The third reason
+    # needs 40 s without an event: tests/operator_unit/test_recovery.py covers it.
     others = {Reason.UNSUPPORTED_KUBERAY, Reason.NODE_LOST, Reason.ENGINE_STUCK}
-    # Reasons that other files test: test_rolls.py and test_node_drains.py; the last two in scaling/test_to_zero.py and
+    # Reasons that other files cover: test_rolls.py and test_node_drains.py; the last two scaling/test_to_zero.py and
     # gateway/test_gateway.py. The reasons of routes and LLMGateways are in gateway/test_route.py and
     # gateway/test_llmgateway.py.
     of_rolls = {

@@ -40,7 +40,8 @@ def running(world: World) -> Iterator[tuple[str, str]]:
 
 
 def test_words_of_a_spec_arrive_as_they_are(world: World, operator: OperatorProcess, namespace: str) -> None:
-    # The API server parses an applied document as YAML, which treats some of these as blanks and refuses others.
+    # The API server parses an applied document as YAML. YAML treats some of these characters as blanks and refuses
+    # others.
     words = "a \x85 b \u2028 c \x7f \U0001f600"
     document = llm_service(namespace, "chat", engine={"env": [{"name": "WORDS", "value": words}]})
     world.request("POST", f"{LLM}/namespaces/{namespace}/llmservices", document)
@@ -52,7 +53,7 @@ def test_words_of_a_spec_arrive_as_they_are(world: World, operator: OperatorProc
 
 
 def _own(world: World, where: tuple[str, str], kind: str) -> Document:
-    """The only object of this kind that the operator created, without KubeRay's."""
+    """The only object of this kind that the operator created. KubeRay's objects do not count."""
     (one,) = _all_own(world, where, kind)
     return one
 
@@ -140,7 +141,7 @@ def test_a_deleted_raycluster_is_made_again(world: World, running: tuple[str, st
     world.request("DELETE", f"{_PATHS['RayCluster'].format(running[0])}/{before['name']}")
 
     def are_all_of_another() -> bool:
-        # KubeRay's cache may be stale, too. Then KubeRay creates a pod for the deleted RayCluster and removes the pod
+        # KubeRay's cache may be stale, too. Then KubeRay creates a pod for the deleted RayCluster and deletes the pod
         # again.
         clusters = {each["metadata"]["uid"] for each in _all_own(world, running, "RayCluster")} - {before["uid"]}
         found = world.pods(*running)
@@ -206,7 +207,7 @@ def kuberay_definition(world: World) -> Iterator[Document]:
 
 
 def _reinstall(world: World, definition: Document) -> None:
-    """Restores KubeRay and its CRD, as a new installation does."""
+    """Restores KubeRay and its CRD, like a new installation."""
     wait_until(
         lambda: "deletionTimestamp" not in (world.get(_RAY_CRD) or definition)["metadata"], "the end of a deletion"
     )

@@ -1,4 +1,4 @@
-"""Leader election of two operators: one works, the other waits, and they never write at the same time."""
+"""Leader election of two operators: one works, the other waits, and the two never write at the same time."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from real_api_server.world import DEFAULT_FLAGS, LLM, World
 Make = Callable[..., dict[str, Any]]
 
 _LEASE = "/apis/coordination.k8s.io/v1/namespaces/rayloom-system/leases/rayloom-operator"
-# A longer Lease than the default of 6 s: no leader loses it on a machine that stands still for seconds, and a leader
+# The Lease is longer than the default of 6 s. So no leader loses it if the machine pauses for seconds, and a leader
 # that stops has time to release it.
 _LONG_LEASE = "--lease-seconds=30"
 
 
 @pytest.fixture
 def pair(world: World, request: pytest.FixtureRequest) -> Iterator[tuple[OperatorProcess, OperatorProcess]]:
-    """(the leader, the waiting operator). A parameter is a further flag of both."""
-    # Waits, because otherwise a new leader would first reconcile terminating services of earlier tests.
+    """(the leader, the waiting operator). A parameter is an additional flag of both operators."""
+    # Waits, or a new leader would first reconcile terminating services of earlier tests.
     world.operator()
     wait_until(lambda: not world.services, "services of earlier tests to be gone", 240, world.story)
     world.stop_operators()
@@ -87,7 +87,7 @@ def test_a_leader_that_stood_still_for_twenty_seconds_changes_nothing_any_more(
     world.wait_serving(namespace, "old")
     leader.pause()
     paused_at = time.monotonic()
-    # Work that the old leader would do after its pause: create, change, delete.
+    # Work for which the old leader would write after its pause: create, change, delete.
     world.create(manifest("new"))
     world.create(manifest("old", engine={"args": {"threads": 2}}))
     wait_until(lambda: other.proxy.writes("new"), "the other one to write", story=world.story)

@@ -32,7 +32,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.fixture
 def queueing_operator(world: World) -> Iterator[None]:
-    """The only running operator creates suspended RayClusters, as with Kueue's webhook."""
+    """Runs a single operator, whose RayClusters are created suspended, as with Kueue's webhook."""
     world.stop_operators()
     world.take_lease()
     world.start_operator(f"--engine-image={ENGINE_IMAGE}", command=(sys.executable, "-c", _SUSPENDED))

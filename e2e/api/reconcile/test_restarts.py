@@ -1,7 +1,7 @@
-"""After a kill at any write the next operator reaches the same end state.
+"""If an operator is killed at any write, the next operator reaches the same end state.
 
-Each write is a step. The operator is killed after the API server has carried out the write, and before it has the
-answer. A kill just before a write leaves the same state as a kill just after the previous write. Rollouts are in
+Each write is a step. The operator is killed after the API server has carried out the write, and before the operator has
+the answer. A kill just before a write leaves the same state as a kill just after the previous write. Rollouts are in
 test_rollout_restarts.py.
 """
 
@@ -18,12 +18,12 @@ from operator_processes.process import OPERATOR, OperatorProcess, wait_until
 from operator_processes.proxy import Request
 from real_api_server.world import LLM, World
 
-# The most writes of a story. A story needs about 20.
+# Upper bound of the writes of a story. A story needs about 20.
 _MAX_WRITES = 60
 
 
 Act = Callable[[World, str, str], None]
-_MODEL = {"source": "builtin://smollm2-135m", "servedName": "chat"}  # otherwise the name would be part of the revision
+_MODEL = {"source": "builtin://smollm2-135m", "servedName": "chat"}  # `servedName` keeps the name out of the revision
 
 
 def _create(world: World, namespace: str, name: str) -> None:
@@ -56,7 +56,7 @@ def alone(world: World) -> Iterator[None]:
 @pytest.mark.parametrize("story", STORIES)
 def test_killed_after_any_write_the_end_is_the_same(story: str, world: World, alone: None, namespace: str) -> None:
     *before, last = STORIES[story]
-    # Started by a command, because forked operators would share the hash seed, and so the order of sets.
+    # The operators are started by a command. Forked operators would share the hash seed, and so the order of sets.
     current, successor = world.start_operator(command=OPERATOR), world.start_operator(is_held=True)
     assert _play(world, namespace, "chat-0", before, last, current, 0)
     num_kills = 0
@@ -81,7 +81,7 @@ def _play(
     kill_at: int,
     successor: OperatorProcess | None = None,
 ) -> bool:
-    """Returns once the service is whole; False if the last act needed fewer writes than `kill_at`."""
+    """Returns when the service is complete. The result is False if the last act needed fewer writes than `kill_at`."""
     for act in before:
         act(world, namespace, name)
         world.wait_serving(namespace, name)
@@ -89,7 +89,7 @@ def _play(
 
     def after_write(request: Request) -> None:
         is_status = request.path.split("?")[0].endswith("/status")
-        # The status follows from the other objects, so only its first write is a step.
+        # The status is computed from the other objects, so only the first status write in a row is a step.
         names = re.findall(r"/(chat-\d+)", request.path) or [name]
         is_own = f"/namespaces/{namespace}/" in request.path and names == [name]
         if is_own and not (is_status and writes and "/status" in writes[-1].path):
@@ -137,7 +137,7 @@ def _is_whole(world: World, namespace: str, name: str) -> bool:
     clusters = [each for each in objects if each.startswith("RayCluster/")]
     status = world.services[(namespace, name)].get("status", {})
     held = [each["spec"]["minAvailable"] for key, each in objects.items() if key.startswith("PodDisruptionBudget/")]
-    # An engine replica of another revision may be the available one until its end.
+    # Until its end, an engine replica of another revision may be the available replica.
     groups = [(f"RayCluster/{each['name']}", each["state"]) for each in status.get("groups", ())]
     return (
         len(clusters) == 1

@@ -1,4 +1,4 @@
-"""docs/status.md shows the output of kubectl for four services; this test writes it.
+"""docs/status.md shows the output of kubectl for four services. This test writes the page.
 
 Times, versions and random suffixes are replaced, so the page changes only with the messages. If the messages change,
 the test fails once, and the new page must be committed.
@@ -64,7 +64,7 @@ def test_the_page_shows_what_kubectl_says(shown: None, world: World, kubectl: Ku
         page = _page(kubectl, before)
         return _essence(page) == _essence(before)
 
-    # The operator writes a message that has changed, or the loaded bytes, up to five seconds later.
+    # The operator writes a changed message and the loaded bytes with a delay of up to five seconds.
     with contextlib.suppress(AssertionError):
         wait_until(is_same, "the page", _SETTLED_S)
     if _essence(page) != _essence(before):
@@ -91,7 +91,7 @@ def _essence(page: str) -> list[list[str]]:
 
 
 def _plain(output: str) -> str:
-    """The output with fixed values for parts that differ between runs."""
+    """The output, with fixed values instead of the parts that differ between runs."""
     for pattern, instead in (
         (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "2026-01-01T12:00:00Z"),
         (r"(Resource Version:  +)\d+", r"\g<1>1234"),

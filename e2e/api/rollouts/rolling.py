@@ -30,10 +30,10 @@ RELEASES = {
     SLOW: Release(engine={"first_token_s": 0.9}),
     NEVER: Release(engine={"state": "starting"}),
 }
-# A hold with enough time for some requests.
+# A hold that is long enough for some requests.
 ANALYSIS = {"holdSeconds": 2, "minRequests": 4}
 LONG = {"holdSeconds": 600, "minRequests": 4}
-# More tests at once would only wait for KubeRay, which creates the pods of one RayCluster after the other.
+# More parallel tests would only wait for KubeRay, which creates the pods of one RayCluster after the other.
 _NUM_AT_ONCE = 6
 
 
@@ -71,7 +71,7 @@ class Service:
         return found
 
     def condition(self, kind: str) -> Document:
-        """The condition of the present spec; empty while the operator has not observed this spec."""
+        """The condition for the present spec; empty while the operator has not observed this spec."""
         found = self.world.condition(*self.key, kind)
         return found if found.get("observedGeneration") == self._generation else {}
 
@@ -82,7 +82,7 @@ class Service:
         return int(self.world.request("GET", path)["metadata"]["generation"])
 
     def wait(self, kind: str, reason: str) -> Document:
-        """Waits until the condition of the present spec has this reason, and returns it as it was then."""
+        """Waits until the condition for the present spec has this reason. Returns the condition of that moment."""
         generation = self._generation
 
         def matching() -> Document | None:
@@ -94,7 +94,7 @@ class Service:
     def wait_complete(self) -> None:
         """Returns once all engine replicas are of the spec's revision and serve, and no other replica exists.
 
-        Asserts that clients find these replicas in the EndpointSlices as well.
+        Asserts that the EndpointSlices, by which clients find engines, have one address for each of these replicas.
         """
         self.wait("Progressing", "Complete")
         path = f"/apis/discovery.k8s.io/v1/namespaces/{self.namespace}/endpointslices"
@@ -118,7 +118,7 @@ class Service:
 
     @property
     def most(self) -> int:
-        """The largest number of RayClusters at once since `start`."""
+        """The largest number of simultaneous RayClusters since `start`."""
         return self.world.history.most[self.key]
 
     @property
@@ -133,7 +133,7 @@ class Service:
 
     @property
     def num_held(self) -> int:
-        """The number of pods that its PodDisruptionBudgets protect."""
+        """The number of pods that the service's PodDisruptionBudgets protect."""
         found = self.world.objects(*self.key, "poddisruptionbudgets").values()
         return sum(each["spec"]["minAvailable"] for each in found)
 
@@ -148,13 +148,13 @@ class Service:
 
     @contextlib.contextmanager
     def traffic(self) -> Iterator[Traffic]:
-        """Clients with a steady rate of requests. Some requests have arrived when the block begins."""
+        """Clients that send requests at a steady rate. Some requests have arrived when the block begins."""
         with self.world.traffic(*self.key) as traffic:
             self.wait_until(lambda: traffic.num_sent > 5, "requests to arrive")
             yield traffic
 
     def writes(self, method: str, part: str, since: float = 0.0) -> list[Request]:
-        """The operator's successful writes with this method and this part of their path."""
+        """The operator's successful writes with this method and with `part` in their path."""
         assert self._operator is not None
         writes = self._operator.proxy.writes(part, since)
         return [each for each in writes if each.method == method and 200 <= each.code < 300]
@@ -164,7 +164,7 @@ class Service:
         return self.writes("DELETE", f"/namespaces/{self.namespace}/rayclusters/{cluster}")[0]
 
     def routings(self, cluster: str) -> list[Request]:
-        """The changes of the route label of its head, in order.
+        """The changes of the route label of the cluster's head pod, in order.
 
         A stale cache may cause a patch that changes nothing.
         """
@@ -202,7 +202,7 @@ def parallel_rolls(world: World, request: pytest.FixtureRequest) -> Iterator[Par
     for name in [name for space, name in list(world.services) if space == namespace]:
         world.delete(f"{LLM}/namespaces/{namespace}/llmservices/{name}")
     path = f"/api/v1/namespaces/{namespace}"
-    # The namespace controller checks a namespace with pods again only after half of their grace period.
+    # If a namespace has pods, the namespace controller checks it again only after half of their grace period.
     with contextlib.suppress(AssertionError):
         wait_until(lambda: not world.request("GET", f"{path}/pods")["items"], "the end of all pods")
     world.delete(path)

@@ -1,6 +1,6 @@
-"""A node drain: the operator moves engine replicas off the node first, and only then allows evictions.
+"""A node drain: the operator first moves engine replicas off the node, and only then allows evictions.
 
-These tests are apart from test_rolls.py, because a cordoned node affects all services.
+These tests are not in test_rolls.py, because a cordoned node affects all services.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def test_an_engine_on_a_node_that_is_drained_is_moved_before_it_may_be_evicted(
     engine = service.engine(old)
 
     with service.traffic() as traffic:
-        # `kubectl drain` evicts right after the cordon, before the operator can react.
+        # `kubectl drain` sends evictions right after the cordon, before the operator can react.
         world.cordon(pod["spec"]["nodeName"])
         assert not world.evict(pod)
-        # A quick operator is already beyond this reason.
+        # The condition may already have a later reason, so this wait reads its history.
         world.wait_seen(*service.key, "Progressing", "Moving")
         service.wait_until(lambda: world.evict(pod), "the eviction to go through")
         # If a request had to fail, it would have failed by now.

@@ -1,10 +1,10 @@
-"""A rollout, a rollback and a scale-down reach the same end state with a kill of the operator after every write.
+"""A rollout, a rollback and a scale-down reach the same end state if the operator is killed after every write.
 
-Unlike in test_restarts.py, all kills hit one service: each operator carries out one more step and is killed, so that no
-operator has any state but the cluster's. A write that changes nothing is no step, because a new operator applies
-existing objects again. An Event is no step either, because no operator reads Events. Each ConfigMap, Secret and
-ControllerRevision causes one kill only. They are created before their RayCluster, and an operator that finds no
-RayCluster creates them again: with a kill at every such write, no operator would ever create the RayCluster.
+Unlike in test_restarts.py, all kills happen to one service: each operator carries out one more step and is killed, so
+that no operator has more state than the cluster itself. A write that changes nothing is no step, because a new operator
+applies existing objects again. An Event is no step either, because no operator reads Events. Each ConfigMap, Secret and
+ControllerRevision causes only one kill. An operator that finds no RayCluster writes these objects before it creates the
+RayCluster. So with a kill at every such write, no operator would ever create the RayCluster.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from operator_processes.process import OperatorProcess
 from operator_processes.proxy import Request
 from real_api_server.world import World
 
-# The most kills of a story. A story needs far fewer.
+# Upper bound of the kills of a story. A story needs far fewer.
 _MAX_KILLS = 60
 _NUM_READY = 3  # started operators that wait
-_MODEL = {"source": "builtin://smollm2-135m", "servedName": "chat"}  # otherwise the name would be part of the revision
+_MODEL = {"source": "builtin://smollm2-135m", "servedName": "chat"}  # `servedName` keeps the name out of the revision
 _AHEAD = ("/configmaps", "/secrets", "/controllerrevisions")
 
 
@@ -66,7 +66,7 @@ def alone(world: World) -> Iterator[None]:
 
 
 class Relay:
-    """A sequence of operators, of which one works. After `kill_at_steps` it is killed at its first changing write."""
+    """A sequence of operators, of which one works. After `kill_at_steps`, its first changing write kills it."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -89,7 +89,7 @@ class Relay:
         self._kills = kills
 
     def hand_over(self) -> None:
-        """Lets the next operator work."""
+        """Releases the next of the started operators, which works from now on."""
         while len(self._waiting) <= _NUM_READY:
             self._waiting.append(self._world.start_operator(is_held=True))
         self._current = self._waiting.pop(0)
@@ -123,7 +123,7 @@ def test_killed_after_every_write_the_end_is_the_same(name: str, world: World, a
 
 
 def _act(story: Story, service: Service, relay: Relay, *, kills: bool) -> None:
-    """Asserts invariants of the whole story."""
+    """Plays the story, and asserts invariants of all of it."""
     story.begin(service)
     engines = service.world.engines_of(*service.key)
     with service.traffic() as traffic:

@@ -1,7 +1,7 @@
-"""Changes of a running service, as its clients, its engines and its administrator see them.
+"""Changes of a running service, and their effects on its clients, its engines and its status.
 
-Most tests have clients. Their requests may fail only in a release that fails requests. Restarts of the operator during
-a rollout are in test_rollout_restarts.py, node drains in test_node_drains.py.
+Most tests have clients. A client's request may fail only in the test of a release that fails requests. Restarts of the
+operator during a rollout are in test_rollout_restarts.py, node drains in test_node_drains.py.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def test_the_old_engine_is_untouched_until_the_new_one_has_answered(it: Service)
     (new,) = it.clusters
     assert (it.most, it.num_ever) == (2, 2)
     assert traffic.failures == []
-    # The order: the new engine's first token, its route, the old engine's end.
+    # The order is: first token of the new engine, route label of the new engine, end of the old engine.
     served_at, (routed_on, *more), routed_off = it.engine(new).served_at, it.routings(new), it.routings(old)[-1]
     assert more == []
     assert served_at is not None
@@ -86,7 +86,7 @@ def test_without_surge_one_makes_room_first_and_the_others_serve(it: Service) ->
 
 def _is_rolled_back(it: Service, image: str, reason: str, says: str, rollout: Mapping[str, object]) -> list[str]:
     """Failures of clients during a rollout of `image` that is rolled back for this reason."""
-    # A short deadline is not for the first start, which may take long beside other tests.
+    # `start` has no short deadline, because the first start may take long beside other tests.
     it.start()
     before, current = it.pods, it.status["currentRevision"]
     with it.traffic() as traffic:
@@ -114,7 +114,7 @@ def test_a_release_that_crashes_at_start_is_rolled_back(it: Service) -> None:
 
 @parallel_test
 def test_a_release_that_fails_requests_is_rolled_back_and_ends_their_failures(it: Service) -> None:
-    # The rollback happens long before the end of the hold.
+    # The rollback happens long before the end of LONG's hold.
     failures = _is_rolled_back(it, FAILS, "AnalysisFailed", "requests failed in the new revision", {"analysis": LONG})
     assert failures
     assert {each.partition(" ")[2] for each in failures} == {"answered with an error"}
@@ -134,7 +134,7 @@ def test_a_release_that_never_starts_is_rolled_back_after_the_deadline(it: Servi
 
 @parallel_test
 def test_no_room_for_another_engine_is_no_failure_of_the_release(it: Service) -> None:
-    # A node has 100,000 cores: one such engine fits on each of the two.
+    # A node has 100,000 cores, so one such engine fits on each of the two nodes.
     large = {"resources": {"requests": {"cpu": "60000"}}}
     it.start(replicas=2, engine=large)
     with it.traffic() as traffic:
@@ -340,7 +340,7 @@ def test_a_failed_revision_is_tried_again_only_after_another_one(it: Service) ->
     it.wait("Progressing", "RolledBack")
     it.wait_until(lambda: len(it.clusters) == 1, "the failed engine's end")
     (old,) = it.clusters
-    # After a change outside of the revision, the failed revision is not tried again.
+    # After a change of fields that are not part of the revision, the failed revision is not tried again.
     it.apply(drainSeconds=9, replicas=2, rollout={"analysis": ANALYSIS})
     it.wait("Progressing", "RolledBack")
     it.wait_until(lambda: it.status["availableReplicas"] == 2, "two of the old revision")
@@ -366,7 +366,7 @@ def test_a_stream_that_does_not_end_holds_a_roll_for_drain_seconds(it: Service) 
         it.apply(BETTER)
         it.wait_complete()
     drained_at = engine.drains[0][0]
-    # The seconds count from the end of the route, and the operator may ask for the drain seconds later.
+    # `drainSeconds` counts from the removal of the route label. The operator may request the drain some seconds later.
     assert it.deletion(old).at - drained_at > 4
     assert traffic.failures == []
     assert it.most == 2

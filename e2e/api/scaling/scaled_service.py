@@ -1,4 +1,4 @@
-"""An autoscaled LLMService on the real API server, as the tests of this folder see it.
+"""An autoscaled LLMService on the real API server, for the tests of this folder.
 
 The tests of a module run in parallel (../parallel_tests.py), each in a namespace of its own.
 """
@@ -53,13 +53,13 @@ def parallel_scaling(world: World, request: pytest.FixtureRequest) -> Iterator[P
 
 
 class ScaledService:
-    """The service `chat` of a namespace, which serves when the object is made."""
+    """The service `chat` of a namespace. The constructor returns when the service serves."""
 
     def __init__(self, setting: Setting, **spec: Any) -> None:
         self.world = world = setting.world
         self.namespace = namespace = setting.namespace
-        # Not created by server-side apply, because then the API server would record no field manager for writes of the
-        # scale subresource.
+        # The service is not created by server-side apply: then the API server would record no field manager for writes
+        # to the scale subresource.
         path = f"{LLM}/namespaces/{namespace}/llmservices"
         self.path = f"{path}/chat"
         world.request("POST", path, llm_service(namespace, "chat", **spec), fieldValidation="Strict")
@@ -82,9 +82,9 @@ class ScaledService:
         wait_until(is_so, f"{self.namespace}: {what}", story=self._story)
 
     def wait_scaled(self, reason: str, says: str = "") -> Document:
-        """Waits until status.autoscaling has this reason and a message with `says`, and returns it as it was then.
+        """Waits until status.autoscaling has this reason, and `says` in its message. Returns status.autoscaling.
 
-        The operator writes it after `replicas`.
+        The operator writes status.autoscaling after `replicas`.
         """
 
         def matching() -> Document | None:

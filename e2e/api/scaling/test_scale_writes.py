@@ -1,4 +1,4 @@
-"""The scaler's write on a real API server: from and to zero, and refused once the service was changed."""
+"""The scaler's write on a real API server: from zero and to zero, and refused if the service was changed in between."""
 
 from __future__ import annotations
 

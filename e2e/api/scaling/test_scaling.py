@@ -1,4 +1,4 @@
-"""The operator's scaler on a real API server: load, its end, a rollout, and other writers of `replicas`.
+"""The operator's scaler on a real API server: rising and falling load, a rollout, and other writers of `replicas`.
 
 The tests' operator averages loads over 10 s. The engines are simulated, and report the load that a test sets.
 """
@@ -60,7 +60,7 @@ def started_tests(world: World, request: pytest.FixtureRequest) -> Iterator[Para
 @parallel_test
 def test_replicas_follow_the_load_up_and_down(at: Setting) -> None:
     it = Scaled(at)
-    # 2000 tokens take 2 s; half of the goal is 1 s. So the load is two fully used engines, which is three at 70 %.
+    # 2000 tokens take 2 s, and half of the goal is 1 s. So the load is two fully used engines, or three at 70 %.
     it.load(queued_tokens=2000)
     it.wait(lambda: it.replicas == 3, "three replicas")
     # The first sample of the load is averaged with the idle sample before it, so there may be two engines for a moment.
@@ -84,7 +84,7 @@ def test_replicas_follow_the_load_up_and_down(at: Setting) -> None:
 @parallel_test
 def test_a_rollout_is_not_disturbed(at: Setting) -> None:
     at.world.ship(NEVER, Release(engine={"state": "starting"}))
-    # With one engine as minimum, the scaler might remove an idle engine before the rollout begins.
+    # If the minimum were one engine, the scaler might remove an idle engine before the rollout begins.
     it = Scaled(at, replicas=2, autoscaling=SCALING | {"minReplicas": 2})
     it.wait_all(2)
     it.apply(engine={"image": NEVER})

@@ -1,6 +1,7 @@
-"""Services without engines on a real API server: to zero without requests, and back for requests that gateways hold.
+"""Services without engines on a real API server: to zero without requests, and up again for held requests.
 
-Gateway pods come from a real Deployment. Their answers are simulated, and a test sets the requests in them.
+Gateway pods come from a real Deployment. Their status answers are simulated, and a test sets the numbers of requests in
+these answers.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _SPEC: dict[str, Any] = {
 
 
 class Idle(ScaledService):
-    """A service with two gateways, which may have no engine."""
+    """A service with two gateways, which may be scaled to zero engines."""
 
     def __init__(self, setting: Setting, **autoscaling: int) -> None:
         super().__init__(setting, **_SPEC | {"autoscaling": _SPEC["autoscaling"] | autoscaling})
@@ -38,7 +39,7 @@ class Idle(ScaledService):
         self.wait(lambda: not self.world.objects(self.namespace, "chat", "rayclusters"), "no engine")
 
     def change(self, gateway: Gateway, **fields: int) -> None:
-        """Sets fields of a gateway. Returns once the operator has read them."""
+        """Sets fields of a gateway's status. Returns when the operator has read the new values."""
         self.world.change(gateway, **fields)
         asked = gateway.num_asked
         self.wait(lambda: gateway.num_asked > asked + 1, "the gateway to be asked")
@@ -55,7 +56,8 @@ def test_to_zero_without_requests_and_back_for_held_ones(at: Setting) -> None:
     it.wait(lambda: len(it.gateways) == 2, "two gateways")
     streaming, held = it.gateways
     it.change(streaming, in_flight=1)
-    # Not before the operator knows the stream, or it might remove the engine at once.
+    # The short time is set only after the operator has read of the stream, or the operator might remove the engine at
+    # once.
     soon = {"spec": {"autoscaling": {"idleSeconds": 10}}}
     at.world.request("PATCH", it.path, soon, content_type=MERGE)
     assert it.stays(25), "a stream keeps the engine"
@@ -65,7 +67,8 @@ def test_to_zero_without_requests_and_back_for_held_ones(at: Setting) -> None:
     found = at.world.wait(at.namespace, "chat", "Available", "ScaledToZero")
     assert found["status"] == "False"
     it.wait(lambda: it.document["status"]["gateway"]["ready"] == 2, "both gateways")
-    # 3000 tokens take 3 s at the rate that the engine had, and a queue may take 1 s: three engines, five at 70 %.
+    # 3000 tokens take 3 s at the rate that the engine had, and a queue may take 1 s. So three engines are needed, or
+    # five at 70 %.
     at.world.change(held, num_held=2, held_tokens=3000)
     it.wait(lambda: it.replicas == 4, "as many engines as maxReplicas allows")
     woken = it.wait_scaled("Woken")

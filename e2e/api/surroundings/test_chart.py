@@ -19,7 +19,7 @@ Make = Callable[..., dict[str, Any]]
 
 _CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/llmservices.rayloom.dev"
 
-# An operator of another version that builds an engine replica's objects in another way.
+# An operator of another version, which builds the objects of an engine replica differently.
 _OTHER_BUILDER = """
 import sys
 from rayloom_operator.objects import ray_cluster
@@ -36,7 +36,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.fixture
 def alone(world: World) -> Iterator[None]:
-    """Before and after the test the chart is installed and no operator runs."""
+    """Ensures that before and after the test the chart is installed and no operator runs."""
     world.stop_operators()
     yield
     world.stop_operators()
@@ -65,7 +65,7 @@ def test_an_upgrade_with_another_default_image_and_another_builder_rolls_nothing
     engine = world.newest_engine(namespace, "chat")
     asked = engine.num_asked
     world.start_operator("--engine-image=rayloom/engine:2", command=(sys.executable, "-c", _OTHER_BUILDER))
-    # A new service shows that the new operator has reconciled, and has the new image and builder.
+    # The pods of a new service prove that the new operator reconciles, with its new image and builder.
     world.create(manifest("later"))
     world.wait_serving(namespace, "later")
     heads = {each["metadata"]["labels"].get("built-by") for each in world.pods(namespace, "later")}
@@ -73,7 +73,7 @@ def test_an_upgrade_with_another_default_image_and_another_builder_rolls_nothing
     assert (heads, images) == ({"another"}, {"rayloom/engine:2"})
     wait_until(lambda: engine.num_asked > asked, "the new operator to poll the old engine", story=world.story)
     assert _uids(world, namespace, "chat") == before
-    # A change of the revision takes the new default image as well.
+    # With a new revision, a service gets the new default image, too.
     world.create(manifest(engine={"args": {"threads": 2}}, rollout={"analysis": {"holdSeconds": 0}}))
     world.wait_serving(namespace, "chat")
     wait_until(lambda: not _uids(world, namespace, "chat") & before, "the old engine to go", story=world.story)
@@ -103,11 +103,11 @@ def test_an_uninstalled_chart_leaves_services_and_strands_no_namespace(
     before = _uids(world, namespace, "chat")
     first.stop()
     uninstall_chart(world.kubeconfig)
-    # The CRD, the service and its engine belong to users and stay.
+    # The CRD, the service and its engine belong to users and are not removed.
     assert world.get(_CRD) is not None
     assert world.get(f"{LLM}/namespaces/{namespace}/llmservices/chat") is not None
     assert _uids(world, namespace, "chat") == before
-    # The namespace controller waits for half of a pod's grace period before it checks again.
+    # The namespace controller waits for half of a pod's grace period before it checks the namespace again.
     kubectl("delete", "namespace", namespace, "--timeout=180s", timeout_s=190)
 
 
@@ -119,7 +119,7 @@ def test_an_installation_after_that_takes_over_what_runs(
     world.wait_serving(namespace, "chat")
     before = _uids(world, namespace, "chat")
     first.stop()
-    world.stop_operators()  # the next operator gets a new token, since the chart's removal deletes the ServiceAccount
+    world.stop_operators()  # removing the chart deletes the ServiceAccount, so the next operator gets a new token
     uninstall_chart(world.kubeconfig)
     install_chart(world.kubeconfig)
     second = world.start_operator()

@@ -1,4 +1,4 @@
-"""An assumption of the operator's writes: the API server refuses an apply for an object of another uid."""
+"""An assumption of the operator: the API server refuses an apply whose uid is not the existing object's."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_an_apply_with_a_uid_changes_that_very_object_alone(
     async def work(kube: Kube) -> None:
         made = await kube.apply(wanted)
         uid = made["metadata"]["uid"]
-        # The same content with the object's uid changes nothing, not even the field managers.
+        # An apply of the same content with the object's uid changes nothing, not even the field managers.
         assert await kube.apply(with_uid(uid, "1")) == made
         assert (await kube.apply(with_uid(uid, "2")))["metadata"]["labels"] == {"a": "2"}
         for is_gone in (False, True):

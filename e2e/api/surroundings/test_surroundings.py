@@ -26,7 +26,7 @@ def _example(name: str, namespace: str) -> dict[str, Any]:
 
 @pytest.fixture
 def with_gateway_api(world: World, kubectl: Kubectl) -> Iterator[None]:
-    """The API server has the kind HTTPRoute for the test."""
+    """The API server has the kind HTTPRoute during the test."""
     gateway_api.remove(kubectl)  # a killed run may have left it
     gateway_api.install(world, kubectl)
     yield
@@ -56,7 +56,7 @@ def test_the_hpas_controller_counts_a_services_engines_and_scales_it(
     world.create(_example(_SERVICE, namespace))
     world.wait_serving(namespace, _SERVICE)
     hpa = _example("hpa", namespace)
-    # Below minReplicas the HPA scales up without metrics, which nothing serves here.
+    # Below minReplicas the HPA scales up without metrics. Metrics do not exist here.
     hpa["spec"]["minReplicas"] = 3
     path = f"/apis/autoscaling/v2/namespaces/{namespace}/horizontalpodautoscalers"
     world.request("POST", path, hpa)
@@ -74,7 +74,7 @@ def test_the_hpas_controller_counts_a_services_engines_and_scales_it(
         return [each["status"] for each in hpa_status().get("conditions", []) if each["type"] == "AbleToScale"]
 
     wait_until(lambda: replicas() == 3, "three replicas", story=story)
-    # The controller scales first and writes its status afterwards. After 15 s it counts again, then three engines.
+    # The controller scales first and writes its status afterwards. After 15 s it counts again, and finds three engines.
     wait_until(lambda: able_to_scale() == ["True"], "the controller's status", story=story)
     assert hpa_status()["currentReplicas"] in (2, 3)
     wait_until(lambda: len(world.objects(namespace, _SERVICE, "rayclusters")) == 3, "three engines", story=story)

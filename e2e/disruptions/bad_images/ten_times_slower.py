@@ -7,7 +7,7 @@ _quick_run = Runner.run
 
 
 def _slow_run(self: Runner, plan: StepPlan) -> StepResult:
-    """Makes every step take ten times as long by sleeping, which leaves the cores to other engines."""
+    """Makes every step ten times as long. The additional time is a sleep, which leaves the cores to other engines."""
     began = time.perf_counter()
     result = _quick_run(self, plan)
     time.sleep(9 * (time.perf_counter() - began))

@@ -15,7 +15,7 @@ CHART = REPOSITORY / "charts" / "rayloom-operator"
 
 
 def install_chart(kubeconfig: Path, *values: str, namespace: str = NAMESPACE) -> None:
-    """Installs or upgrades the release, with `--set` arguments. The operator's processes run outside of the cluster."""
+    """Installs or upgrades the release. `values`: `--set` arguments. Operators run outside of the cluster."""
     kubectl = Kubectl(kubeconfig)
     if (CHART / "crds").is_dir():
         # Helm installs a chart's CRDs once and never updates them.

@@ -1,7 +1,7 @@
 """Operators forked from a process that has imported the operator.
 
-The import takes a second of CPU time, and tests start some two hundred operators. Tests on pods, of the chart and of
-the command `rayloom-operator` start the command itself.
+The import takes a second of CPU time, and tests start some two hundred operators. Tests of pods, of the chart and of
+the command `rayloom-operator` start the real command.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def _context() -> ForkServerContext:
 class ForkedOperator:
     """`rayloom-operator` with these arguments and this environment, with its output in the file `log`.
 
-    The interface is that of subprocess.Popen. If two threads wait for the process's end at once, one of them may get
-    255 as exit code.
+    The interface is that of subprocess.Popen. If two threads call `wait` at the same time, one of them may get the exit
+    code 255.
     """
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
@@ -39,7 +39,7 @@ class ForkedOperator:
         self._process.start()
         assert self._process.pid is not None
         self.pid: int = self._process.pid
-        # The fork server reaps the process at its end, so its id may soon belong to another process.
+        # The fork server reaps the process when it ends, so the process id may soon belong to another process.
         self._process_fd = os.pidfd_open(self.pid)
         weakref.finalize(self, os.close, self._process_fd)
 

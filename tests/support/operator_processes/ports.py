@@ -1,4 +1,4 @@
-"""Ports for operators that start later: no other operator and no connection takes one meanwhile."""
+"""Ports for operators that start later. In the meantime no other operator and no connection uses these ports."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import random
 import socket
 from collections.abc import Iterator
 
-# Above the ports of local clusters (28,172 is the last one of a KubeRay) and of rt_ports.py, and below those that the
-# kernel gives to outgoing connections. Each process of `pytest -n` has NUM ports of its own; five processes have room.
+# The ports are above those of local clusters (28,172 is a KubeRay's last port) and of rt_ports.py, and below the ports
+# that the kernel assigns to outgoing connections. Each worker of `pytest -n` has NUM ports; there is room for five
+# workers.
 FIRST, NUM = 28_200, 800
 
 
@@ -23,7 +24,7 @@ _ports = _shuffled()
 
 
 def operator_port() -> int:
-    """Returns a port that nothing listens on, and that the last hundreds of calls have not returned."""
+    """Returns a port on which no process listens, and that the last hundreds of calls have not returned."""
     while True:
         port = next(_ports)
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):

@@ -25,7 +25,7 @@ from simulated_nodes.api_client import Document
 _T = TypeVar("_T")
 
 OPERATOR = (sys.executable, "-m", "rayloom_operator")
-# The longest wait for a state. A state comes within seconds, but many times later on a small machine with other work.
+# The longest wait for a state. Usually it takes seconds, but many times longer on a small machine with other work.
 PATIENCE_S = 120.0
 
 
@@ -48,9 +48,9 @@ class OperatorProcess:
     ) -> None:
         """Starts an operator that connects to simulated engines.
 
-        `server` is the operator's proxy, or the cluster entry of a kubeconfig. `folder` belongs to this process and
-        gets its log. `arguments` are added to those of every operator. `command` is a command line of Python, such as
-        OPERATOR; without it the process is forked.
+        `server` is the operator's proxy, or the cluster entry of a kubeconfig. `folder` is for this process alone and
+        for its log. `arguments` are added to the arguments of every operator. `command` is a Python command line such
+        as OPERATOR. Without `command` the process is forked.
         """
         folder.mkdir(parents=True)
         if isinstance(server, Proxy):
@@ -97,7 +97,7 @@ class OperatorProcess:
         self.process.send_signal(signal.SIGCONT)
 
     def scrape(self) -> str:
-        """The text of its /metrics; empty while it does not answer."""
+        """The text of the operator's /metrics; empty while the operator does not answer."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.health_port}/metrics", timeout=10) as answer:
                 return str(answer.read().decode())
@@ -114,7 +114,7 @@ class OperatorProcess:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def story(self) -> str:
-        """The last 40 lines of its log."""
+        """The last 40 lines of the operator's log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-40:])
 
 
@@ -143,7 +143,7 @@ def direct(kubeconfig: Path) -> Document:
 def wait_for(
     read: Callable[[], _T | None], what: str, timeout_s: float = PATIENCE_S, story: Callable[[], object] | None = None
 ) -> _T:
-    """Calls `read` until it returns a true value, and returns this value. Fails as `wait_until` does."""
+    """Calls `read` until it returns a true value, and returns this value. Fails like `wait_until`."""
     found: list[_T | None] = []
 
     def has_found() -> bool:

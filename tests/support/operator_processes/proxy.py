@@ -16,19 +16,20 @@ from aiohttp import web
 from simulated_nodes.api_client import tls
 
 _WRITES = ("POST", "PUT", "PATCH", "DELETE")
-# The first resourceVersion in an object is the object's own.
+# The first "resourceVersion" in an object is the object's own version.
 _VERSION = re.compile(rb'"resourceVersion": ?"(\d+)"')
-# The first "labels" of an object with labels are its own. Values are strings, so the map ends at the first brace.
+# The first "labels" in an object are the object's own labels. Their values are strings, so the map ends at the first
+# brace.
 _LABELS = re.compile(rb'"labels": ?(\{[^{}]*\})')
 _HOP_HEADERS = {"host", "connection", "transfer-encoding", "content-length", "content-encoding", "accept-encoding"}
 
 
 class Request(NamedTuple):
-    at: float  # time.monotonic() at which the request arrived
+    at: float  # arrival time by time.monotonic()
     method: str
     path: str
     code: int  # status of the answer; 0 before the answer
-    version: str = ""  # resourceVersion after a write; empty where the answer has none
+    version: str = ""  # resourceVersion after a write; empty if the answer has none
     labels: str = ""  # labels of the object after a write, as JSON
 
     @property
@@ -48,13 +49,13 @@ class Proxy:
     def __init__(self, kubeconfig: Path, server: str) -> None:
         self._server = server
         self.log: list[Request] = []
-        # Called with each write after the API server's answer and before the operator receives it.
+        # Called with each write when the API server has answered and before the operator receives the answer.
         self.after_write: Callable[[Request], None] | None = None
         self.is_open = asyncio.Event()  # requests wait while this event is cleared
         self.port = 0
-        # The server forgets a handler whose client has ended, so `close` could not end such a handler.
+        # The server forgets a handler whose client has disconnected. So `close` needs these handlers to end them.
         self._handlers: set[asyncio.Task[object]] = set()
-        # Watches end only by cancellation.
+        # The timeout is short, because watches end only by cancellation.
         self._runner = web.ServerRunner(web.Server(self._handle, access_log=None), shutdown_timeout=0.1)
         # The context has no client certificate, so the API server authorizes the operator's own token.
         context = tls(kubeconfig, with_client=False)

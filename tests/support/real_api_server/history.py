@@ -1,4 +1,4 @@
-"""A history of the RayClusters that a watch reports, so that tests can assert bounds for every moment."""
+"""A history of the RayClusters that a watch reports, so that tests can assert bounds that hold at every moment."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Key = tuple[str, str]  # (namespace, service)
 
 
 class History:
-    """A history that one event loop fills and any thread may read."""
+    """A history that one event loop writes. Any thread may read it."""
 
     def __init__(self) -> None:
         self.clusters: dict[Key, dict[str, Document]] = defaultdict(dict)  # names of existing RayClusters
-        self.ever: dict[Key, list[str]] = defaultdict(list)  # names of all that have existed, the oldest first
-        self.most: dict[Key, int] = defaultdict(int)  # the most RayClusters that existed at once; tests may reset it
+        self.ever: dict[Key, list[str]] = defaultdict(list)  # names of all RayClusters so far, the oldest first
+        self.most: dict[Key, int] = defaultdict(int)  # most simultaneous RayClusters; tests may reset it
 
     async def follow(self, api: Api) -> None:
         async for kind, found in api.follow("/apis/ray.io/v1/rayclusters"):

@@ -1,6 +1,6 @@
 """Simulated clients and kube-proxy: requests at a steady rate to the pods in a service's EndpointSlices.
 
-The real controllers decide which pods a request may reach, from the operator's labels. A request to an engine that has
+The real controllers decide by the operator's labels which pods a request may reach. A request to an engine that has
 ended or drains is an error, as for real clients.
 """
 
@@ -17,7 +17,7 @@ SLICE_LABEL = "kubernetes.io/service-name"  # label of EndpointSlices
 
 
 class Traffic:
-    """Requests of one event loop. Any thread may read the results."""
+    """Requests that one event loop sends. Any thread may read the results."""
 
     def __init__(self, api: Api, engines: Engines, namespace: str, service: str, *, per_s: float, seconds: float):
         """`per_s` is the number of requests in a second, `seconds` the duration of each."""
@@ -33,7 +33,7 @@ class Traffic:
         self.num_sent = 0
         self.failures: list[str] = []
         self.addresses: tuple[str, ...] = ()  # addresses that a request may reach
-        self.fewest: int | None = None  # the least number of these addresses since the first request
+        self.fewest: int | None = None  # the smallest number of such addresses since the first request
 
     def start(self) -> None:
         self._follower = asyncio.create_task(self._follow())

@@ -1,10 +1,10 @@
 """The world of a test on an API server without real nodes: a client, simulated nodes and engines, and operators.
 
 world.create({...})                             applies a manifest with the checks of `kubectl apply`
-world.play(ns, "chat", "head", Play(...))       sets the behaviour of its head pods from now on
-world.engine(ns, "chat", token_age=20.0)        sets fields of its engine
+world.play(ns, "chat", "head", Play(...))       sets the behaviour of the service's head pods from now on
+world.engine(ns, "chat", token_age=20.0)        sets fields of the service's engine
 world.ship("acme/engine:2", Release(...))       sets the behaviour of engines of this image
-with world.traffic(ns, "chat") as traffic:      clients send requests to it
+with world.traffic(ns, "chat") as traffic:      clients send requests to the service
 world.wait(ns, "chat", "Available", "Serving")  returns the condition once it has this reason
 world.operator()                                returns a running operator
 """
@@ -60,7 +60,7 @@ class World:
         self.kubeconfig = kubeconfig
         self.services: dict[tuple[str, str], Document] = {}  # copies of the API server's present objects
         self.seen: set[tuple[str, str, str]] = set()  # (type, status, reason) of all conditions so far
-        # service -> (type, reason) -> such conditions in order, without the same one twice
+        # service -> (type, reason) -> all such conditions in order, without duplicates
         self._past_conditions: dict[tuple[str, str], dict[tuple[str, str], list[Document]]] = {}
         self.history = History()
         self._drain_records: set[asyncio.Task[None]] = set()
@@ -95,7 +95,7 @@ class World:
                     past.append(each)
 
     async def _record_drain(self, ip: str) -> None:
-        """Records the ways by which clients could still reach an engine when it was asked to drain."""
+        """Records how clients could still reach an engine when it received the request to drain."""
         pod, engine = self.kubelets.pod_at(ip), self.engines.by_ip[ip]
         assert pod is not None
         meta = pod["metadata"]
@@ -125,7 +125,7 @@ class World:
         await asyncio.gather(*others, return_exceptions=True)
 
     def do(self, work: Coroutine[Any, Any, _T], timeout_s: float = PATIENCE_S) -> _T:
-        """The result of the coroutine, run in the event loop of the simulated nodes."""
+        """Runs the coroutine in the event loop of the simulated nodes, and returns its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
 
     def request(self, method: str, path: str, body: object = None, **options: str) -> Document:
@@ -142,7 +142,7 @@ class World:
             return None
 
     def delete(self, path: str) -> None:
-        """Deletes the object, if it exists and is not being deleted already."""
+        """Deletes the object, unless it does not exist or is already being deleted."""
         try:
             self.request("DELETE", path, {"propagationPolicy": "Background"})
         except ApiError as error:
@@ -163,7 +163,7 @@ class World:
         )
 
     def objects(self, namespace: str, service: str, *plurals: str) -> dict[str, Document]:
-        """kind/name -> object, for all objects of a service, or those of these kinds, without pods."""
+        """kind/name -> object, for all objects of a service except pods. `plurals`: only objects of these kinds."""
         found: dict[str, Document] = {}
         for plural in plurals or ("services", "serviceaccounts", "configmaps", "secrets", *_GROUPS):
             path = f"{_GROUPS.get(plural, '/api/v1')}/namespaces/{namespace}/{plural}"
@@ -195,7 +195,7 @@ class World:
 
     @contextlib.contextmanager
     def traffic(self, namespace: str, service: str, per_s: float = 10.0, seconds: float = 0.3) -> Iterator[Traffic]:
-        """Clients that send requests from the first endpoint on. The block's end waits for the last requests."""
+        """Clients that send requests from the first endpoint on. The block ends after the end of all requests."""
         traffic = Traffic(self.api, self.engines, namespace, service, per_s=per_s, seconds=seconds)
         self.do(_called(traffic.start))
         try:
@@ -219,12 +219,12 @@ class World:
         self._wait_open(node)
 
     def _wait_open(self, *nodes: str) -> None:
-        # The node controller removes taints a moment after the cause has gone.
+        # The node controller removes a taint shortly after its cause has gone.
         for node in nodes:
             wait_until(lambda node=node: self.do(self.kubelets.nodes.is_open(node)), f"no taint of {node}")
 
     def evict(self, pod: Document) -> bool:
-        """Evicts the pod like `kubectl drain`. True when the pod no longer exists; False when a PDB refused."""
+        """Evicts the pod like `kubectl drain`. Returns False if a PDB refused, True if the pod is gone."""
         meta = pod["metadata"]
         path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/eviction"
         names = {"name": meta["name"], "namespace": meta["namespace"]}
@@ -237,7 +237,7 @@ class World:
         return True
 
     def newest_engine(self, namespace: str, service: str, cluster: str = "") -> Engine:
-        """Waits for an engine of the service: the newest one, or that of a RayCluster."""
+        """Waits for the newest engine of the service, or for the engine of a RayCluster, and returns it."""
 
         def found() -> Engine | None:
             return self.do(_called(lambda: self.kubelets.engine(namespace, service, cluster)))
@@ -245,12 +245,12 @@ class World:
         return wait_for(found, f"the engine of {service}", story=self.story)
 
     def engine(self, namespace: str, service: str, cluster: str = "", **fields: object) -> None:
-        """Waits for an engine of the service and sets its fields: the newest engine's, or those of a RayCluster's."""
+        """Waits for the newest engine of the service, or for the engine of a RayCluster, and sets its fields."""
         self.change(self.newest_engine(namespace, service, cluster), **fields)
         self.do(_called(lambda: self.kubelets.changed(namespace, service)))
 
     def change(self, simulated: Engine | Gateway, **fields: object) -> None:
-        """Sets fields of an engine or a gateway, all of them between two of its answers."""
+        """Sets fields of an engine or a gateway at once: no answer has only some of the changes."""
 
         def go() -> None:
             for name, value in fields.items():
@@ -264,7 +264,7 @@ class World:
         return next((each for each in found if each["type"] == kind), {})
 
     def wait(self, namespace: str, service: str, kind: str, reason: str, says: str = "") -> Document:
-        """Waits until the condition has this reason and a message with `says`, and returns it as it was then.
+        """Waits until the condition has this reason, and `says` in its message. Returns the condition of that moment.
 
         A message may change later than the reason.
         """
@@ -280,7 +280,7 @@ class World:
         return wait_for(matching, f"{namespace}/{service}: {kind} with reason {reason} {says!r}", story=story)
 
     def wait_seen(self, namespace: str, service: str, kind: str, reason: str, says: str = "") -> Document:
-        """The condition when it last had this reason and a message with `says`, even if that is over. Waits for it."""
+        """Waits until the condition has or had this reason, with `says` in its message. Returns the last of these."""
         conditions = self._past_conditions.setdefault((namespace, service), {})
 
         def found() -> list[Document]:
@@ -313,7 +313,7 @@ class World:
     def wait_replaced(self, namespace: str, service: str, uids: set[str]) -> None:
         """Returns once none of the RayClusters with these uids exists, and all others serve.
 
-        In the first moment after the loss of an engine, the status still says that the service is Available.
+        Immediately after the loss of an engine, the status still says that the service is Available.
         """
 
         def is_so() -> bool:
@@ -335,7 +335,7 @@ class World:
     def start_operator(
         self, *flags: str, is_held: bool = False, command: tuple[str, ...] | None = None
     ) -> OperatorProcess:
-        """Starts another operator. `is_held`: its first request waits until `release`."""
+        """Starts another operator. `is_held`: the operator's first request waits until `release`."""
         proxy = self.do(Proxy.start(self.kubeconfig, self.api.server))
         if not is_held:
             self.release(proxy)
@@ -357,14 +357,14 @@ class World:
         self._loop.call_soon_threadsafe(proxy.is_open.set)
 
     def operator(self) -> OperatorProcess:
-        """A running operator with the default flags, started if none runs."""
+        """A running operator. If no operator runs, starts one with the default flags."""
         for process in self._operators:
             if process.is_alive:
                 return process
         return self.start_operator()
 
     def stop_operators(self) -> None:
-        """Kills all operators. The next one reads its credentials from the chart as installed then."""
+        """Kills all operators. The next operator reads its credentials again from the installed chart."""
         self._credentials = None
         for process in self._operators:
             process.kill()

@@ -1,9 +1,9 @@
 """Addresses of simulated pods: each pod has its own, and the operator reaches it on this machine's loopback.
 
-EndpointSlices must not have loopback addresses, and only root could give this machine further addresses. So the status
-of a pod names an address in 198.18.0.0/15, a range reserved for benchmarks (https://www.rfc-editor.org/rfc/rfc2544),
-and an operator that calls `redirect()` connects to 127.X.Y.Z instead of 198.X.Y.Z. An operator that is started as
-`python FILE -m MODULE ...` or `python FILE -c CODE ...` with this file does so, too. The environment variable PORT
+EndpointSlices must not have loopback addresses, and only root could add addresses to this machine. So the status of a
+pod has an address in 198.18.0.0/15, a range reserved for benchmarks (https://www.rfc-editor.org/rfc/rfc2544), and an
+operator that calls `redirect()` connects to 127.X.Y.Z instead of 198.X.Y.Z. An operator that is started as `python FILE
+-m MODULE ...` or `python FILE -c CODE ...`, where FILE is this file, does so, too. The environment variable PORT
 replaces the port of each request, so that several sets of engines can run side by side.
 """
 
@@ -41,14 +41,14 @@ def redirect() -> None:
             ip, port = f"127{ip.removeprefix('198')}", int(os.environ[PORT])
         return await ask(ip, port, *more, **options)
 
-    # Modules that have imported the function by name are patched as well.
+    # Modules that have imported the function by name are patched, too.
     for module in [module for name, module in sys.modules.items() if name.startswith("rayloom_operator.")]:
         if vars(module).get("ask") is ask:
             vars(module)["ask"] = ask_here
 
 
 def _main(kind: str, what: str, *arguments: str) -> None:
-    # Python put this file's folder first on sys.path, which would offer its modules to the operator.
+    # Python has put this file's folder first on sys.path, so the operator could import the modules in it.
     del sys.path[0]
     redirect()
     sys.argv = [kind, *arguments]

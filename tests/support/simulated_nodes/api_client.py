@@ -18,7 +18,7 @@ Document = dict[str, Any]
 
 MERGE = "application/merge-patch+json"
 _GONE = 410
-# Codes of the API server for requests that it has not carried out and that may be repeated.
+# Codes with which the API server refuses a request that it has not carried out, so that it may be repeated.
 _FOR_THE_MOMENT = (429, 503)
 _NUM_REPEATS = 60
 _REPEAT_S = 0.5
@@ -48,8 +48,9 @@ class Api:
     ) -> Document:
         """The parsed answer. Raises ApiError.
 
-        Like client-go, it repeats a request that the API server refuses for the moment, for example while it replaces
-        the storage of a CRD. A refused eviction has the same code, but a budget is its cause, so it is not repeated.
+        Like client-go, it repeats a request that the API server refuses temporarily, for example while it replaces the
+        storage of a CRD. A refused eviction has the same code, but its cause is a PodDisruptionBudget, so it is not
+        repeated.
         """
         data = None if body is None else json.dumps(body)
         for _ in range(_NUM_REPEATS):
@@ -81,7 +82,8 @@ class Api:
     async def follow(self, path: str, **params: str) -> AsyncIterator[tuple[str, Document]]:
         """Yields (type, object): ADDED for each existing object, and then every event, endlessly.
 
-        After a broken watch the existing objects are ADDED again, and those that ended meanwhile are DELETED.
+        After a broken watch, it yields ADDED again for each existing object, and DELETED for objects that were deleted
+        in between.
         """
         known: dict[str, Document] = {}  # uid -> object
         while True:
@@ -105,11 +107,11 @@ class Api:
                             known[item["metadata"]["uid"]] = item
                         yield kind, item
             except (ApiError, aiohttp.ClientError, TimeoutError, ValueError):
-                # ValueError: the end of a watch has cut an event.
+                # ValueError: the watch has ended in the middle of an event.
                 await asyncio.sleep(0.2)
 
     async def _watch(self, path: str, version: str, params: dict[str, str]) -> AsyncIterator[tuple[str, Document]]:
-        # A short timeout, because a watch of a removed CRD may stay silent.
+        # The timeout is short, because a watch of a removed CRD may stay silent.
         query = {"watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version, "timeoutSeconds": "20"}
         query |= params
         timeout = aiohttp.ClientTimeout(total=None)

@@ -29,7 +29,7 @@ _MODEL = {
     "weight_bytes": 269_030_016,
     "max_model_len": 8192,
 }
-# An engine that computes 1000 tokens of prompts a second, and has room for 10,000 tokens.
+# The load of an idle engine that computes 1000 prompt tokens a second and has room for 10,000 tokens.
 _IDLE = {
     "queued_tokens": 0,
     "running_tokens": 0,
@@ -44,24 +44,24 @@ _EDGES = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0,
 
 @dataclass(slots=True, kw_only=True)
 class Engine:
-    """One simulated engine. It serves once its ranks run, unless a test sets another state."""
+    """One simulated engine. It serves when its ranks run, unless a test sets another state."""
 
     token: str
     num_ranks: int
     ranks_per_pod: int = 1
     nodes: list[str] = field(default_factory=list)  # nodes of the running worker pods
-    state: str = ""  # state that a test sets; empty: the state follows from the ranks
+    state: str = ""  # state that a test sets; empty: the ranks determine the state
     reason: str = ""
     token_age: float | None = 1.0
     loading: tuple[int, int] = (0, 0)  # loaded bytes of the model, and all bytes; 0: unknown
     is_silent: bool = False  # closes connections without an answer
     is_draining: bool = False
-    in_flight: int = 0  # requests that a test adds to those of a Traffic
-    # Seconds from the beginning of a drain until those requests end; None: never.
+    in_flight: int = 0  # requests that a test adds to the requests of a Traffic
+    # Seconds from the beginning of a drain until the requests of `in_flight` end; None: never.
     finish_s: float | None = 0.3
     # load that a test sets; fields that are left out have the values of an idle engine
     load: dict[str, Any] = field(default_factory=dict)
-    adapters: dict[str, str] | None = None  # name -> folder of LoRA adapters; None: they cannot be set
+    adapters: dict[str, str] | None = None  # name -> folder of LoRA adapters; None: adapters cannot be set
     broken_adapters: dict[str, str] = field(default_factory=dict)  # folder -> why no engine can load it
     num_asked: int = 0
     # Results of the requests of a Traffic.
@@ -74,7 +74,7 @@ class Engine:
     # Times by time.monotonic(), for the order of events.
     served_at: float | None = None  # time of the first answer with state "serving"
     drains: list[tuple[float, str]] = field(default_factory=list)  # time and method of each request for /drain
-    # the ways by which clients could still reach the engine at the last POST /drain
+    # how clients could still reach the engine at the last POST /drain
     found_at_drain: tuple[str, ...] = ()
 
     @property
@@ -93,12 +93,12 @@ class Engine:
 
     @property
     def takes_requests(self) -> bool:
-        """True when its API server process accepts requests; during a recovery they wait."""
+        """True if the engine's front accepts requests. During a recovery they wait."""
         return not self.is_silent and self.is_ready
 
     @property
     def is_ready(self) -> bool:
-        """True when the readiness probe of its container would succeed."""
+        """True if the readiness probe of the engine's container would succeed."""
         return not self.is_draining and self.said_state in ("serving", "recovering")
 
     @property
@@ -153,13 +153,13 @@ class Engine:
 
 
 class Engines:
-    """The server of all simulated engines, in one event loop, in which tests change the engines."""
+    """The server of all simulated engines. It runs in one event loop, in which tests also change the engines."""
 
     def __init__(self) -> None:
         self.by_ip: dict[str, Engine] = {}
         self.gateways: dict[str, Gateway] = {}  # address -> engine
         self.num_answers = 0
-        # Called with the address of an engine for each request to drain, before the answer.
+        # Called for each request to drain, with the engine's address, before the answer is sent.
         self.on_drain: Callable[[str], None] = lambda ip: None
         self._server: asyncio.Server | None = None
 
@@ -206,7 +206,7 @@ class Engines:
 
 
 class _Connection(asyncio.Protocol):
-    """One request. A web framework would take CPU time that the benchmark measures."""
+    """One connection with one request. A web framework would use CPU time that the benchmark measures."""
 
     def __init__(self, engines: Engines) -> None:
         self._engines = engines

@@ -1,7 +1,7 @@
-"""Simulated gateways: their answers to `/status`, and the tokenizer that each pod gets from an engine.
+"""Simulated gateways: their answers to `/status`, and the tokenizer that each pod copies from an engine.
 
-As in the real gateway, the tokenizer is in the pod's own volume. So a recreated pod is not ready before an engine of
-its services serves.
+As in the real gateway, the tokenizer is in the pod's own volume. So a recreated pod becomes ready only when an engine
+of its services serves.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ _LABELS = ("rayloom.dev/gateway", "rayloom.dev/llmgateway")
 
 
 def is_gateway(pod: dict[str, Any]) -> bool:
-    """Returns whether a pod is a gateway pod, of an LLMService or of an LLMGateway."""
+    """Returns True for a gateway pod, of an LLMService or of an LLMGateway."""
     return any(label in pod["metadata"].get("labels", {}) for label in _LABELS)
 
 
 def secret_name(pod: dict[str, Any]) -> str:
-    """Returns the name of the Secret in the folder of the configuration."""
+    """Returns the name of the Secret in the pod's configuration volume."""
     sources = next(each for each in pod["spec"]["volumes"] if each["name"] == "config")["projected"]["sources"]
     return str(next(each["secret"]["name"] for each in sources if "secret" in each))
 
 
 def services_of(pod: dict[str, Any], secret: dict[str, Any]) -> list[str]:
-    """Returns the LLMServices that a gateway pod reaches: its own one, or those of the models file in its Secret."""
+    """Returns the LLMServices that a gateway pod serves: its own, or those in the models file of its Secret."""
     labels = pod["metadata"].get("labels", {})
     if SERVICE_LABEL in labels:
         return [labels[SERVICE_LABEL]]
@@ -57,14 +57,14 @@ class Gateway:
     in_flight: int = 0  # requests that engines compute
     num_finished: int = 0
     num_asked: int = 0
-    models_hash: str = ""  # of the models file that it has read; empty for a gateway with one model
-    refusal: str = ""  # why it cannot use a newer models file
-    unusable_keys: tuple[str, ...] = ()  # names whose API keys it cannot read
+    models_hash: str = ""  # hash of the models file that the gateway has read; empty for a gateway with one model
+    refusal: str = ""  # why the gateway cannot use a newer models file
+    unusable_keys: tuple[str, ...] = ()  # names of models whose API keys the gateway cannot read
     started_at: float = field(default_factory=time.monotonic)
 
     @property
     def is_ready(self) -> bool:
-        """True when the readiness probe of its container would succeed."""
+        """True if the readiness probe of the gateway's container would succeed."""
         return self.has_text
 
     def document(self) -> dict[str, Any]:

@@ -41,12 +41,12 @@ class Kubelets:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._again: set[str] = set()
         self._num_ips = 0
-        # Set by the benchmark: a pod's first status is that of a ready pod, which saves a write for each pod.
+        # The benchmark sets this: then a pod's first status is already ready, which saves a write for each pod.
         self.skips_unready_pods = False
         self._background: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Creates the nodes, Ready, and runs the pods on them from now on."""
+        """Creates Ready nodes, and runs the pods on these nodes from now on."""
         await self.nodes.start()
         self._background = [asyncio.create_task(self.nodes.beat()), asyncio.create_task(self._follow())]
 
@@ -141,17 +141,18 @@ class Kubelets:
                 try:
                     delay = await self._update(uid, pod)
                 except FAILURES:
-                    # If the pod was deleted meanwhile, the watch delivers that event, and there is no second attempt.
+                    # If the pod has been deleted, the watch delivers this event, and there is no second attempt.
                     delay = _RETRY_S
             if delay:
                 await asyncio.sleep(delay)
             elif uid not in self._again:
-                # No await may lie between the check and this line, or an update requested in between would be lost.
+                # There must be no await between the check and this line, or an update that is requested in between
+                # would be lost.
                 del self._tasks[uid]
                 return
 
     async def _update(self, uid: str, pod: Document) -> float:
-        """Updates one pod. Returns the seconds until its next update; 0 for none."""
+        """Updates one pod. Returns the seconds until its next update; 0: no update is planned."""
         meta = pod["metadata"]
         path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
         if "deletionTimestamp" in meta:
@@ -198,8 +199,8 @@ class Kubelets:
     async def _start_gateway(self, ip: str, pod: Document) -> float:
         """Starts the gateway of a pod. The gateway gets its tokenizer from any serving engine of its services.
 
-        Returns the seconds until the next attempt; 0 once the gateway has a tokenizer. A gateway with several models
-        reads its models file again whenever its pod changes, as the kubelet brings it then.
+        Returns the seconds until the next attempt; 0 when the gateway has a tokenizer. A gateway with several models
+        reads its models file again whenever its pod changes, because the kubelet updates the file then.
         """
         meta = pod["metadata"]
         gateway = self._engines.gateways.get(ip)
@@ -282,7 +283,7 @@ class Kubelets:
         return ""
 
     def _refresh_cluster(self, pod: Document) -> None:
-        """Sets the nodes of the engine's ranks to those of the RayCluster's running worker pods."""
+        """Sets the nodes of the engine's ranks to the nodes of the RayCluster's running worker pods."""
         cluster = pod["metadata"].get("labels", {}).get("ray.io/cluster")
         if cluster is None:
             return

@@ -25,14 +25,14 @@ _CAPACITY = {
 
 
 class Nodes:
-    """The objects of all simulated nodes, and those of them that are lost."""
+    """The objects of all simulated nodes, and the names of lost nodes."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
         self.lost: set[str] = set()
 
     async def start(self) -> None:
-        """Creates the nodes, Ready."""
+        """Creates the nodes with the condition Ready."""
         await asyncio.gather(*(self._make_node(name) for name in NODES))
 
     async def remove(self) -> None:
@@ -62,7 +62,7 @@ class Nodes:
         await self._api.request("PATCH", f"/api/v1/nodes/{name}/status", {"status": status}, content_type=MERGE)
 
     async def beat(self) -> None:
-        """Keeps the nodes Ready, but for lost ones, until it is cancelled."""
+        """Keeps all nodes except lost nodes Ready, until the task is cancelled."""
         path = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
         while True:
             for name in NODES:
@@ -100,7 +100,7 @@ class Nodes:
             await self._api.request("POST", leases, lease)
 
     async def _stay_ready(self, name: str) -> None:
-        """Reports a node as Ready again which the node controller found unreachable while this process stood still."""
+        """Reports a node as Ready again if the node controller found it unreachable while this process was paused."""
         conditions = (await self._api.request("GET", f"/api/v1/nodes/{name}"))["status"].get("conditions", ())
         is_ready = any((each["type"], each["status"]) == ("Ready", "True") for each in conditions)
         if not is_ready and name not in self.lost:

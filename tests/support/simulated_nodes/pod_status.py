@@ -16,7 +16,7 @@ class Play:
     """The behaviour of a pod. By default its containers run, and a Job's container ends with code 0."""
 
     waiting: tuple[str, str] | None = None  # reason and message of a container that cannot start
-    ended: tuple[int, str] | None = None  # exit code and termination message of a container that keeps ending
+    ended: tuple[int, str] | None = None  # exit code and termination message of a container that ends each time it runs
     # True: the container is restarted with back-off (`crashes.py`). False: after its first end, the container waits.
     is_restarted: bool = False
     is_oom: bool = False  # the kernel killed the container for lack of memory, with code 137
@@ -27,7 +27,7 @@ class Play:
 
     @property
     def runs_engine(self) -> bool:
-        """True when the engine in a head pod runs. It ends together with Ray's container beside it."""
+        """True if the engine in a head pod runs. The engine and Ray's container in this pod end together."""
         return not (self.mount_failure or self.waiting or self.ended is not None or self.is_oom)
 
 
@@ -39,7 +39,7 @@ _NO_EVENT = {"restartCount": 0, "containerID": "", "imageID": ""}
 class Release:
     """The behaviour of engines of one image."""
 
-    play: Play = RUN  # behaviour of their head pods
+    play: Play = RUN  # behaviour of these engines' head pods
     engine: Mapping[str, Any] = field(default_factory=dict)  # fields of `engines.Engine`
 
 

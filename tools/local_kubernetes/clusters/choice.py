@@ -15,7 +15,7 @@ from local_kubernetes.machine.place import Place
 def chosen_cluster(environ: Mapping[str, str], index: int = 0) -> Cluster:
     """The cluster named by $E2E_CLUSTER, `local` (the default) or `kind`, or the existing one of $E2E_KUBECONFIG.
 
-    Raises ValueError for another name.
+    Raises ValueError for any other name.
     """
     if given := environ.get("E2E_KUBECONFIG"):
         return ExistingCluster(Path(given))

@@ -17,7 +17,7 @@ class Cluster(Protocol):
         """The path of an administrator's kubeconfig."""
 
     def up(self, mode: Mode) -> None:
-        """Starts the cluster, or repairs one that runs partly. Takes little time if the cluster already works."""
+        """Starts the cluster, or repairs one that runs partly. Returns quickly if the cluster already works."""
 
     def down(self) -> None:
         """Removes everything that `up` created, even from a cluster that runs partly."""
@@ -26,7 +26,7 @@ class Cluster(Protocol):
         """Names of Rayloom's images. Builds an image whose sources changed."""
 
     def derive_image(self, name: str, folder: Path, arguments: Mapping[str, str]) -> None:
-        """Builds an image of this name FROM the engine's, by the folder's Dockerfile with these build arguments."""
+        """Builds an image of this name FROM the engine's image, by `folder`'s Dockerfile with these build arguments."""
 
     def load_image(self, name: str) -> None:
         """Lets every node start containers of a built image without a registry."""
@@ -47,7 +47,7 @@ class Cluster(Protocol):
         """Reverts `cut_link`. Returns at once."""
 
     def stop_kuberay(self) -> None:
-        """Kills KubeRay's operator. `up` restarts the operator if nothing else does."""
+        """Kills KubeRay's operator. `up` restarts the operator unless the cluster itself does."""
 
     def logs(self) -> tuple[Path, ...]:
         """Paths of the log files of the cluster's components."""

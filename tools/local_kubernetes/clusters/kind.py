@@ -1,9 +1,9 @@
 """A cluster in Docker containers, by `kind`, with KubeRay from its Helm chart.
 
-Helm must know the repository of that chart under the name `kuberay`, as in KubeRay's installation instructions.
+The chart's repository must be registered in Helm as `kuberay`, as in KubeRay's installation instructions.
 
-This kind of cluster needs Docker. This project's checks and figures come from the local cluster; kind has not been
-measured.
+This kind of cluster needs Docker. This project's checks and figures come from the local cluster. There are no
+measurements with kind.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from local_kubernetes.parts.build import build_parts, remove_partials
 
 
 class LocalCluster:
-    """A local cluster. Its state is in its folder, so that commands of different processes can follow each other."""
+    """A local cluster. All its state is in a folder, so that later commands can continue with the same cluster."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -49,8 +49,8 @@ class LocalCluster:
         with self._lock():
             had = self._finished_mode()
             if had is None or (had, mode) == ("api", "full"):
-                # The remains are of an unfinished `up` or from before a reboot. Or the API server has an address that
-                # nodes cannot reach.
+                # Either these are remains of an unfinished `up` or of the time before a reboot, or the API server has
+                # an address that nodes cannot reach.
                 self._remove()
             wanted: Mode = "full" if had == "full" else mode
             self._place.state.mkdir(parents=True, exist_ok=True, mode=0o755)
@@ -86,7 +86,7 @@ class LocalCluster:
         with storage_lock():
             for image in images.IMAGES:
                 images.build_with_buildah(image, base)
-            # Layers that any cluster of this machine uses, because all clusters share the storage.
+            # All clusters of this machine share the storage, so the layers that any cluster uses must stay.
             nodes = [root for state in living_clusters() for root in state.glob("nodes/*/containerd")]
             images.remove_unused(base, frozenset().union(*(grafted_layers(root) for root in nodes)))
         return tuple(image.name for image in images.IMAGES)
@@ -175,14 +175,14 @@ class LocalCluster:
         return Node(self._place.node(name), build_parts(), self._processes)
 
     def _remove(self) -> None:
-        """Ends all processes and removes all files, of a complete cluster or of the remains of a killed run."""
-        # The marker goes first, so that a partly removed cluster does not count as a complete one.
+        """Ends all processes and removes all files of the cluster, whether it is complete or left by a killed run."""
+        # The marker is removed first, so that a partly removed cluster does not count as a complete cluster.
         self._marker.unlink(missing_ok=True)
         self._processes.stop_all()
         self._remove_cgroups()
         if Path(f"/sys/class/net/{self._place.bridge}").exists():
             for name in NODE_NAMES:
-                # The kernel removes the link with the node's namespace, a moment later.
+                # The kernel removes the link, too, shortly after the node's network namespace.
                 with contextlib.suppress(ClusterError):
                     run("ip", "link", "delete", self._place.node(name).link)
             run("ip", "link", "delete", self._place.bridge)
@@ -205,7 +205,7 @@ class LocalCluster:
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        """Lets one command at a time change the cluster."""
+        """Allows only one command at a time to change the cluster."""
         with locked(self._place.lock, f"cluster {self._place.index}", 2 * PROGRAM_S):
             yield
 

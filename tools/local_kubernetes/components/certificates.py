@@ -21,7 +21,7 @@ class Certificate:
 
 
 class Authority:
-    """Creates missing files in `folder`; a file gets its name once it is complete."""
+    """Creates missing files in `folder`. A file gets its final name only when it is complete."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -34,7 +34,7 @@ class Authority:
             _rename(partial, self.ca)
 
     def issue(self, name: str, subject: str, alternative_names: Sequence[str] = ()) -> Certificate:
-        """A pair for servers and clients. `subject` is like `/O=GROUP/CN=USER`, a name like `IP:127.0.0.1`."""
+        """A pair for servers and clients. Examples: subject `/O=GROUP/CN=USER`, alternative name `IP:127.0.0.1`."""
         pair = self._pair(name)
         if pair.certificate.exists():
             return pair

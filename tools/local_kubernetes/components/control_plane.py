@@ -14,12 +14,12 @@ from local_kubernetes.machine.shell import PROGRAM_S, wait_until
 from local_kubernetes.parts.build import Parts
 
 _USUAL_API_PORT = 6443
-# Controllers that are not needed for simulated nodes, for which EndpointSlices are enough.
+# Controllers that clusters of simulated nodes do not need, because EndpointSlices are enough there.
 _OF_OLD_ENDPOINTS = ("-endpoints-controller", "-endpointslice-mirroring-controller")
 
 
 class ControlPlane:
-    """Starts the control plane. `address`: the bridge's for a cluster with nodes, else 127.0.0.1."""
+    """Starts the control plane. `address`: the bridge's address for a cluster with nodes, else 127.0.0.1."""
 
     def __init__(self, place: Place, parts: Parts, processes: Processes, *, address: str) -> None:
         self._place = place
@@ -41,7 +41,7 @@ class ControlPlane:
             "etcd",
             data_dir=place.state / "etcd",
             unsafe_no_fsync="true",
-            # the default of 2 GiB is too little for 10,000 services with all their versions of five minutes
+            # the default of 2 GiB is too small for 10,000 services with all versions of the last five minutes
             quota_backend_bytes=8 << 30,
             listen_client_urls=client,
             advertise_client_urls=client,
@@ -100,7 +100,7 @@ class ControlPlane:
             # client-side apply stores a copy in an annotation, and these manifests exceed an annotation's size.
             apply = ("apply", "--server-side", "--force-conflicts", "--filename", self._parts.kuberay_crds)
             self._kubectl(*apply, timeout_s=PROGRAM_S)
-            # `kubectl wait` fails while a CRD's conditions are null, as they are at first.
+            # `kubectl wait` fails while a CRD's conditions are null. Conditions of a new CRD are null at first.
             kinds = ("wait", "--for=condition=Established", "crd", "--all", "--timeout=10s")
             self._wait("the kinds of KubeRay", lambda: self._kubectl.succeeds(*kinds), "kube-apiserver")
         self._processes.ensure(
@@ -135,7 +135,7 @@ class ControlPlane:
         )
         corefile.write_text(config)
         self._processes.ensure("coredns", self._parts.coredns, "-conf", corefile, config=config)
-        # The Service selects no pods; an EndpointSlice with its label holds its address.
+        # The Service selects no pods. Instead an EndpointSlice with the Service's label has CoreDNS's address.
         ports = [{"name": name, "protocol": name.upper()} for name in ("udp", "tcp")]
         self._kubectl.apply(
             {
@@ -159,7 +159,7 @@ class ControlPlane:
         )
 
     def kubeconfig(self, user: str, subject: str) -> str:
-        """The path of a kubeconfig for one of the cluster's users."""
+        """Writes a kubeconfig for a user of the cluster and returns its path."""
         path = self._place.state / "kubeconfigs" / user
         path.parent.mkdir(exist_ok=True)
         return str(self.authority.kubeconfig(path, self.server, self.authority.issue(user, subject)))

@@ -23,7 +23,7 @@ _CNI_PLUGINS = "/usr/lib/cni"
 _CGROUPS = Path("/sys/fs/cgroup")
 # Controllers that the kubelet needs for limits of pods.
 _CONTROLLERS = ("cpu", "cpuset", "memory", "hugetlb", "pids")
-# Each node gets its own mounts of the fixed folders to which containerd and the kubelet write. $0 is the first process.
+# Mounts each node's own folders over the fixed paths to which containerd and the kubelet write. $0: the first process.
 _OWN_FOLDERS = """\
 set -e
 mkdir -p /var/lib/kubelet
@@ -39,7 +39,7 @@ class Node:
         self._processes = processes
 
     def ensure(self, *, pause_image: str, kubelet_kubeconfig: str, proxy_kubeconfig: str, ca: Path) -> None:
-        """Starts the node's programs where they do not run. The node is Ready a few seconds later."""
+        """Starts those of the node's programs that do not run. The node is Ready a few seconds later."""
         inside = self._ensure_namespaces()
         self._ensure_network(inside)
         self._ensure_cgroup()
@@ -51,9 +51,9 @@ class Node:
         graft(store, image, self.place.socket)
 
     def disconnect(self) -> None:
-        """Takes the node's network link down and ends its kubelet. Its containers keep running, unreachable.
+        """Sets the node's network link down and ends its kubelet. Its containers keep running, but are unreachable.
 
-        `ensure` reconnects it.
+        `ensure` reconnects the node.
         """
         self.cut_link()
         self._processes.stop(self._name("kubelet"))
@@ -64,7 +64,7 @@ class Node:
     def mend_link(self) -> None:
         place = self.place
         run("ip", "link", "set", place.link, "master", place.cluster.bridge, "up")
-        # The kernel removes the routes of a device that is down.
+        # The kernel has removed the route, because it removes the routes of a device that is down.
         run("ip", "route", "replace", place.pod_cidr, "via", place.ip)
 
     def _name(self, process: str) -> str:
@@ -77,14 +77,14 @@ class Node:
         wait_until(f"{self.place.name}'s first process", lambda: child_of(parent) is not None, PROGRAM_S)
         first = child_of(parent)
         assert first is not None
-        # The program starts after the mounts.
+        # The shell starts the program only after the mounts.
         wait_until(f"{self.place.name}'s first process", lambda: _program(first) == self._parts.pause, PROGRAM_S)
         return first
 
     def _ensure_network(self, inside: int) -> None:
         place, cluster = self.place, self.place.cluster
         if not self._is_connected(inside):
-            # The link of the node's former network namespace disappears with that namespace, a moment later.
+            # The kernel removes the link of the node's former network namespace shortly after that namespace.
             with contextlib.suppress(ClusterError):
                 run("ip", "link", "delete", place.link)
             run("ip", "link", "add", place.link, "type", "veth", "peer", "name", "eth0", "netns", inside)
@@ -125,8 +125,8 @@ class Node:
         network = {
             "cniVersion": "1.0.0",
             "name": "pods",
-            # ptp instead of a bridge: on a bridge an answer between two pods of a node bypasses kube-proxy's rules
-            # unless the kernel has loaded br_netfilter. With ptp every packet is routed.
+            # ptp instead of a bridge: on a bridge, a response between two pods of a node bypasses kube-proxy's rules
+            # unless the module br_netfilter is loaded. With ptp every packet is routed.
             "plugins": [
                 {
                     "type": "ptp",
@@ -141,8 +141,8 @@ class Node:
         }
         (cni / "10-pods.conflist").write_text(json.dumps(network))
         path = place.folder / "containerd.toml"
-        # The configuration sets every path that another containerd of this machine would share. restrict_oom_score_adj:
-        # without CAP_SYS_RESOURCE a process may not lower its score, and every pod would fail.
+        # The configuration sets every path that another containerd of this machine would share. restrict_oom_score_adj
+        # is set because a process without CAP_SYS_RESOURCE may not lower its score: without it every pod would fail.
         config = f"""\
 version = 2
 root = "{place.folder}/containerd"
@@ -198,7 +198,8 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
             "resolverConfig": "/dev/null",
             "failSwapOn": False,
             "nodeStatusUpdateFrequency": "4s",
-            # Image garbage collection is off: layers lie in buildah's storage, so removing images frees no space.
+            # Image garbage collection is off: the layers are in buildah's storage, so removing images would free no
+            # space.
             "imageGCHighThresholdPercent": 100,
             "evictionHard": {"memory.available": "100Mi"},
             "podLogsDir": str(place.folder / "pod-logs"),
@@ -230,7 +231,7 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
             f"--hostname-override={self.place.name}",
             f"--cluster-cidr={self.place.cluster.pod_cidr}",
             "--proxy-mode=iptables",
-            # kube-proxy would change these settings for the whole machine.
+            # 0 leaves these kernel settings unchanged. kube-proxy would change them for the whole machine.
             "--conntrack-max-per-core=0",
             "--conntrack-tcp-timeout-established=0",
             "--conntrack-tcp-timeout-close-wait=0",
@@ -256,9 +257,9 @@ def is_ready(kubectl: Kubectl, name: str) -> bool:
 
 
 def cgroup_hierarchies() -> list[Path]:
-    """Folders in which a control group is created: one per controller in version 1, a single one in version 2.
+    """Folders in which a control group is created: one per controller in version 1, a single folder in version 2.
 
-    Beside version 1 a hierarchy of version 2 may exist, in which runc creates groups as well.
+    Beside the hierarchies of version 1, one of version 2 may exist. runc creates groups there, too.
     """
     if (_CGROUPS / "cgroup.controllers").exists():
         return [_CGROUPS]
@@ -266,7 +267,7 @@ def cgroup_hierarchies() -> list[Path]:
 
 
 def delegate_controllers(hierarchy: Path) -> None:
-    """Enables those of the kubelet's controllers that the hierarchy has, for new groups in it.
+    """Enables the kubelet's controllers, as far as the hierarchy has them, for new groups in the hierarchy.
 
     In version 2 a group has only the controllers that its parent enables. Version 1 needs no change.
     """

@@ -20,7 +20,7 @@ _BASE_RELEASE = "bookworm"
 
 
 def base_image() -> str:
-    """The name of a local image with Debian and its Python, used instead of a public one. debootstrap makes it."""
+    """The name of a local image with Debian and its Python, used instead of a public image. debootstrap makes it."""
     key = digest(_BASE_RELEASE.encode(), *(package.encode() for package in _BASE_PACKAGES))
     name = f"{BASE}:{key}"
     with storage_lock():
@@ -44,8 +44,8 @@ def pause_image(pause: Path) -> str:
 
 def _make_base(name: str, key: str) -> None:
     root = partial_folder(f"base-{key}")
-    # debootstrap mounts file systems below its target. The kernel unmounts them when the namespaces end, even if
-    # debootstrap fails.
+    # debootstrap mounts file systems below its target. The kernel unmounts these file systems when the mount namespace
+    # ends, even if debootstrap fails.
     apart = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
     try:
         packages = f"--include={','.join(_BASE_PACKAGES)}"
@@ -55,7 +55,7 @@ def _make_base(name: str, key: str) -> None:
             (root / junk).mkdir(parents=True)
         with _container("scratch") as container:
             run("buildah", "copy", "-q", container, f"{root}/", "/", timeout_s=1200)
-            # Images built on this one inherit the label.
+            # Images built on this image inherit the label.
             run("buildah", "config", "--label", f"{LABEL}=base", container)
             run("buildah", "commit", "-q", container, name, timeout_s=1200)
     finally:

@@ -37,13 +37,13 @@ class Image:
     limit_bytes: int | None
     """Upper bound of the bytes of all layers above the base; None: no bound."""
     build_files: tuple[str, ...] = ()
-    """Files of the project, beside pyproject.toml, that decide how its package is built."""
+    """Files of the project, beside pyproject.toml, that determine how its package is built."""
     more_sources: tuple[str, ...] = ()
     """Folders of the project, beside src/, that its package is built from."""
 
     @property
     def name(self) -> str:
-        """The full name that a kubelet derives from `rayloom/engine:0.1.0`."""
+        """The full name of the image, as a kubelet derives it from a short name such as `rayloom/engine:0.1.0`."""
         version = tomllib.loads((REPOSITORY / self.project / "pyproject.toml").read_text())["project"]["version"]
         return f"docker.io/rayloom/{self.project}:{version}"
 
@@ -52,7 +52,7 @@ class Image:
         return REPOSITORY / "docker" / f"{self.project}.Dockerfile"
 
     def inputs(self, base: str) -> str:
-        """A digest of all files that decide the image's content, and of the base."""
+        """A digest of the base and of all files that determine the image's content."""
         folder = REPOSITORY / self.project
         files = [REPOSITORY / "constraints.txt", self.dockerfile, folder / "pyproject.toml"]
         files += [self.dockerfile.parent / name for name in self.scripts]
@@ -76,10 +76,10 @@ IMAGES = (OPERATOR, ENGINE)
 
 
 def source_files(folder: Path) -> list[Path]:
-    """The files below a folder that an image is built from, in order, as .dockerignore selects them.
+    """The files below a folder from which an image is built, in order, as .dockerignore selects them.
 
-    Folders that `make venv` or a test may remove at this moment are not entered: bytecode, metadata of a package, and
-    the hidden folder in which the CPU library is compiled.
+    Folders that `make venv` or a test may remove at any moment are skipped: bytecode, metadata of a package, and the
+    hidden folder in which the CPU library is compiled.
     """
     found = []
     for name, folders, files in os.walk(folder):
@@ -100,7 +100,7 @@ def build_with_buildah(image: Image, base: str) -> None:
             build = ["buildah", "bud", "--quiet", "--layers", "--isolation", "chroot", "--network", "host"]
             build += ["--pull-never", "--build-arg", f"BASE={base}", "--label", f"{LABEL}={image.project}", *secrets]
             build += ["--ignorefile", str(REPOSITORY / ".dockerignore"), "--file", str(image.dockerfile)]
-            # A stage gets a tag, so that it is not removed with unused images.
+            # Each cached stage gets a tag, so that it is not removed with unused images.
             for name in image.cached_stages:
                 tag = f"rayloom.dev/stage/{image.project}-{name}:kept"
                 run_shown(*build, "--target", name, "--tag", tag, REPOSITORY, timeout_s=BUILD_S)
@@ -116,9 +116,9 @@ def build_with_buildah(image: Image, base: str) -> None:
 
 
 def derive_with_buildah(name: str, folder: Path, arguments: Mapping[str, str]) -> None:
-    """Builds the folder's Dockerfile FROM the engine's image, under this name, if one of its inputs changed.
+    """Builds an image of this name, FROM the engine's image, by the folder's Dockerfile, if one of its inputs changed.
 
-    `remove_unused` removes the image once no node has it, provided that its repository is the engine's.
+    `remove_unused` removes the image as soon as no node has it, provided that its name has the engine's repository.
     """
     store = Store.of_buildah()
     files = [path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()]
@@ -134,7 +134,7 @@ def derive_with_buildah(name: str, folder: Path, arguments: Mapping[str, str]) -
 
 
 def remove_unused(base: str, layers_in_use: frozenset[str]) -> None:
-    """Removes those of our images that have another version or no name.
+    """Removes our images that have another version or no name.
 
     Layers below a named image and layers that a node has mounted are kept.
     """
@@ -146,14 +146,14 @@ def remove_unused(base: str, layers_in_use: frozenset[str]) -> None:
                 _remove(name)
     store = Store.of_buildah()
     needed = set(layers_in_use) | {layer.id for image in store.images() if image.names for layer in store.chain(image)}
-    # From the newest to the oldest, so that an image is removed before the image below it.
+    # The order is from the newest to the oldest image, so that an image is removed before the image below it.
     for image in reversed(_our_images(store)):
         if not image.names and image.top_layer not in needed:
             _remove(image.id)
 
 
 def remove_working_containers() -> None:
-    """Removes working containers of killed builds. The caller holds the storage's lock, so no build of ours runs."""
+    """Removes working containers of killed builds. The caller holds the storage's lock, so none of our builds runs."""
     store = Store.of_buildah()
     ours = {layer.id for image in _our_images(store) for layer in store.chain(image)}
     for container in store.containers():
@@ -162,7 +162,7 @@ def remove_working_containers() -> None:
 
 
 def _our_images(store: Store) -> list[StoredImage]:
-    """Images with our label or on our base. All others in the storage belong to other programs."""
+    """Images with our label or on our base. All other images in the storage belong to other programs."""
     bases = {image.top_layer for image in store.images() if any(_repository(name) == BASE for name in image.names)}
     return [
         image
@@ -176,7 +176,7 @@ def _repository(name: str) -> str:
 
 
 def _remove(image: str) -> None:
-    """Removes an image, unless another image is built on it; a later call removes it then."""
+    """Removes an image. If another image is built on it, does nothing, and a later call can remove it."""
     try:
         run("buildah", "rmi", image)
     except ClusterError as error:
@@ -204,7 +204,7 @@ def _arguments(words: list[str]) -> Iterator[str]:
 
 
 def docker() -> str:
-    """`docker` or `podman`, the first that answers. Raises ClusterError when neither does."""
+    """The first of `docker` and `podman` that works. Raises ClusterError when neither works."""
     for tool in ("docker", "podman"):
         if shutil.which(tool) is not None:
             try:

@@ -1,9 +1,9 @@
 """Gives images of buildah to a node's containerd without copying a layer.
 
 The engine's image has several GB, and every copy of it takes minutes. containerd's overlay snapshots are folders named
-`fs`, and buildah's layers are unpacked folders as well, so each snapshot is created as a symlink to the layer. The
-image itself is then imported from an archive with the real configuration and a few bytes instead of every layer;
-containerd does not unpack them, because their snapshots exist.
+`fs`, and buildah's layers are unpacked folders, too. So each snapshot is created as a symlink to a layer's folder. Then
+the image is imported from an archive with the real configuration and with placeholders of a few bytes instead of
+layers. containerd does not unpack these placeholders, because the snapshots of the layers exist.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SNAPSHOTS = "io.containerd.snapshotter.v1.overlayfs/snapshots"
 def graft(store: Store, name: str, socket: Path) -> None:
     """Adds the image `name` of buildah's storage to containerd, unless containerd has it.
 
-    The nodes read buildah's layers in place, so the storage must keep them while containers run on them.
+    The nodes read buildah's layers in place, so layers must stay in the storage while containers use them.
     """
     layers = store.layers(name)
     config = store.config(name)
@@ -40,12 +40,13 @@ def graft(store: Store, name: str, socket: Path) -> None:
             _link(socket, layer, chain_id, parent)
             with_root.append(chain_id)
     _run(socket, "images", "import", "-", stdin=archive)
-    # From here on the image keeps its snapshots: containerd removes them once the image is replaced and unused.
+    # From here on the image itself protects its snapshots: containerd removes them once the image is replaced and
+    # unused.
     for snapshot in with_root:
         _run(socket, "snapshots", "label", snapshot, "containerd.io/gc.root=")
-    # containerd's CRI plugin learns of a new image a moment later. It never learns of a replaced image, because it
-    # ignores names with its label, and the import keeps labels. A pod that starts before the plugin knows the image
-    # would not find it. So this function removes the label and waits until the plugin has an entry of the image.
+    # containerd's CRI plugin notices a new image shortly after the import. A pod that starts before that would not find
+    # the image. The plugin never notices a replaced image, because it ignores names that have its label, and the import
+    # keeps labels. So this function removes the label and waits until the plugin has an entry of the image.
     _run(socket, "images", "label", name, "io.cri-containerd.image=")
     known = _digest(config)
     wait_until(
@@ -63,7 +64,7 @@ def grafted_layers(containerd_root: Path) -> frozenset[str]:
 
 
 def _forget_replaced(socket: Path) -> None:
-    """Removes the CRI plugin's entries of images without a name, which would hold their snapshots for ever."""
+    """Removes the CRI plugin's entries of images without a name. Otherwise they would hold their snapshots for ever."""
     # NAME TYPE DIGEST ...; the name of such an entry is the digest of the image's configuration.
     rows = [line.split() for line in _run(socket, "images", "list").splitlines()[1:]]
     named = {digest for name, _, digest, *_ in rows if not name.startswith("sha256:")}
@@ -76,11 +77,11 @@ def _forget_replaced(socket: Path) -> None:
 
 def _link(socket: Path, layer: Layer, chain_id: str, parent: str) -> None:
     key = f"graft-{chain_id}"
-    # Without the label garbage collection may remove the snapshot before the image that needs it is imported.
+    # The snapshot gets a label, or garbage collection might remove it before the image that needs it is imported.
     _remove_leftover(socket, key)
     _run(socket, "snapshots", "prepare", key, *([parent] if parent else []))
     mounts = _run(socket, "snapshots", "mounts", "/unused", key)
-    # The lowest layer is a bind mount of its folder; every other one is an overlay with its folder on top.
+    # The lowest layer is a bind mount of its folder. Every other layer is an overlay with its folder on top.
     found = re.search(r"upperdir=([^, ]+)", mounts) or re.search(r"(/\S+/fs)\b", mounts)
     if found is None:
         raise ClusterError(f"containerd's snapshots are not folders here: {mounts.strip()}")
@@ -92,7 +93,7 @@ def _link(socket: Path, layer: Layer, chain_id: str, parent: str) -> None:
 
 
 def _remove_leftover(socket: Path, key: str) -> None:
-    """Removes the snapshot that a killed run has left between two calls."""
+    """Removes the snapshot that a run has left that was killed between two calls of containerd."""
     if _has_snapshot(socket, key):
         _run(socket, "snapshots", "remove", key)
 

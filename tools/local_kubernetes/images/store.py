@@ -13,7 +13,7 @@ from typing import Any
 from local_kubernetes.machine.files import locked
 from local_kubernetes.machine.shell import ClusterError, run
 
-# Marks of our content in the storage: a label of every image, and a prefix of the names of working containers.
+# Marks of our content in the storage: the label of every image, and the name prefix of working containers.
 LABEL = "dev.rayloom.image"
 CONTAINER = "rayloom-e2e"
 
@@ -124,7 +124,7 @@ class Store:
 
 @contextmanager
 def storage_lock() -> Iterator[None]:
-    """Lets one process of this machine, of any checkout, change the storage or give its layers to nodes."""
+    """Allows only one process at a time, of any checkout, to change the storage or to give its layers to nodes."""
     with locked(_root() / "rayloom.lock", "buildah's storage", 3600):
         yield
 

@@ -32,14 +32,14 @@ def ensure_packages(*, nodes: bool, images: bool) -> None:
     wanted = _ALWAYS | (_NODES if nodes else {}) | (_IMAGES if images else {})
     if not _missing(wanted):
         return
-    # apt-get refuses to run twice at a time, and commands of one run may start side by side.
+    # Two commands of one run may start at the same time, but apt-get refuses to run twice at a time.
     with locked(cache_folder() / ".packages.lock", "installing packages", 900):
         if missing := _missing(wanted):
             _install(missing)
 
 
 def _missing(wanted: Mapping[str, str]) -> list[str]:
-    """Packages of programs that do not exist."""
+    """The packages of those programs that do not exist on this machine."""
     return sorted({package for program, package in wanted.items() if not _exists(program)})
 
 

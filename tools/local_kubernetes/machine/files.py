@@ -34,8 +34,8 @@ def remove_folder(folder: Path) -> None:
 def locked(path: Path, what: str, timeout_s: float) -> Iterator[None]:
     """Holds a lock for the block. The kernel releases the lock when the process ends, even after a kill.
 
-    Raises ClusterError naming the holder after `timeout_s`. The lock file is never removed, because two processes could
-    then hold the locks of two files of the same name.
+    Raises ClusterError with the holder's name after `timeout_s`. The lock file is never removed. Otherwise two
+    processes could hold locks of two different files of this name.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as file:

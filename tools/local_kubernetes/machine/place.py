@@ -18,12 +18,12 @@ HOST_PORTS = (53, 2379, 2380, 6443, 8080, 8082)
 
 
 def cache_folder() -> Path:
-    """The folder of compiled programs, which no cluster owns."""
+    """The folder of compiled programs, which all clusters share."""
     return _base("XDG_CACHE_HOME", ".cache") / "rayloom" / "e2e"
 
 
 def known_indices() -> tuple[int, ...]:
-    """Indices of local clusters that may have left files or processes here: 0, and those of existing folders."""
+    """Indices of local clusters that may have left files or processes here: 0, and all indices with a folder."""
     folders = Place.of(0).state.parent.glob("[0-9]")
     return tuple(sorted({0} | {int(folder.name) for folder in folders}))
 
@@ -36,14 +36,14 @@ def _base(variable: str, default: str) -> Path:
 class Place:
     index: int
     state: Path
-    """The folder of all files that the cluster writes. Removing the cluster removes it."""
+    """The folder of all files that the cluster writes. Removing the cluster removes this folder."""
 
     @classmethod
     def of(cls, index: int = 0) -> Place:
         """The place of the cluster with this index. Raises ValueError for an index outside of 0 to 9."""
         if index not in INDICES:
             raise ValueError(f"cluster index {index}: 0 to 9 is possible")
-        # The path is short because sockets lie below it, and Linux limits their paths to 107 characters.
+        # The path is short because sockets are below it, and Linux limits paths of sockets to 107 characters.
         return cls(index=index, state=_base("XDG_STATE_HOME", ".local/state") / "rayloom" / "e2e" / str(index))
 
     @property
@@ -84,7 +84,7 @@ class Place:
         return f"10.{220 + self.index}.0.0/16"
 
     def port(self, usual: int) -> int:
-        """The host port that this cluster uses for a component's usual port, one of HOST_PORTS."""
+        """The host port by which this cluster replaces a component's usual port. `usual`: one of HOST_PORTS."""
         assert usual in HOST_PORTS, f"{usual} is not in HOST_PORTS"
         return usual + 20000 + 10 * self.index
 

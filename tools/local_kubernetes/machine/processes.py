@@ -1,7 +1,8 @@
 """Starts the cluster's processes in the background, recognises them in later commands, and ends them.
 
-A process id is no proof of identity: after the end of a process another program may get its id. So each process carries
-the cluster's folder in its environment, which its children inherit, and only this mark decides which processes to end.
+A process id is no proof of identity: after the end of a process another program may get its id. So each process has the
+cluster's folder as a mark in its environment, which its children inherit. Only this mark decides which processes are
+ended.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from local_kubernetes.machine.shell import PROGRAM_S, ClusterError, wait_until
 _CLUSTER = "RAYLOOM_E2E_CLUSTER"
 _PROCESS = "RAYLOOM_E2E_PROCESS"
 _NUM_SHOWN_LINES = 5
-# Children that outlive this process. The references prevent Python's warning about children without a `wait`.
+# Children that outlive this process. The references prevent Python's warning about children that were not reaped.
 _started: list[subprocess.Popen[bytes]] = []
 
 
@@ -35,7 +36,7 @@ class Processes:
         """The id of the process `name`, which runs `command`: an existing process or a new one.
 
         An existing process is ended first if its command differs, or if `config`, the content of the files that it
-        reads, differed at its start. Its output is in logs/NAME.log.
+        reads, differed at its start. The process's output is in logs/NAME.log.
         """
         self._wanted.add(name)
         words = [str(word) for word in command]
@@ -59,7 +60,7 @@ class Processes:
                 start_new_session=True,
             )
         _started.append(process)
-        # /proc shows no environment in the first moment of a process, so `stop` would overlook it.
+        # In the first moment of a process, /proc shows no environment of it, so `stop` would overlook the process.
         own = f"{_PROCESS}={name}".encode()
 
         def has_begun() -> bool:
@@ -88,7 +89,7 @@ class Processes:
             raise ClusterError(f"processes of the cluster have ended: {', '.join(ended)}\n{logs}")
 
     def stop(self, name: str) -> None:
-        """Kills the process of this name and its descendants. Returns when they are gone."""
+        """Kills the process of this name and its descendants. Returns when all of them have ended."""
         self._end(f"{_CLUSTER}={self._state}".encode(), f"{_PROCESS}={name}".encode())
         self._path(name).unlink(missing_ok=True)
 
@@ -103,11 +104,11 @@ class Processes:
         return tuple(_marked(f"{_CLUSTER}={self._state}".encode(), *names))
 
     def _end(self, *marks: bytes) -> None:
-        # A process that ends loses its memory, and so its environment, before it releases its ports.
+        # An ending process loses its memory, and with it its environment, before it releases its ports.
         ending: dict[int, list[str]] = {}
 
         def all_gone() -> bool:
-            # The scan is repeated, because a process may have started another one in the meantime.
+            # The scan is repeated, because a process may have started another process in the meantime.
             found = _marked(*marks)
             for pid in found:
                 ending.setdefault(pid, _stat(f"{pid}")[19:20])
@@ -118,7 +119,7 @@ class Processes:
         wait_until(f"the end of the processes marked {marks[-1].decode()}", all_gone, PROGRAM_S)
 
     def _record(self, name: str) -> dict[str, Any] | None:
-        """The record that `ensure` wrote; None once its process has ended."""
+        """The record that `ensure` wrote, or None if its process has ended."""
         try:
             record: dict[str, Any] = json.loads(self._path(name).read_text())
         except FileNotFoundError:
@@ -136,7 +137,7 @@ def _end_of(log: Path) -> str:
 
 
 def _memory_settings() -> dict[str, str]:
-    """Settings of Go's garbage collector; a benchmark trades memory for CPU time with them."""
+    """Settings of Go's garbage collector, by which a benchmark trades memory for CPU time."""
     return {name: os.environ[name] for name in ("GOGC", "GOMEMLIMIT") if name in os.environ}
 
 
@@ -185,9 +186,9 @@ def _start_time(pid: int) -> str | None:
 
 
 def _is_ending(pid: int, started: list[str]) -> bool:
-    """True while a thread of the process with this start time lives, even if the first thread is a zombie."""
+    """True while any thread of the process with this start time runs, even if its first thread is a zombie."""
     threads = [_stat(f"{pid}/task/{path.name}") for path in Path(f"/proc/{pid}/task").glob("*")]
-    # Another process may have this id now.
+    # The start time is compared, because another process may have this id now.
     return _stat(f"{pid}")[19:20] == started and any(fields and fields[0] not in "ZX" for fields in threads)
 
 

@@ -1,7 +1,7 @@
 """Runs on the test cluster: refuses a second checkout, and ends the processes of killed runs.
 
 `make` and `.ci/run` put their checkout into the environment of every process that they start for the cluster. The
-cluster's own processes are started without it, so they are not part of a run.
+cluster's own processes are started without this variable, so they are not part of a run.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def refuse_beside_another() -> None:
 
 
 def refuse_beside_twin(state: Path) -> None:
-    """Raises ClusterError while a cluster of the same index runs in another folder, such as that of another HOME.
+    """Raises ClusterError while a cluster of the same index runs in another state folder, as with another HOME.
 
-    No other check would find the other cluster: our API server would use its etcd, and its KubeRay would answer the
-    readiness check of ours.
+    No other check would find the other cluster: our API server would use the other cluster's etcd, and our readiness
+    check would reach its KubeRay.
     """
     for twin in living_clusters() - {state}:
         if twin.name == state.name:
@@ -43,11 +43,11 @@ def refuse_beside_twin(state: Path) -> None:
 
 
 def end_runs() -> None:
-    """Ends every run of this checkout with all descendants, except this process and its ancestors."""
+    """Ends all runs of this checkout with their descendants, except this process and its ancestors."""
     spared = {os.getpid(), *_ancestors(os.getpid())}
 
     def all_gone() -> bool:
-        # The scan is repeated, because a process may have started another one in the meantime.
+        # The scan is repeated, because a process may have started another process in the meantime.
         found = _with_descendants({pid for pid, one in carriers(_RUN).items() if one == str(REPOSITORY)} - spared)
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
@@ -66,7 +66,7 @@ def _ancestors(pid: int) -> list[int]:
 
 
 def _with_descendants(pids: set[int]) -> set[int]:
-    """Returns these processes and their descendants, since a build step has the image's environment only."""
+    """Returns these processes and their descendants. A build step, for example, has no mark in its environment."""
     parents = _parents()
     found = set(pids)
     while more := {pid for pid, parent in parents.items() if parent in found} - found:

@@ -11,10 +11,9 @@ from contextlib import contextmanager
 
 from local_kubernetes.machine.place import INDICES, Place
 
-# Time to build an image or a part of Kubernetes. It suffices even at the lowest priority beside busy tests, as in
-# .ci/run.
+# Time limit to build an image or a part of Kubernetes, even at the lowest priority beside busy tests, as in .ci/run.
 BUILD_S = 3600.0
-# Time for a program of the cluster to start, answer or end: seconds on an idle machine, more beside other work.
+# Time limit for a program of the cluster to start, answer or end. An idle machine needs only seconds.
 PROGRAM_S = 300.0
 _NUM_SHOWN_LINES = 30
 # Pause between two checks of a condition.
@@ -22,7 +21,7 @@ _PAUSE_S = 0.1
 
 
 class ClusterError(Exception):
-    """The test cluster cannot do what a command needs; the message names the problem and the cure."""
+    """The test cluster cannot do what a command needs; the message names the problem and its solution."""
 
 
 class CommandTimeout(ClusterError):
@@ -30,7 +29,7 @@ class CommandTimeout(ClusterError):
 
 
 def run(*command: object, stdin: bytes | None = None, timeout_s: float = 120) -> str:
-    """The command's standard output. Raises ClusterError with the end of its output when it fails or takes too long."""
+    """The command's standard output. Raises ClusterError with the output's end when it fails or takes too long."""
     words = [str(word) for word in command]
     try:
         done = subprocess.run(
@@ -57,7 +56,7 @@ def start(*command: object) -> subprocess.Popen[str]:
 
 
 def run_shown(*command: object, env: Mapping[str, str] | None = None, timeout_s: float = 1500) -> None:
-    """Runs a long command that shares our output. Raises ClusterError when it fails or takes too long."""
+    """Runs a long command that prints to our own output. Raises ClusterError when it fails or takes too long."""
     words = [str(word) for word in command]
     sys.stdout.flush()
     try:

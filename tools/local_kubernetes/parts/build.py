@@ -16,10 +16,10 @@ from local_kubernetes.machine.place import cache_folder, digest
 from local_kubernetes.machine.shell import BUILD_S, ClusterError, run, run_shown, stage
 
 _SOURCES = Path(__file__).parent
-# A part of every key in the cache. Raise this number when a change of this file compiles a part in another way.
+# A part of every key in the cache. Raise this number when a change of this file changes how a part is compiled.
 _RECIPE = 1
 # Measured with k8s.io/api/core/v1: without debug information the compiler needs 12 % less CPU time, and without garbage
-# collections another 24 %. A compiler, a linker or `go` itself collects garbage once it has 2 GiB.
+# collections another 24 %. Compiler, linker and `go` itself collect garbage only when they reach 2 GiB.
 _SETTINGS = ("CGO_ENABLED=0", "GOGC=off", "GOMEMLIMIT=2GiB")
 _FLAGS = ("-trimpath", "-buildvcs=false", "-gcflags=all=-dwarf=false")
 _KUBERAY_MODULE = "github.com/ray-project/kuberay/ray-operator"
@@ -38,7 +38,7 @@ class Parts:
 def build_parts() -> Parts:
     """The programs. Compiles them if they are not in the cache, which takes minutes.
 
-    All have one go.mod and one set of flags, and one command compiles them, because they share most of their packages:
+    All programs have one go.mod and one set of flags, and one command compiles them, because they share most packages:
     KubeRay and CoreDNS add 175 packages to the 2,607 of Kubernetes.
     """
     folder = _built("programs", _compile)
@@ -74,7 +74,7 @@ def partial_folder(name: str) -> Path:
 
 
 def _built(part: str, compile_into: Callable[[Path, Path], None]) -> Path:
-    """The folder of the built part. It gets its name once it is complete; folders of older sources are removed."""
+    """Builds a part into a folder that gets its name once it is complete. Removes folders of older sources."""
     source = _SOURCES / part
     files = [source / "go.mod", source / "go.sum", *sorted(source.glob("*/main.go"))]
     key = digest(*(path.read_bytes() for path in files), str(_RECIPE).encode())
@@ -123,6 +123,6 @@ def _fetch_gateway(source: Path, folder: Path) -> None:
 
 @contextmanager
 def _lock(part: str) -> Iterator[None]:
-    """Makes other processes wait while this one builds the part."""
+    """Makes other processes wait while this process builds the part."""
     with locked(cache_folder() / f".{part}.lock", f"building {part}", BUILD_S):
         yield

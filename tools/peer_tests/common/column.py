@@ -1,4 +1,4 @@
-"""One column of results: the tests of a suite on one server. An interrupted column continues where it stopped."""
+"""Runs one column of results: the tests of a suite on one server. An interrupted column can be continued."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-# Failures of tests whose server was gone or too slow. They show nothing about the server's answers.
+# Failures of tests whose server was gone or too slow. These failures show nothing about the server's answers.
 _LOST = re.compile(
     r"Connection error|ConnectionError|APITimeoutError|Timeout \(?>|failed to start in time|exited unexp"
     r"|KeyboardInterrupt|SystemExit"
@@ -29,14 +29,14 @@ class Column:
     plugins: Sequence[str]
     variables: Mapping[str, str]  # the whole environment of the tests, without that of the recorder
     results: Path
-    test_seconds: int  # the longest time of one test, without its fixtures
-    words: Sequence[str] = ()  # further words for pytest
+    test_seconds: int  # time limit of one test, without its fixtures
+    words: Sequence[str] = ()  # further arguments for pytest
 
 
 def run_column(column: Column, *, resume: bool, words: Sequence[str] = (), only: Sequence[str] | None = None) -> None:
     """Runs the tests and appends to `results`. With `resume`, runs only tests that have no result yet.
 
-    `words`: further words for pytest. `only`: the ids of the tests that may run, if not all may.
+    `words`: further arguments for pytest. `only`: the ids of the tests that may run, or None for all tests.
     """
     environment = {**column.variables, "PEER_TESTS_RESULTS": str(column.results)}
     environment["PYTHONPATH"] = str(Path(__file__).parents[2])
@@ -60,7 +60,7 @@ def run_column(column: Column, *, resume: bool, words: Sequence[str] = (), only:
 
 
 def forget_lost(results: Path) -> int:
-    """Removes the results of tests that lost their server from the file. Returns how many there were."""
+    """Removes from the file the results of tests that lost their server. Returns the number of removed results."""
     if not results.exists():
         return 0
     lines = results.read_text(encoding="utf-8").splitlines()
@@ -76,7 +76,7 @@ def _kill_servers(pids: Path) -> None:
     if not pids.exists():
         return
     for line in pids.read_text(encoding="utf-8").splitlines():
-        # The group of a server that has ended may have another owner by now.
+        # If the server has ended, another program may have a group with this id now.
         if _group_variables(int(line)) & {b"PEER_TESTS_RESULTS=" + os.fsencode(pids.with_suffix(".jsonl"))}:
             print(f"kills the server {line}, which outlived the tests", file=sys.stderr)
             os.killpg(int(line), signal.SIGKILL)

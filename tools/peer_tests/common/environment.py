@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rayloom_bench.peers.engines.installation import Log, installed, make_environment, pip
 
-# The versions of llama.cpp's tools/server/tests/requirements.txt, and the limit of a test's time.
+# The versions of llama.cpp's tools/server/tests/requirements.txt, and a plugin that limits the time of a test.
 PACKAGES = (
     "aiohttp~=3.9.3",
     "filelock~=3.16",

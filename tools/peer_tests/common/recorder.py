@@ -1,8 +1,7 @@
-"""A plugin for pytest that records the result of each test, and leaves out tests that have one. Imports no module of
-ours.
+"""A plugin for pytest that records the result of each test. It imports none of our modules.
 
-Results are appended to the file PEER_TESTS_RESULTS, one JSON object a line: a line when a test starts, and one for its
-outcome. So an interrupted run loses one test. With PEER_TESTS_RESUME, tests with an outcome are not run
+Results are appended to the file PEER_TESTS_RESULTS, one JSON object a line: one line when a test starts, and one line
+with its outcome. So an interrupted run loses only one test. With PEER_TESTS_RESUME, tests with an outcome are not run
 again. PEER_TESTS_ONLY names a file with the only tests that may run.
 """
 
@@ -28,7 +27,7 @@ _GROUPS: list[int] = []
 
 
 def mark_served() -> None:
-    """Notes that the tests of the current file use a server."""
+    """Records that the tests of the current file use a server."""
     FILES_WITH_SERVER.add(os.environ["PYTEST_CURRENT_TEST"].split("::", 1)[0])
 
 
@@ -73,7 +72,7 @@ def pytest_runtest_logstart(nodeid: str) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, Any]:
-    """Writes the result of a test. Tests without a server are left out, because they show nothing about a server."""
+    """Writes the result of a test. The outcome is "unserved" for a test that used no server."""
     report = yield
     if report.when != "call" and report.outcome == "passed":
         return report

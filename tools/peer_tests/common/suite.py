@@ -14,7 +14,7 @@ RAYLOOM = "rayloom"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a suite finds and puts its files."""
+    """The folders from which a suite reads and to which it writes files."""
 
     cache: Path  # the folder of all peers
     results: Path
@@ -31,13 +31,13 @@ class Suite:
     name: str
     version: str  # versions of the tests and of the peer; results of other versions are not reused
     files: Sequence[str]
-    # returns the column of a server, for these files and this place; installs what the tests need
+    # (server, files, place) -> column; installs the packages that the tests need
     column: Callable[[str, Sequence[str], Place], Column]
-    has_peer: bool = True  # False: the peer itself cannot run here, and `expected` stands for it
+    has_peer: bool = True  # False: the peer itself cannot run here; its outcomes are read from `expected`
     # A part of a test's id -> the reason why the test's result shows nothing about a server.
     not_applicable: Mapping[str, str] = field(default_factory=dict)
-    # A part of a test's id -> the cause of a failure that only our server has, and that will not be mended.
+    # A part of a test's id -> the cause of a failure that only our server has, and that will not be fixed.
     exceptions: Mapping[str, str] = field(default_factory=dict)
-    # A test's id -> its outcome on the peer, for peers that cannot run here, and where the outcome was read.
+    # For peers that cannot run here: a test's id -> its outcome on the peer; and the source of these outcomes.
     expected: Mapping[str, str] = field(default_factory=dict)
     expected_source: str = ""

@@ -8,7 +8,8 @@ from pathlib import Path
 from rayloom_engine.models.checkpoint.source import resolve
 
 MODEL = "builtin://smollm2-135m"
-# SmolLM2 does not end every answer by itself. A request without a limit would take the whole context, minutes long.
+# SmolLM2 does not end every answer by itself. A request without a limit would fill the whole context, which takes
+# minutes.
 DEFAULT_MAX_TOKENS = 512
 
 

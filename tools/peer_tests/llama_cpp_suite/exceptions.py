@@ -24,7 +24,7 @@ _OWN_ANSWER = "wants `content`, which answers of llama.cpp's own API have at /co
 _ANY_ORIGIN = "llama.cpp answers browsers of every origin; here `--cors-allowed-origins` names them, by default none"
 _LOCAL_ORIGINS = "`localhost` for all ports of this machine is a value of llama.cpp's; here every origin is named"
 # A part of a test's id -> the cause of a failure that llama.cpp does not have. A test that uses a path of llama.cpp's
-# own API is skipped, and the path is its cause.
+# own API is skipped, with the path as the cause.
 EXCEPTIONS = {
     "test_server_multiple_addresses": "gives several addresses in --host, a setting of llama.cpp",
     "test_chat_completion_with_timings_per_token": "wants `timings`, a field of llama.cpp",

@@ -1,9 +1,9 @@
 """A plugin for pytest that runs the tests of llama.cpp's server against another server.
 
-The tests stay as they are. Their class ServerProcess starts the server that PEER_TESTS_SERVER names, with the weights
-of SmolLM2-135M: ours from the checkpoint PEER_TESTS_WEIGHTS, with a chat template of the test's if it names a file,
-llama.cpp's from the GGUF file PEER_TESTS_GGUF. Requests to our server get the paths and the model's name of OpenAI's
-API, as in `translation`; a test of a native path of llama.cpp is skipped.
+The tests are not changed. Their class ServerProcess starts the server that PEER_TESTS_SERVER names, with the weights of
+SmolLM2-135M: our server reads the checkpoint PEER_TESTS_WEIGHTS, and llama.cpp's server the GGUF file PEER_TESTS_GGUF.
+If a test names a file with a chat template, our server uses it. Requests to our server get the paths and the model's
+name of OpenAI's API, as in `translation`; a test of a native path of llama.cpp is skipped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NO_ENGINE = "needs another kind of model"
 
 
 def our_command(engine: str, weights: str, server: Any, folder: str) -> list[str]:
-    """Returns the command that starts our server with those settings of a ServerProcess that our server has."""
+    """Returns the command that starts our server with those settings of a ServerProcess that our server knows."""
     slots = server.n_slots or 1
     context = min(MAX_MODEL_LEN, (server.n_ctx or MAX_MODEL_LEN) // (1 if server.kv_unified else slots))
     if server.chat_template_file:
@@ -62,7 +62,7 @@ def with_template(weights: Path, template: Path, parent: Path) -> Path:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests() -> None:
-    """Replaces a package that the conftest's imports need, and that only downloads of models use."""
+    """Replaces the package `wget`: the conftest imports it, and only downloads of models use it."""
     sys.modules["wget"] = types.ModuleType("wget")
 
 
@@ -90,7 +90,7 @@ def _require_text_model(server: Any) -> None:
 
 
 class _Running:
-    """Our last server, kept because several tests in a row have the same settings, and a start takes seconds."""
+    """Our last server. It keeps running, because consecutive tests often have the same settings."""
 
     command: ClassVar[list[str]] = []
     process: ClassVar[subprocess.Popen[bytes] | None] = None
@@ -160,7 +160,7 @@ def _stream(request: Any) -> Any:
 
 
 def _with_prefix(init: Any) -> Any:
-    """Gives clients the prefix of the API, which llama.cpp does not need."""
+    """Adds the prefix /v1 of the API to the clients' base URL. llama.cpp's server does not need it."""
 
     def initialised(self: Any, *, base_url: str, **more: Any) -> None:
         init(self, base_url=base_url if base_url.endswith("/v1") else f"{base_url}/v1", **more)
@@ -169,7 +169,7 @@ def _with_prefix(init: Any) -> Any:
 
 
 def _with_model(post: Any) -> Any:
-    """Gives requests of OpenAI's library the name of the model, which llama.cpp does not check."""
+    """Sets our model's name in requests of OpenAI's library. llama.cpp's server does not check the name."""
 
     def posted(self: Any, path: str, *, body: Any = None, **more: Any) -> Any:
         name = _Running.command[_Running.command.index("--served-model-name") + 1]

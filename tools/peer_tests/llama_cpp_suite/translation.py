@@ -24,8 +24,8 @@ def our_path(path: str) -> str | None:
 def our_body(server: Any, path: str, data: Any) -> Any:
     """Returns the body of a request to our server.
 
-    The server of the tests has one model, a default length of answers, and with `debug` the prompt in its answers, for
-    which our server is asked for the prompt's token ids.
+    llama.cpp's server has one model and a default length of answers, and with `debug` it returns the prompt. Our server
+    is asked for the prompt's token ids instead.
     """
     if not isinstance(data, dict):
         return data

@@ -1,8 +1,8 @@
-"""SGLang's checks as tests for pytest. It needs the variable PEER_TESTS_SGLANG: SGLang's folder.
+"""SGLang's checks as tests for pytest. The variable PEER_TESTS_SGLANG names SGLang's folder.
 
 SGLang's own test files start its server on a GPU and call these checks. Here our server runs instead. The modules are
-loaded as they are; the names that they import from SGLang's engine are replaced. The reason of a stop, which our server
-and vLLM call `stop_reason`, gets SGLang's name, `matched_stop`.
+loaded unchanged, but the names that they import from SGLang's engine are replaced. Our server and vLLM return the
+reason of a stop as `stop_reason`; here it is renamed to SGLang's `matched_stop`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _STOPS.requests = types.SimpleNamespace(post=_post)
 
 @pytest.fixture(scope="module", autouse=True)
 def server_url(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The address of our server, which gets the answers of the whole module."""
+    """The address of our server, which runs during the tests of the whole module."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -23,7 +23,7 @@ def source(parent: Path, python: Path, *, log: Log) -> Path:
 def _install(folder: Path, python: Path, log: Log) -> None:
     unpacked = folder / "unpacked"
     unpacked.mkdir()
-    # As for vLLM: the metadata needs a compiler, so the command may fail, and `--no-clean` keeps the unpacked files.
+    # As for vLLM, pip's metadata step needs a compiler, so the command may fail. `--no-clean` keeps the unpacked files.
     words = ["download", "--quiet", f"sglang=={VERSION}", "--no-deps", "--no-binary", ":all:", "--no-build-isolation"]
     command = [str(python), "-m", "pip", "--disable-pip-version-check", *words, "--no-clean"]
     log("  " + " ".join(command))

@@ -21,7 +21,7 @@ FILES = (
     "entrypoints/openai/test_chunked_prompt.py",
     "entrypoints/openai/test_return_token_ids.py",
     "entrypoints/openai/test_return_tokens_as_ids.py",
-    # The other files of this folder compute inside vLLM, without a server.
+    # The other test files of this folder run code inside vLLM, without a server.
     "entrypoints/openai/responses/test_basic.py",
     "entrypoints/openai/responses/test_function_call.py",
     "entrypoints/openai/responses/test_namespace_tool_separator.py",

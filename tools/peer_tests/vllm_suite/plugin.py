@@ -1,8 +1,8 @@
 """A plugin for pytest that runs vLLM's tests against another server. It runs inside vLLM's environment.
 
-The tests stay as they are. Their class RemoteOpenAIServer starts the server that PEER_TESTS_SERVER names, always with
-the checkpoint PEER_TESTS_WEIGHTS in float32, under the name by which the test calls its model. Their tokenizers come
-from the same checkpoint.
+The tests are not changed. Their class RemoteOpenAIServer starts the server that PEER_TESTS_SERVER names, always with
+the checkpoint PEER_TESTS_WEIGHTS in float32. The served name is the name of the model that the test wants. The tests'
+tokenizers are loaded from the same checkpoint.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RAYLOOM = "rayloom"
 MAX_MODEL_LEN = 8192
 
 _NAME = "--served-model-name"
-# Flags of the tests that change what clients see -> whether a value follows.
+# Flags of the tests that change answers to clients -> True if a value follows the flag.
 _KEPT = {
     _NAME: True,
     "--max-num-seqs": True,
@@ -66,7 +66,7 @@ _NOT_OURS = ("LD_PRELOAD", "PYTHONPATH", "VLLM_CPU_OMP_THREADS_BIND")
 
 
 def kept_flags(arguments: Sequence[str]) -> list[tuple[str, str | None]]:
-    """Returns the flags of a test's command line that any server can take, with their values."""
+    """Returns the flags of a test's command line that have a meaning for any server, with their values."""
     flags: list[tuple[str, str | None]] = []
     words = [word for argument in arguments for word in argument.split("=", 1)]
     index = 0
@@ -83,7 +83,7 @@ def kept_flags(arguments: Sequence[str]) -> list[tuple[str, str | None]]:
 
 
 def served_name(model: str, arguments: Sequence[str]) -> str:
-    """Returns the model's name in the API: that of the flag, else the model that the test asks for."""
+    """Returns the model's name in the API: the value of --served-model-name, else the model that the test names."""
     return next((value for name, value in kept_flags(arguments) if name == _NAME and value is not None), model)
 
 
@@ -130,7 +130,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Tests compute the size of the vocabulary from the settings of a model that is not here.
     settings: Any = importlib.import_module("vllm.config").ModelConfig
     init = settings.__init__
-    # The class itself stays, because tests make mocks of it.
+    # Only __init__ is replaced and not the class, because tests make mocks of the class.
     settings.__init__ = lambda self, *args, model=None, **more: init(self, *args, model=weights, **more)
     # Fixtures that download a model or an adapter get the checkpoint instead.
     hub: Any = importlib.import_module("huggingface_hub")

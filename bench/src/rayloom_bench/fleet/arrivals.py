@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# The ids of a segment are consecutive and begin at its number times this value. So two segments have no id in common.
+# A text's token ids are consecutive and begin at the text's number times this value. So two texts share no id.
 _MOST_TOKENS = 2**24
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A part of a prompt: the first `num_tokens` tokens of the text with this number."""
+    """A part of a prompt: the first `num_tokens` tokens of the text number `text`."""
 
     text: int
     num_tokens: int
@@ -30,7 +30,7 @@ class Arrival:
         return sum(segment.num_tokens for segment in self.prompt)
 
     def prompt_ids(self) -> tuple[int, ...]:
-        """Returns token ids. The ids are of no vocabulary, but equal texts have equal ids."""
+        """Returns token ids. They belong to no vocabulary, but equal texts have equal ids."""
         ids: list[int] = []
         for segment in self.prompt:
             first = segment.text * _MOST_TOKENS

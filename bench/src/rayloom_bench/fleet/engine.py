@@ -1,4 +1,4 @@
-"""SimulatedEngine: the real scheduler, engine and reports, with a rank that only computes how long a step takes."""
+"""SimulatedEngine: the real scheduler, engine and reports, with a rank that only computes the duration of each step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rayloom_engine.errors import QueueFull
 from rayloom_engine.protocol.messages import CoreMessage
 
 TOKEN = 5  # id of every sampled token
-_IDLE_REPORT_S = 0.25  # seconds after the last step at which the engine reports, as the core's loop does
+_IDLE_REPORT_S = 0.25  # seconds from the last step to a report of the idle engine, as in the core's loop
 _GATEWAY = 1  # number of the only connection
 
 
@@ -49,7 +49,7 @@ class VirtualClock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineShape:
-    """Limits of an engine, as its settings. Defaults are those of an engine on a CPU."""
+    """Limits of an engine, as in its settings. The defaults describe an engine on a CPU."""
 
     cost: StepCost
     num_kv_blocks: int = 4096
@@ -57,9 +57,8 @@ class EngineShape:
     max_num_batched_tokens: int = 512
     max_model_len: int = 8192
     max_queued: int = 1024
-    # Seconds of a step outside of the model. On a CPU, core and front compute on the cores that the model uses: 22 us
-    # for a streamed token (docs/design/engine-front.md) and 3 us for a decode in the scheduler
-    # (docs/design/engine-core.md).
+    # Seconds of a step outside of the model. On a CPU, core and front use the same cores as the model: 22 us for a
+    # streamed token (docs/design/engine-front.md) and 3 us for a decode in the scheduler (docs/design/engine-core.md).
     host_s: float = 0.0005
     host_token_s: float = 25e-6  # seconds for each sequence with a new token
 
@@ -77,7 +76,7 @@ class EngineShape:
 
 
 class CostedRank:
-    """Computes nothing. `last_s` is the time that the last plan takes."""
+    """A rank that computes nothing. `last_s` is the duration of the last plan in seconds."""
 
     def __init__(self, cost: StepCost, scheduler: Scheduler) -> None:
         self.last_s = 0.0
@@ -95,7 +94,7 @@ class CostedRank:
 
 
 class EngineListener:
-    """Gets everything that an engine sends. The base class ignores it."""
+    """Receives all messages of an engine. The base class ignores them."""
 
     def outputs(self, engine: str, outputs: list[SequenceOutput]) -> None: ...
 
@@ -137,7 +136,7 @@ class SimulatedEngine:
             self._begin_step()
 
     def lose(self) -> None:
-        """Ends the engine: it sends nothing any more."""
+        """Ends the engine. From now on it sends nothing."""
         self.is_lost = True
         self._publisher.unsubscribe(_GATEWAY)
 

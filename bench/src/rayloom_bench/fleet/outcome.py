@@ -9,7 +9,7 @@ from rayloom_bench.figures import percentile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyGoal:
-    """Limits that a request must keep to count for the goodput."""
+    """Latencies that a request may not exceed if it is to count for the goodput."""
 
     ttft_s: float = 1.0  # time to first token
     itl_s: float = 0.1  # mean inter-token latency
@@ -48,7 +48,7 @@ class FleetOutcome:
         return sum(request.num_resumes > 0 for request in self.finished)
 
     def goodput(self, goal: LatencyGoal) -> float:
-        """Returns the requests a second that kept the goal."""
+        """Returns the requests per second whose latencies met the goal."""
         num = sum(request.ttft_s <= goal.ttft_s and request.itl_s <= goal.itl_s for request in self.finished)
         return num / self.span_s if self.span_s else 0.0
 

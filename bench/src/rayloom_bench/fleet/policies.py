@@ -26,17 +26,17 @@ class RoutedRequest:
 
 
 class Policy(Protocol):
-    """Learns of engines and requests, and picks an engine for a request."""
+    """Records engines and requests, and picks an engine for each request."""
 
     wants_reports: bool  # False: engines send no reports to the policy
 
     def added(self, engine: str) -> None: ...
 
     def removed(self, engine: str) -> None:
-        """Forgets an engine that drains or is lost: it gets no further request."""
+        """Forgets an engine that drains or is lost, so that it receives no further request."""
 
     def pick(self, request: RoutedRequest) -> str | None:
-        """Returns an engine that serves, or None if there is none."""
+        """Returns a serving engine, or None if no engine serves."""
 
     def sent(self, engine: str, request: RoutedRequest) -> None: ...
 
@@ -46,7 +46,7 @@ class Policy(Protocol):
     def ended(self, engine: str, request_id: str) -> None: ...
 
     def receive(self, engine: str, message: CoreMessage) -> bool:
-        """Takes a report of an engine. Returns False if the engine must send its whole prefix index again."""
+        """Handles a report of an engine. Returns False if the engine must send its whole prefix index again."""
 
 
 class _WithoutReports:

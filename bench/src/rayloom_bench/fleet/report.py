@@ -23,7 +23,7 @@ _HEADER = (
 
 
 def rows_table(outcomes: Mapping[float, Sequence[FleetOutcome]], goal: LatencyGoal, num_accelerators: int) -> str:
-    """Returns a Markdown table with a row for each rate and policy. `num_accelerators`: of an engine."""
+    """Returns a Markdown table with a row for each rate and policy. `num_accelerators`: accelerators of one engine."""
     rows = []
     for rate, some in outcomes.items():
         for each in some:
@@ -47,7 +47,7 @@ def rows_table(outcomes: Mapping[float, Sequence[FleetOutcome]], goal: LatencyGo
 
 
 def panels(outcomes: Mapping[float, Sequence[FleetOutcome]], goal: LatencyGoal) -> tuple[Panel, Panel]:
-    """Returns two diagrams by rate, with a line for each policy."""
+    """Returns two diagrams over the request rate, with a line for each policy."""
 
     def lines(value: Callable[[FleetOutcome], float]) -> tuple[Line, ...]:
         policies = [each.policy for each in next(iter(outcomes.values()))]

@@ -1,4 +1,4 @@
-"""Fleet: engines that start, fail and end, and requests that find their way to them, in virtual time."""
+"""Fleet: engines that start, fail and end, and requests that a policy routes to them, in virtual time."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _Member:
 
 
 class Fleet(EngineListener):
-    """One run. All engines of the beginning serve at 0 s."""
+    """One run. The first `num_engines` engines serve from 0 s on."""
 
     def __init__(self, settings: FleetSettings, policy: Policy, arrivals: Iterable[Arrival]) -> None:
         self._settings = settings
@@ -108,7 +108,7 @@ class Fleet(EngineListener):
         self._next_arrival()
 
     def _send(self, request: _Request) -> None:
-        """Sends a request to an engine, or holds it until one serves."""
+        """Sends a request to an engine. If no engine serves, holds the request until one does."""
         routed = request.routed
         name = self._policy.pick(routed)
         if name is None:
@@ -187,7 +187,7 @@ class Fleet(EngineListener):
             self._send(held[request.request_id])
 
     def _fail(self, member: _Member) -> None:
-        """Ends an engine, whose computed tokens are lost, and starts another one in its place."""
+        """Ends an engine and starts another engine in its place. The lost engine's KV cache is gone."""
         if member.engine.is_lost:
             return
         self._num_failures += 1

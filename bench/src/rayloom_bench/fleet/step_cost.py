@@ -16,7 +16,7 @@ from rayloom_engine.errors import ConfigError
 class StepCost:
     step_s: float  # seconds of every step, which reads all weights
     token_s: float  # seconds for each token, of a prompt or decoded
-    context_s: float  # seconds for each position before a decoded token, whose keys and values are read
+    context_s: float  # seconds to read keys and values of one position before a decoded token
     pair_s: float = 0.0  # seconds for each pair of a prompt's token and a position before it
 
     def seconds(self, slots: Iterable[SlotStep], held_positions: int) -> float:
@@ -43,14 +43,14 @@ class StepCost:
         return StepWork(flops_per_token=1.0, flops_per_pair=self.pair_s / self.token_s)
 
 
-# SmolLM2-135M in bfloat16 on 2 cores of an AMD EPYC with AVX-512, fitted to docs/benchmarks/step.md. The model differs
-# from the points of the page by at most 11 %, on average by 4 %.
+# SmolLM2-135M in bfloat16 on 2 cores of an AMD EPYC with AVX-512, fitted to docs/benchmarks/step.md. The costs
+# reproduce the measured points of that page within 11 %, on average within 4 %.
 SMOLLM2_2_CORES = StepCost(step_s=5.642e-3, token_s=205.7e-6, context_s=0.7921e-6, pair_s=0.1176e-6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPoint:
-    """Measured seconds of steps that together have these terms."""
+    """Measured seconds of one or more steps, with the number of steps, tokens, positions and pairs in them."""
 
     num_steps: float
     num_tokens: float
@@ -64,7 +64,7 @@ def decode_point(num_sequences: int, context: int, seconds: float) -> StepPoint:
 
 
 def prompt_point(length: int, chunk: int, seconds: float) -> StepPoint:
-    """A prompt that is computed in steps of `chunk` tokens."""
+    """The point of a prompt that is computed in steps of `chunk` tokens."""
     chunks = [(start, min(chunk, length - start)) for start in range(0, length, chunk)]
     pairs = sum(num * (start + num / 2) for start, num in chunks)
     return StepPoint(num_steps=-(-length // chunk), num_tokens=length, num_pairs=pairs, seconds=seconds)

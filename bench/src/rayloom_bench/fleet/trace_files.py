@@ -20,7 +20,7 @@ _MOONCAKE_BLOCK = 512  # tokens of a block of hash_ids
 def read_trace(path: Path, *, speed: float = 1.0, divisor: float = 1.0) -> list[Arrival]:
     """Returns the requests in order of arrival, the first at 0 s. Raises ConfigError.
 
-    `speed`: 2 halves all times between requests. `divisor`: all lengths are divided by it.
+    All times between requests are divided by `speed`, all lengths by `divisor`.
     """
     try:
         data = path.read_bytes()

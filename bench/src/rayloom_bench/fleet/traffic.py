@@ -1,7 +1,7 @@
-"""Traffic: requests at random, with the distributions of production traces. Pure: a seed gives the same requests.
+"""Traffic: requests at random, with the distributions of production traces. Pure: equal seeds give equal requests.
 
-Gaps between arrivals have a Gamma distribution, lengths are lognormal and cut at the trace's limits. Input and output
-lengths are drawn independently, because their correlation in the traces is between -0.11 and 0.
+Gaps between arrivals have a Gamma distribution, and lengths a lognormal distribution, cut at the trace's limits. Input
+and output lengths are drawn independently, because their correlation in the traces is between -0.11 and 0.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 from rayloom_bench.fleet.arrivals import Arrival, Segment
 
-_NUM_REMEMBERED = 8192  # the most prompts that a later request may continue
-_NUM_CANDIDATES = 48  # number of prompts of about the wanted age from which the one with the best length is chosen
+_NUM_REMEMBERED = 8192  # number of latest prompts that a later request may continue
+_NUM_CANDIDATES = 48  # number of prompts of about the wanted age; of these, the prompt with the best length is chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """Tokens: exp of a normal distribution, within limits."""
+    """Lognormal numbers of tokens, within limits."""
 
     mu: float
     sigma: float
@@ -43,13 +43,13 @@ class Traffic:
     outputs: Lengths
     num_common: int = 0  # tokens at the beginning of every prompt
     continued: float = 0.0  # share of requests that continue an earlier prompt
-    continued_part: float = 0.8  # share of such a prompt that the earlier prompt has
+    continued_part: float = 0.8  # share of a continuing prompt that is a copy of the earlier prompt
     ages: tuple[float, float] = (0.0, 0.0)  # seconds since the earlier prompt: median, deviation of the logarithm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedPrefixes:
-    """Requests with one of `num_prefixes` prefixes, drawn by Zipf's law with exponent 1, and a question each."""
+    """Each request has its own question after one of `num_prefixes` prefixes, drawn by Zipf's law with exponent 1."""
 
     num_prefixes: int = 24
     num_prefix_tokens: int = 1024
@@ -60,7 +60,8 @@ class SharedPrefixes:
 
 AZURE = "Azure Public Dataset, AzureLLMInferenceTrace 2023 (CC-BY 4.0)"
 MOONCAKE = "Mooncake, FAST '25 release (Apache-2.0)"
-# The parameters were measured from the traces: means and deviations of the logarithms, and the gaps' variation.
+# The parameters were measured from the traces: means and deviations of the logarithms, and the coefficient of variation
+# of the gaps.
 TRAFFIC = {
     "chat": Traffic(
         source=f"{AZURE}, conversation",
@@ -83,9 +84,9 @@ TRAFFIC = {
         inputs=Lengths(mu=8.74, sigma=1.20, least=513, most=126_000),
         outputs=Lengths(mu=5.34, sigma=1.36, most=2000),
         num_common=512,
-        # In the trace 39 % of the requests reuse more than the common block, mostly long ones. Here requests of all
-        # lengths continue a prompt, so the share is larger: with 47 %, 36.6 % of the tokens are reused, as in the
-        # trace.
+        # In the trace 39 % of the requests reuse more than the common block. Most of these requests are long. Here
+        # requests of all lengths continue a prompt, so the share is larger: with 47 %, 36.6 % of the tokens are reused,
+        # as in the trace.
         continued=0.47,
         ages=(123.0, 0.95),
     ),
@@ -95,7 +96,7 @@ TRAFFIC = {
 def generate(traffic: Traffic, *, rate: float, seconds: float, divisor: float, seed: int) -> Iterator[Arrival]:
     """Yields the requests of `seconds` seconds, `rate` a second on average.
 
-    `divisor`: all lengths are divided by it, to fit a model with a smaller context than that of the trace.
+    All lengths are divided by `divisor`, so that they fit a model with a smaller context than the trace's.
     """
     rng = random.Random(f"{traffic.source}/{seed}")  # nosec: not for secrets; a string seed is portable
     texts = itertools.count(1)
@@ -138,7 +139,7 @@ def generate_shared(prefixes: SharedPrefixes, *, num_requests: int, seed: int) -
 def _continued(
     earlier: list[tuple[float, tuple[Segment, ...]]], wanted_s: float, num_tokens: int
 ) -> tuple[Segment, ...]:
-    """The first `num_tokens` tokens of a prompt that arrived at about `wanted_s` and has about this length."""
+    """The first `num_tokens` tokens of an earlier prompt of about this length that arrived at about `wanted_s`."""
     place = bisect.bisect(earlier, wanted_s, key=lambda item: item[0])
     first = max(0, min(place - _NUM_CANDIDATES // 2, len(earlier) - _NUM_CANDIDATES))
     candidates = [prompt for _, prompt in earlier[first : first + _NUM_CANDIDATES]]

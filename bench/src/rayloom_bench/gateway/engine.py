@@ -47,7 +47,7 @@ class Running:
     num_tokens: int = 0
 
     def next(self) -> tuple[SequenceOutput, Running | None]:
-        """Returns the next output, and the sequence after it; None if it is finished."""
+        """Returns the next output, and the sequence after this output, or None if the sequence is finished."""
         is_last = self.num_tokens + 1 >= self.submit.params.max_tokens
         output = SequenceOutput(
             sequence_id=self.submit.sequence_id,
@@ -66,7 +66,7 @@ class Generator:
         self._running: dict[tuple[int, str], Running] = {}
 
     def receive(self, connection: int, message: InboxMessage) -> None:
-        """Takes one message of a gateway. A new sequence gets its first token."""
+        """Handles one message of a gateway. A new sequence gets its first token."""
         match message:
             case Submit():
                 self._send(connection, {message.sequence_id: Running(message, len(message.generated_ids))})
@@ -122,7 +122,7 @@ def main() -> None:
 
 
 def served_model(folder: Path) -> ServedModel:
-    """The model that the engine pretends to have."""
+    """The description of the model that the engine claims to serve."""
     files = text_files(folder)
     fingerprint = Fingerprint(
         architecture="LlamaForCausalLM",
@@ -168,7 +168,7 @@ def _status(model: ServedModel) -> CoreStatus:
 
 
 def _run(generator: Generator, inbox: Inbox, rate: float) -> None:
-    """Runs steps until the process is ended. Steps that are missed because one is late are left out."""
+    """Runs steps until the parent process ends. Steps that become due during a late step are skipped."""
     parent = os.getppid()
     due_s = time.monotonic()
     while os.getppid() == parent:

@@ -12,11 +12,12 @@ import uvloop
 
 PATH = "/v1/chat/completions"
 OPENING_S = 0.005  # seconds between the openings of two streams
-# seconds, times the number of streams, between the last first event and the window: no stream opens in the window
+# seconds for each stream, slept before the window when all streams have their first event: no stream opens in the
+# window
 SETTLING_S = 0.005
 START_S = 120.0  # seconds within which each stream must have its first event
 PROBE_S = 60.0  # seconds within which a single request must have its first event
-PAUSE_S = 0.013  # seconds between single requests; no multiple of a step, so that they come at any time within a step
+PAUSE_S = 0.013  # seconds between single requests; no multiple of a step, so that they arrive at any time within a step
 _EVENT = b"data: {"
 
 
@@ -30,7 +31,7 @@ class LoadSettings:
 
     num_streams: int
     window_s: float  # seconds in which CPU time and events are counted
-    num_probes: int  # single requests before the streams; as many again after the window, while the streams run
+    num_probes: int  # single requests before the streams; the same number after the window, while the streams run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,7 @@ def run_load(port: int, settings: LoadSettings, cpu_seconds: Callable[[], float]
 
 
 class StreamClient(asyncio.Protocol):
-    """One connection with one request. Counts the events that begin in a received part, which are nearly all events."""
+    """One connection with one request. Counts events whose beginning is in one received part: nearly all events."""
 
     def __init__(self, request: bytes) -> None:
         self._request = request
@@ -71,7 +72,7 @@ class StreamClient(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         count = data.count(_EVENT)
         self.num_events += count
-        # Each word has a blank before it. The events have no other blank than the one after "data:".
+        # Each word has a blank before it. The only other blank of an event is after "data:".
         self.num_tokens += data.count(b" ") - count
         if not self.first_event_s.done():
             if not data.startswith(b"HTTP/1.1 200") and not self.num_events:

@@ -12,7 +12,7 @@ from rayloom_bench.gateway.servers import MeasuredServer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerFigures:
-    """All rounds of one server; none if it is not installed."""
+    """All rounds of one server. `rounds` is empty if the server is not installed."""
 
     name: str
     version: str
@@ -25,22 +25,22 @@ class ServerFigures:
 
     @property
     def token_us(self) -> tuple[float, ...]:
-        """CPU microseconds of the server for each token, by round; below `event_us` if events have several tokens."""
+        """CPU microseconds of the server for each token, by round. Below `event_us` if events have several tokens."""
         return tuple(1e6 * each.cpu_s / each.num_tokens for each in self.rounds)
 
     @property
     def events_s(self) -> tuple[float, ...]:
-        """Events in a second that all clients got, by round."""
+        """Events per second that all clients together received, by round."""
         return tuple(each.num_events / each.seconds for each in self.rounds)
 
     @property
     def first_event_ms(self) -> float:
-        """Median of the milliseconds from a request while the streams run to its first event, over all rounds."""
+        """Median milliseconds from a single request to its first event while the streams run, over all rounds."""
         return 1e3 * statistics.median(seconds for each in self.rounds for seconds in each.first_event_s)
 
     @property
     def alone_first_event_ms(self) -> float:
-        """Median of the milliseconds from a request without streams to its first event, over all rounds."""
+        """Median milliseconds from a single request to its first event before the streams, over all rounds."""
         return 1e3 * statistics.median(seconds for each in self.rounds for seconds in each.alone_first_event_s)
 
 

@@ -61,7 +61,7 @@ class MeasuredServer:
 
 @contextlib.contextmanager
 def running_servers(num_engines: int, rate: float) -> Iterator[list[MeasuredServer]]:
-    """Starts all servers. They and their processes have ended afterwards. Raises ServerFailed."""
+    """Starts all servers, and ends them and their processes after the block. Raises ServerFailed."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rayloom-bench-")))
         ports = free_ports(num_engines + 5)

@@ -1,4 +1,4 @@
-"""The words that the simulated engine and the plain server stream, and a tokenizer that has them as tokens."""
+"""The words that the simulated engine and the plain server stream, and a tokenizer whose tokens are these words."""
 
 from __future__ import annotations
 

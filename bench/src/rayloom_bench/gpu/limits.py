@@ -20,7 +20,7 @@ class GpuLimits:
 
 
 def measure_limits(device: torch.device) -> GpuLimits:
-    """Returns the fastest of several rounds of each."""
+    """Returns both limits, each from the fastest of several rounds."""
     return GpuLimits(
         name=torch.cuda.get_device_name(device), bytes_per_s=_bytes_per_s(device), flop_per_s=_flop_per_s(device)
     )
@@ -39,7 +39,7 @@ def _flop_per_s(device: torch.device) -> float:
 
 
 def fastest_s(call: Callable[[], object], rounds: int = _ROUNDS) -> float:
-    """Returns the GPU's seconds for a call, the least of several rounds after two that do not count."""
+    """Returns the GPU's seconds for a call: the least of several rounds, after two rounds that do not count."""
     times: list[float] = []
     for number in range(rounds + 2):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]

@@ -61,7 +61,7 @@ class RandomRank:
 
     @property
     def read_bytes(self) -> int:
-        """Bytes of weights that a decode step reads: all but an embedding of which it reads only some rows."""
+        """Bytes of weights that a decode step reads. An untied embedding is left out: a step reads few of its rows."""
         num = self.shape.num_parameters
         if not self.shape.tie_word_embeddings:
             num -= self.shape.vocab_size * self.shape.hidden_size

@@ -98,7 +98,7 @@ def decode_step(computation: TorchComputation, batch: InputBatch, slots: list[Sl
 def time_decode(
     rank: RandomRank, computation: TorchComputation, batch_size: int, context_len: int, *, has_graph: bool
 ) -> DecodeTime:
-    """Returns the median of several steps, after three that do not count."""
+    """Returns the median of several steps, after three steps that do not count."""
     batch, slots = decode_batch(batch_size, context_len), greedy_slots(batch_size)
     times = []
     for number in range(_ROUNDS + 3):
@@ -133,7 +133,7 @@ def chunk_batch(start: int, num_tokens: int) -> InputBatch:
 def time_prefill(
     rank: RandomRank, computation: TorchComputation, num_tokens: int, chunk: int = 8192, rounds: int = 3
 ) -> PrefillTime:
-    """Returns the least of several rounds that compute a prompt in chunks; the first round does not count."""
+    """Returns the least time of several rounds that compute a prompt in chunks. The first round does not count."""
     times = []
     for number in range(rounds + 1):
         torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Divisions of the built-in model into ranks, with the goal of each, and a checkpoint that two ranks can share."""
+"""Layouts: divisions of the built-in model into ranks, each with a goal; a checkpoint that two ranks can share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Layout:
     has_narrow_heads: bool = False
     tensor: int = 1
     pipeline: int = 1
-    # goal: seconds per token as a multiple of those of one rank; None for the layout of one rank
+    # goal: the most seconds per token, as a multiple of one rank's seconds; None for the layout of one rank
     max_ratio: float | None = None
 
     def variant(self, model: str, dtype: str) -> Variant:

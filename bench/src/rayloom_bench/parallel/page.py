@@ -34,7 +34,7 @@ def layout_table(result: VariantResult, layouts: Sequence[Layout], dtypes: Seque
 
 
 def ratio(result: VariantResult, layout: Layout, layouts: Sequence[Layout], dtype: str) -> Spread | None:
-    """The layout's seconds per output token as a multiple of those of one rank with the same model."""
+    """The layout's seconds per output token, divided by the seconds of one rank with the same model."""
     base = next(each for each in layouts if each.max_ratio is None and each.has_narrow_heads == layout.has_narrow_heads)
     return spread(quotients(result.tok_s(variant_name(base, dtype)), result.tok_s(variant_name(layout, dtype))))
 

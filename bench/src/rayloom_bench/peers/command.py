@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def parse_settings(args: argparse.Namespace, arguments: Sequence[str]) -> PeersSettings:
-    """The checked settings. Raises ConfigError with the flag, the given value and the allowed ones."""
+    """The checked settings. Raises ConfigError with the flag, the given value and the allowed values."""
     sweeps = () if args.no_sweep else (*DECODE_SWEEP, *PREFILL_SWEEP)
     return PeersSettings(
         engines=parse_engines(args.engines),

@@ -11,7 +11,7 @@ from rayloom_bench.peers.workloads import W3
 from rayloom_bench.timed_stream import run_timed_stream
 from rayloom_bench.workload import token_prompts
 
-STREAM = replace(W3, name="W3n")  # The prompts are of this measurement alone, so no prefix cache has them.
+STREAM = replace(W3, name="W3n")  # The name gives this measurement its own prompts, so no prefix cache has them.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,9 +25,9 @@ class NeighbourFigures:
 def measure_neighbour(
     endpoint: Endpoint, options: RequestOptions, *, seed: int, vocab_size: int, seconds: float
 ) -> NeighbourFigures:
-    """Measures for `seconds` without the busy process, then as long with it. Raises EndpointError.
+    """Measures for `seconds` without the busy process, then for `seconds` with it. Raises EndpointError.
 
-    The time is limited, and not the number of tokens, because some engines nearly stand still beside a busy process.
+    The time is limited instead of the number of tokens, because some engines nearly stop beside a busy process.
     """
     prompts = token_prompts(STREAM, seed=seed, vocab_size=vocab_size)
     half = len(prompts) // 2

@@ -31,7 +31,7 @@ from rayloom_engine.models.shape import read_shape
 
 START_S = 900  # vLLM compiles the model at its first start
 ELEMENT_BYTES = 2  # bytes of a bfloat16 number
-SWEEP_ROUND = 0  # round number of the sweeps' turns, so that their prompts have a seed of their own
+SWEEP_ROUND = 0  # round number of the sweeps' turns: it gives their prompts a seed of their own
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ class TurnPlan:
 
 
 def measure(settings: PeersSettings, contestants: Sequence[Contestant], result: PeersResult, *, log: Log) -> None:
-    """Adds everything to `result`. A failed engine is recorded in the result, and the other engines are still measured.
+    """Adds all measurements to `result`. A failed engine is recorded there, and the other engines are still measured.
 
     Raises EngineError if the machine or the reference cannot be measured.
     """
@@ -97,7 +97,7 @@ def measure_rounds(
 
 
 def rotated(items: Sequence[T], by: int) -> tuple[T, ...]:
-    """Returns the items from index `by` on, then those before, so that each round begins with another engine."""
+    """Returns the items from index `by` on, then the items before it, so that each round begins with another engine."""
     start = by % len(items) if items else 0
     return (*items[start:], *items[:start])
 

@@ -17,13 +17,13 @@ class PeersSettings:
 
     engines: tuple[str, ...]  # names in names.ALL
     workloads: tuple[Workload, ...]  # measured in every round
-    sweeps: tuple[Workload, ...]  # measured once, after the rounds; empty without --sweep
+    sweeps: tuple[Workload, ...]  # measured once, after the rounds; empty with --no-sweep
     num_rounds: int
     scale: float
     seed: int
     cores: tuple[int, ...]  # cores that this process may use; every engine gets all of them
     compares_answers: bool
-    neighbour_s: float  # seconds of a stream beside a busy process, and of another stream without it; 0: not measured
+    neighbour_s: float  # seconds of one stream beside a busy process, and again of one stream alone; 0: not measured
     is_install_only: bool
     page_folder: Path | None  # None: the page goes to the terminal only
     has_plots: bool

@@ -13,7 +13,7 @@ JSON_W1 = dataclasses.replace(W1, name="W1j", is_json=True)
 COMPARED = (W1, SAMPLED_W1, JSON_W1, *WORKLOADS[1:])
 
 DECODE_BATCHES = (1, 2, 4, 8, 16, 32, 64)
-# prompt lengths; the longest one, its answer and one more token are 8192 tokens
+# prompt lengths; the longest prompt, its answer and one more token are 8192 tokens
 PREFILL_LENGTHS = (128, 512, 2048, 8190)
 SWEEP_PROMPT = 32
 SWEEP_OUTPUT = 64

@@ -66,7 +66,7 @@ def perplexity(llm: LLM, text: str) -> float:
     Raises ConfigError for a text of fewer than two tokens.
     """
     ids = llm.tokenizer.encode(text)
-    # The first token of a window has no log-probability, so a window of one token has none.
+    # The first token of a window has no log-probability, so a window of one token is left out.
     windows = [ids[start : start + WINDOW] for start in range(0, len(ids), WINDOW) if len(ids) - start > 1]
     if not windows:
         raise ConfigError("--text: a text needs at least two tokens; give a longer one")
@@ -78,7 +78,7 @@ def perplexity(llm: LLM, text: str) -> float:
 
 
 def table(found: dict[str, FormFigures]) -> str:
-    """A table of the figures: medians of speeds over the rounds, and each form as a multiple of the first one."""
+    """A table of the figures: medians of speeds over the rounds, and the ratio of each form to the first form."""
     lines = [
         f"{'weights':<9}{'MB':>8}{'start s':>9}{'1 stream tok/s':>16}{'16 streams tok/s':>18}{'prompt tok/s':>14}"
         f"{'perplexity':>12}"

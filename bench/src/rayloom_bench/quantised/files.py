@@ -1,7 +1,7 @@
 """The GGUF files of `bench quantised`, made once and kept in the cache.
 
-The built-in model shows the speed of a small model whose width of 576 the K formats do not fit. The wide model has
-random weights and only dimensions that are multiples of 256, as models have that people deploy. llama.cpp's own
+The built-in model shows the speed of a small model whose width, 576, is no multiple of the K formats' block size. The
+wide model has random weights. All its dimensions are multiples of 256, as in usual deployed models. llama.cpp's own
 `llama-quantize` quantises both, with its own choice of a type for each tensor.
 """
 
@@ -21,7 +21,7 @@ BUILTIN = "SmolLM2-135M"
 WIDE = "random 0.46B"
 _CONTEXT = 8192
 _SPREAD = 0.03  # standard deviation of the random weights
-_COPIED = "tokenizer."  # prefix of the metadata that the wide model takes from the built-in one
+_COPIED = "tokenizer."  # prefix of the metadata that is copied from the built-in model to the wide model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ CHOICES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantisedFile:
-    """A file that is there."""
+    """A file that exists."""
 
     choice: FileChoice
     path: Path

@@ -57,7 +57,7 @@ def file_table(result: QuantisedResult, found: FileResult) -> str:
 
 
 def memory_limit_tok_s(result: QuantisedResult, found: FileResult) -> float | None:
-    """Tokens per second of one stream if a step took no more than the time to read all weights of the file."""
+    """Tokens per second of one stream if a step took only the time to read all weights of the file."""
     return None if result.read_bytes_s is None else result.read_bytes_s / found.file.weight_bytes
 
 

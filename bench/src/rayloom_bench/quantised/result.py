@@ -21,7 +21,7 @@ class ServerSample:
     """One server and workload in one round."""
 
     output_tok_s: float
-    cpu_ms_per_token: float  # CPU time of all of the server's processes for each output token, the prompts' included
+    cpu_ms_per_token: float  # CPU time of all processes of the server for each output token, prompts included
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class FileResult:
 
     file: QuantisedFile
     samples: dict[str, dict[str, dict[int, ServerSample]]] = field(default_factory=dict)
-    agreement: Agreement | None = None  # of our greedy answers with those of llama.cpp
+    agreement: Agreement | None = None  # agreement of our greedy answers with llama.cpp's
 
     def add(self, server: str, workload: str, round_number: int, sample: ServerSample) -> None:
         self.samples.setdefault(server, {}).setdefault(workload, {})[round_number] = sample

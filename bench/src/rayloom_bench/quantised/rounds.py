@@ -44,7 +44,7 @@ class FileServer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundsPlan:
-    """The sizes of a run. `prompts`: those whose greedy answers are compared; none: they are not."""
+    """The sizes of a run. `prompts`: prompts whose greedy answers are compared; empty: no comparison."""
 
     num_rounds: int
     seed: int
@@ -65,7 +65,7 @@ def servers(file: QuantisedFile, llama: Path, num_threads: int) -> tuple[FileSer
 def measure(
     files: Sequence[tuple[QuantisedFile, Sequence[FileServer]]], plan: RoundsPlan, result: QuantisedResult, *, log: Log
 ) -> None:
-    """Adds everything to `result`. A server that fails is recorded there, and the others are still measured."""
+    """Adds all measurements to `result`. A failed server is recorded there, and all other servers are measured."""
     log("measuring the machine: memory bandwidth")
     rates = run_child("rayloom_bench.limit_probe", {"threads": plan.num_threads}, threads=plan.num_threads)
     result.read_bytes_s = rates["read_bytes_s"]
@@ -115,7 +115,7 @@ def _llama_cpp(file: QuantisedFile, llama: Path, num_threads: int) -> FileServer
 def _compare_answers(
     of_file: Sequence[FileServer], plan: RoundsPlan, found: FileResult, result: QuantisedResult, log: Log
 ) -> None:
-    """Compares the greedy answers of this engine and llama.cpp. This first start of each fills the caches of files."""
+    """Compares the greedy answers of this engine and llama.cpp. These first starts fill the file caches."""
     answers: dict[str, tuple[Ids, ...]] = {}
     for server in of_file:
         if server.name not in (OURS, LLAMA):

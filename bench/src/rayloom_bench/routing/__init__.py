@@ -1,1 +1,1 @@
-"""Compares the gateway's choice of an engine with simpler ones, on real engines of this machine."""
+"""Compares the gateway's choice of an engine with simpler policies, on real engines of this machine."""

@@ -8,7 +8,7 @@ from rayloom_bench.fleet.policies import LeastLoaded, Policy, RoundRobin, Routed
 from rayloom_bench.routing.servers import RoutedEngines
 from rayloom_engine.config import BLOCK_SIZE
 
-_NO_REQUEST = RoutedRequest("", "", (), BLOCK_SIZE)  # these policies look at no request
+_NO_REQUEST = RoutedRequest("", "", (), BLOCK_SIZE)  # these policies read no field of a request
 
 
 class UrlChoice:

@@ -1,4 +1,4 @@
-"""Figures of a choice under a load, the most hits that any choice could have, and the table of both. Pure."""
+"""Figures of a choice under a load, the best possible share of hits, and the table of both. Pure."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def figures_of(load: RoutedLoad) -> ChoiceFigures:
 
 
 def best_hit_rate(arrivals: Sequence[Arrival]) -> float:
-    """The share of tokens that an engine with an endless cache would find: each text but its first use.
+    """The share of tokens that an infinite cache would hold: the tokens of every text except its first use.
 
-    Requests that arrive while the first one with their prefix is computed count as hits.
+    A request that arrives while the first request with its prefix is still computed counts as a hit.
     """
     seen: set[int] = set()
     hits = 0

@@ -1,4 +1,4 @@
-"""Sends requests at the times of their arrival, whatever the servers do, and collects times and cached tokens."""
+"""Sends each request at its arrival time, even if servers are slow, and collects times and cached tokens."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RoutedLoad:
 
 
 def token_ids(arrival: Arrival, vocab_size: int) -> list[int]:
-    """Token ids of a prompt: the same ones for the same text, from the middle half of the vocabulary."""
+    """Token ids of a prompt, from the middle half of the vocabulary. Equal texts have equal ids."""
     first, last = vocab_size // 4, 3 * vocab_size // 4
     ids: list[int] = []
     for segment in arrival.prompt:
@@ -46,7 +46,7 @@ def token_ids(arrival: Arrival, vocab_size: int) -> list[int]:
 def run_load(
     arrivals: Sequence[Arrival], choice: UrlChoice, vocab_size: int, on_ended: Callable[[], object] = lambda: None
 ) -> RoutedLoad:
-    """Sends all requests and returns when all have ended. `on_ended` is called once for each."""
+    """Sends all requests and returns when all have ended. `on_ended` is called once for each request."""
     bodies = [_body(arrival, vocab_size) for arrival in arrivals]
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(arrivals, bodies, choice, on_ended))

@@ -17,7 +17,7 @@ _KEY = "the key of a measurement on one machine"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedEngines:
-    """URLs of the API of running servers. Every cache of prefixes was empty at the start."""
+    """URLs of the API of running servers. Every prefix cache was empty at the start."""
 
     gateway_url: str
     engine_urls: tuple[str, ...]
@@ -25,7 +25,7 @@ class RoutedEngines:
 
 @contextlib.contextmanager
 def running_engines(num_engines: int, flags: Sequence[str]) -> Iterator[RoutedEngines]:
-    """Starts the engines with these flags of `rayloom-engine serve`, and a gateway. All have ended afterwards.
+    """Starts the engines with these flags of `rayloom-engine serve`, and a gateway. Ends all of them after the block.
 
     Raises ServerFailed.
     """

@@ -34,7 +34,7 @@ class PairedFigures:
     draft_tokens: int = 0
     accepted_tokens: int = 0
     num_tokens: int = 0
-    num_different: int = 0  # requests with other tokens
+    num_different: int = 0  # requests whose tokens differ between the two engines
 
     @property
     def ratio(self) -> float:
@@ -99,7 +99,7 @@ def _measure(off: LLM, ngram: LLM, chats: list[Messages], temperature: float, nu
 
 
 def _answer(llm: LLM, messages: Messages, params: SamplingParams) -> tuple[tuple[int, ...], float]:
-    """Returns the tokens, and the seconds of CPU time that they took."""
+    """Returns the tokens, and the CPU time of their computation in seconds."""
     began = time.process_time()
     (answer,) = llm.chat([messages], params, use_tqdm=False)
     return answer.outputs[0].token_ids, time.process_time() - began

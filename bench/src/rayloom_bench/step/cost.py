@@ -1,8 +1,8 @@
 """Bytes that a step must read, and its floating-point operations, for each phase. Pure.
 
-Weights and the keys and values of each context are counted once for a step; activations are not, because they stay in
-the cache. A multiplication and an addition are two operations. Phases without an entry have a limit too small to be
-shown.
+A step counts all weights, and the keys and values of each context, once. Activations are not counted, because they stay
+in the processor's cache. A multiplication and an addition are two operations. Phases without an entry have a limit too
+small to be shown.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ class Limits:
 
 
 def measure(library: CpuLibrary, dtype: ElementType, *, is_int8: bool) -> Limits:
-    """Measures with torch's and the library's threads, each the fastest of several runs."""
+    """Measures bandwidth with torch's threads and FLOP/s with the library's, each as the fastest of several runs."""
     plain = _random(MATMUL_N, dtype)
     if is_int8:
         int8 = library.pack_int8(plain)

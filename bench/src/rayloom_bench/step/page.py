@@ -24,7 +24,7 @@ def page(conditions: str, tables: Mapping[str, str], panels: Sequence[Panel]) ->
 
 
 def shares(panel: Panel) -> str:
-    """The points of a panel with a line for the limit, and the share of the limit that is reached."""
+    """The points of a panel that has a line for the limit, each with the share of the limit that it reaches."""
     lines = {line.label: dict(line.points) for line in panel.lines}
     measured, limit = lines[MEASURED], lines[LIMIT]
     rows = ((str(x), number(measured[x]), number(limit[x]), f"{measured[x] / limit[x]:.0%}") for x in measured)
@@ -34,7 +34,7 @@ def shares(panel: Panel) -> str:
 def growth(panel: Panel) -> str:
     """The cost of one decoded token by context: measured, and expected if only the reads of keys and values grow.
 
-    The expected time is the time measured at the first context, plus the time in which the machine reads the further
+    The expected time is the time measured at the first context, plus the time in which the machine reads the additional
     keys and values.
     """
     lines = {line.label: dict(line.points) for line in panel.lines}

@@ -15,7 +15,7 @@ LIMIT_COLOR = "#222222"
 
 
 class Scale:
-    """Maps values in [low, high] to pixels [start, end], linearly or by logarithms."""
+    """Maps values in [low, high] to pixels [start, end], linearly or logarithmically."""
 
     def __init__(self, low: float, high: float, pixels: tuple[float, float], *, is_log: bool) -> None:
         self.is_log = is_log

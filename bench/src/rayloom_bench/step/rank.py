@@ -33,7 +33,7 @@ STEP_PHASES = (*PHASES, "head", "sampling", "host")
 
 
 class _TimedHead(LibraryComputation):
-    """Counts the seconds of its head."""
+    """Measures the seconds that the head of the model takes."""
 
     def __init__(self, decoder: LibraryDecoder, cache: LibraryPages) -> None:
         super().__init__(decoder, cache)
@@ -87,7 +87,8 @@ class StepRunner:
             block_size=BLOCK_SIZE,
             dtype=decoder.dtype,
         )
-        # Pages that were never written share one page of zeros, which is read from a cache and not from memory.
+        # Memory pages that were never written share one page of zeros, so reads of them would hit the processor's
+        # cache.
         cache.clear_blocks(tuple(range(cache.num_blocks)))
         self._model = _TimedHead(decoder, cache)
         self._runner = Runner(self._model, shape, decoder.part, 0)
@@ -128,7 +129,7 @@ def _slot_step(number: int, start: int, count: int) -> SlotStep:
 
 
 def decode_step(batch: int, context: int) -> StepShape:
-    """One token of each of `batch` sequences, which is its `context`-th."""
+    """A step that computes one token of each of `batch` sequences: the token number `context`."""
     return StepShape(starts=(context - 1,) * batch, counts=(1,) * batch)
 
 

@@ -38,7 +38,7 @@ class Panel:
 
 
 def sweep(rank: StepRank, limits: Limits, context: int, chunk: int, log: Callable[[str], object]) -> tuple[Panel, ...]:
-    """Measures all three panels, without lengths beyond the model's positions. `log` gets a line for each point."""
+    """Measures all three panels, for lengths up to the model's position limit. `log` receives a line for each point."""
     longest = rank.shape.max_position_embeddings
 
     def measured(num_sequences: int, num_positions: int, steps: list[StepShape]) -> float:
@@ -89,7 +89,7 @@ def sweep(rank: StepRank, limits: Limits, context: int, chunk: int, log: Callabl
 
 
 def expected_token_ms(token_ms: dict[int, float], rank: StepRank, limits: Limits) -> tuple[tuple[int, float], ...]:
-    """The time at the first context, plus the time in which the machine reads the further keys and values."""
+    """The time at the first context, plus the time in which the machine reads the additional keys and values."""
     read_ms = {
         length: 1e3
         * phase_costs(rank.shape, decode_step(1, length), rank.element_bytes)["attention"].num_bytes

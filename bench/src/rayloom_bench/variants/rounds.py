@@ -1,4 +1,4 @@
-"""Starts each variant of this engine in each round, and measures one workload with it."""
+"""Starts each variant of this engine once a round, and measures one workload on it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Compares greedy answers of an engine with those of transformers in float32, token by token.
 
-Answers are compared up to the first token that ends a text. Engines differ only in whether they return this token. The
-model ends the answers: `ignore_eos` is not set, because with it llama.cpp would forbid the token.
+Answers are compared up to the first token that ends a text. Engines differ only in whether they return this token.
+`ignore_eos` is not set, so the model itself ends the answers: with `ignore_eos`, llama.cpp would forbid the token.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rayloom_bench.peers.answers.greedy_prompts import NUM_OUTPUT
 from rayloom_bench.peers.names import Dialect
 
 MODULE = "rayloom_bench.peers.answers.reference"
-# llama.cpp ends an answer at both tokens, even if the model's config names only one
+# llama.cpp ends an answer at either token, even if the model's config names only one of them
 END_TOKENS = ("<|im_end|>", "<|endoftext|>")
 ANSWER_S = 120
 
@@ -41,7 +41,7 @@ class Agreement:
 
 
 def compare(answers: Sequence[Ids], reference: Sequence[Ids], end_ids: frozenset[int]) -> Agreement:
-    """The agreement of the answers to the same prompts, one prompt or more."""
+    """The agreement of the answers to the same prompts. There must be at least one prompt."""
     pairs = [
         (until_end(ours, end_ids), until_end(theirs, end_ids)) for ours, theirs in zip(answers, reference, strict=True)
     ]
@@ -75,9 +75,9 @@ def end_ids(folder: Path) -> frozenset[int]:
 
 
 def reference_answers(folder: Path, prompts: Sequence[Ids], *, threads: int, cache: Path) -> tuple[Ids, ...]:
-    """The answers of transformers in float32, from the folder `cache` if they are there. Raises ChildFailed.
+    """The answers of transformers in float32, read from the folder `cache` if it has them. Raises ChildFailed.
 
-    The key in the cache holds everything that the answers depend on: prompts, model folder and versions.
+    The key in the cache is a hash of all inputs of the answers: prompts, model folder and versions.
     """
     versions = {name: version for name, version in package_versions().items() if name in NAMED_PACKAGES}
     key = hashlib.sha256(json.dumps([folder.name, prompts, NUM_OUTPUT, versions]).encode()).hexdigest()[:12]
@@ -95,7 +95,7 @@ def reference_answers(folder: Path, prompts: Sequence[Ids], *, threads: int, cac
 
 
 def answers_of(endpoint: Endpoint, prompts: Sequence[Ids], dialect: Dialect) -> tuple[Ids, ...]:
-    """The server's greedy answers, asked for one after the other. Raises EndpointError."""
+    """The server's greedy answers, requested one after the other. Raises EndpointError."""
     return tuple(_answer(endpoint, prompt, dialect) for prompt in prompts)
 
 

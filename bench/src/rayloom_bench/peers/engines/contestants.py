@@ -1,4 +1,4 @@
-"""The engines of a run: how each is started, which workloads it gets, and how it is asked for token ids."""
+"""The engines of a run: the start of each engine, its workloads, and the request field for token ids."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from rayloom_engine.models.checkpoint.source import resolve
 MODEL = "builtin://smollm2-135m"
 ALL_COMPARED = tuple(workload.name for workload in COMPARED)
 ALL_SWEEPS = tuple(workload.name for workload in (*DECODE_SWEEP, *PREFILL_SWEEP))
-F16_WORKLOADS = ("W1", "W3")  # workloads that show whether f16 is faster than bf16, with many users and with one
-# Workloads for which llama.cpp has enough slots, and slots that are long enough.
+F16_WORKLOADS = ("W1", "W3")  # they show whether f16 is faster than bf16, with many streams and with one stream
+# Workloads that fit into the number and the length of llama.cpp's slots.
 LLAMA_SWEEPS = tuple(
     workload.name
     for workload in (*DECODE_SWEEP, *PREFILL_SWEEP)
@@ -46,7 +46,7 @@ class Contestant:
     title: str  # name with version and type of the weights
     workload_names: tuple[str, ...]  # workloads; empty: only the engine's answers are compared
     dialect: Dialect = "vllm"
-    fields_of: Callable[[Workload], Mapping[str, object]] = no_fields  # added to the workload's requests
+    fields_of: Callable[[Workload], Mapping[str, object]] = no_fields  # fields added to the workload's requests
     shown_command: str  # command line without ports and folders
     start: Callable[[], AbstractContextManager[ServerProcess]]
 

@@ -1,8 +1,8 @@
-"""Writes the weights of the built-in model as GGUF files for llama.cpp: the same values as those of our checkpoint.
+"""Writes the weights of the built-in model as GGUF files for llama.cpp, with the same values as in our checkpoint.
 
 The package of the built-in model holds a quantised GGUF file. Our checkpoint has the values of that file, dequantised
-and rounded to bfloat16. These files have the same values. Matrices are stored in the type of the file and vectors in
-float32, because llama.cpp multiplies with vectors of float32 only.
+and rounded to bfloat16. The written files have the same values. Matrices are stored in the type of the file. Vectors
+are stored in float32, because llama.cpp multiplies only with float32 vectors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KINDS: tuple[Kind, ...] = ("bf16", "f16")
 
 _TYPES = {"bf16": gguf.GGMLQuantizationType.BF16, "f16": gguf.GGMLQuantizationType.F16}
 _FILE_TYPES = {"bf16": gguf.LlamaFileType.MOSTLY_BF16, "f16": gguf.LlamaFileType.MOSTLY_F16}
-# Entries that are not copied: GGUFWriter writes them itself, or they are wrong for another type of weights.
+# Metadata that is not copied: GGUFWriter writes it itself, or it is wrong for another type of weights.
 _LEFT_OUT = ("general.architecture", "general.file_type", "general.quantization_version", "general.alignment")
 
 
@@ -54,7 +54,7 @@ def builtin_file() -> Path:
 
 
 def write_gguf(source: Path, target: Path, kind: Kind) -> None:
-    """Writes `target` with the metadata of `source` and its values, rounded to bfloat16 and stored in type `kind`."""
+    """Writes `target`: metadata and values of `source`, with values rounded to bfloat16 and stored in type `kind`."""
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
     for name, field in reader.fields.items():

@@ -31,7 +31,7 @@ def peers_folder(environ: Mapping[str, str]) -> Path:
 def installed(folder: Path, install: Callable[[Path], None], *, what: str, log: Log) -> Path:
     """Returns `folder` with the result of `install(folder)`, which runs only if the folder is not complete yet.
 
-    Environments of Python hold absolute paths, so a peer is installed in its final folder, and a stamp is written last.
+    Python environments contain absolute paths, so a peer is installed in its final folder, and a stamp is written last.
     A folder without the stamp is removed first. Several processes may call this at once. Raises PeerMissing.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ def make_environment(folder: Path, log: Log) -> Path:
 
 
 def pip(python: Path, *arguments: str | Path, log: Log) -> None:
-    """Runs `pip` of an environment with its index and certificates as this machine is set up."""
+    """Runs `pip` of an environment, with the package index and certificates that this machine is configured for."""
     run_step([python, "-m", "pip", "--disable-pip-version-check", *arguments], log=log)
 
 

@@ -46,9 +46,9 @@ def install(parent: Path, *, processor: str, num_jobs: int, log: Log) -> Path:
 
 
 def build_quantiser(folder: Path, *, num_jobs: int, log: Log) -> Path:
-    """Returns llama.cpp's tool that quantises GGUF files; builds it in `folder`, of `install`, if needed.
+    """Returns llama.cpp's tool that quantises GGUF files; builds it if needed. `folder`: the result of `install`.
 
-    Only one process may call it at a time. Raises PeerMissing.
+    Only one process may call this function at a time. Raises PeerMissing.
     """
     program = folder / "build" / "bin" / "llama-quantize"
     if not program.exists():
@@ -71,9 +71,9 @@ def sampling_fields(workload: Workload) -> dict[str, object]:
     """Fields of a request that make llama.cpp sample from the workload's distribution, at the least cost.
 
     The default chain also has top_k 40, min_p 0.05 and a top_p of 0.95. Without top_k, top_p sorts the whole vocabulary
-    for every token, which a greedy request does not need: its chain is the choice of the largest logit.
+    for every token. A greedy request does not need this: its chain only chooses the largest logit.
     """
-    # llama.cpp's completions ignore response_format
+    # llama.cpp's /v1/completions ignores response_format
     form = {"json_schema": dict(LONG_ARRAY)} if workload.is_json else {}
     if workload.temperature == 0:
         return {"samplers": ["top_k"], "top_k": 1, **form}

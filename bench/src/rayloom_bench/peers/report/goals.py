@@ -18,9 +18,9 @@ START_S = 2.0
 PSS_BYTES = 1.5e9
 LIMIT_SHARE = 0.6  # least share of the machine's limit, at W1
 PEER_TOLERANCE = 0.1
-NEIGHBOUR_SHARE = 0.4  # least share of the speed of one stream that stays beside a busy process
+NEIGHBOUR_SHARE = 0.4  # least speed of one stream beside a busy process, as a share of its speed alone
 
-# (workload, peers, required ratio of our median to that of the best of these peers)
+# (workload, peers, required ratio of our median to the best median of these peers)
 REQUIRED_RATIOS = (
     ("W1", (VLLM,), 1.35),
     ("W2", (VLLM,), 1.5),
@@ -29,8 +29,8 @@ REQUIRED_RATIOS = (
 )
 LATENCY_WORKLOADS = ("W1", "W4")
 
-# Output tokens per second that these versions reached before, on two cores of an AMD EPYC (Zen 5) with AVX-512 bf16. If
-# a peer's figures on such a processor are far lower, the peer is not tuned.
+# Output tokens per second that these versions reached in earlier runs, on two cores of an AMD EPYC (Zen 5) with AVX-512
+# bf16. If a peer's figures on such a processor are far lower, the peer is not tuned.
 EARLIER_TOK_S = {
     VLLM: {"W1": 570.0, "W2": 546.0, "W3": 94.0, "W4": 30.5},
     LLAMA_BF16: {"W1": 319.0, "W3": 118.0},
@@ -57,7 +57,7 @@ def goals(result: PeersResult) -> tuple[Goal, ...]:
 
 
 def peer_checks(result: PeersResult) -> tuple[Goal, ...]:
-    """The peers' medians beside those of EARLIER_TOK_S, for the workloads that the run has."""
+    """The peers' medians beside the figures of EARLIER_TOK_S, for the workloads of this run."""
     checks = []
     for engine, by_workload in EARLIER_TOK_S.items():
         for workload, earlier in by_workload.items():

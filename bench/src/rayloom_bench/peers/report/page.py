@@ -154,7 +154,7 @@ def engine_table(result: PeersResult) -> str:
 
 
 def memory_table(result: PeersResult) -> str:
-    """A row for each process of this engine, and one for each engine's sum."""
+    """A row for each process of this engine, and a row with the sum of each engine."""
     columns = _names(result.workloads)
     rows = []
     for engine in _measured(result):

@@ -27,7 +27,7 @@ def is_decode(workload: Workload) -> bool:
 
 
 def decode_curves(result: PeersResult) -> tuple[Curve, ...]:
-    """Output tokens per second while a whole batch decodes: the batch size divided by the median gap of tokens."""
+    """Output tokens per second while a whole batch decodes: the batch size divided by the median gap between tokens."""
     workloads = [workload for workload in result.sweeps if is_decode(workload)]
     curves = []
     for turn in result.sweep_turns:
@@ -62,7 +62,7 @@ def decode_limit_tok_s(batch: int, cost: ModelCost, rates: MachineRates) -> floa
 
 
 def prefill_limit_tok_s(length: int, cost: ModelCost, rates: MachineRates) -> float:
-    """Upper bound: products of the layers with all tokens, and of the head with the last one; no attention."""
+    """Upper bound from the products of the layers with all tokens and of the head with the last token; no attention."""
     seconds = (2 * length * cost.num_layer_parameters + 2 * cost.num_head_parameters) / rates.flop_s
     return length / max(seconds, cost.weight_bytes / rates.read_bytes_s)
 

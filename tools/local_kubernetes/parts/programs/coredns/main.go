@@ -1,4 +1,4 @@
-// Command coredns is CoreDNS with the plugins that a test cluster needs and no others.
+// Command coredns is CoreDNS with the plugins that a test cluster needs and no other plugins.
 package main
 
 import (

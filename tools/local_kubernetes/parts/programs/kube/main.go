@@ -1,4 +1,4 @@
-// Command kube is etcd and every Kubernetes component in one binary; the first argument picks one.
+// Command kube is etcd and every Kubernetes component in one binary; the first argument names the component to run.
 package main
 
 import (

@@ -1,4 +1,4 @@
-// Command pause keeps a pod's namespaces alive: it reaps orphans and leaves on SIGINT or SIGTERM.
+// Command pause keeps a pod's namespaces alive: it reaps orphans and exits on SIGINT or SIGTERM.
 package main
 
 import (
