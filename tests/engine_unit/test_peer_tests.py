@@ -192,7 +192,7 @@ def test_an_interrupted_column_continues_with_the_tests_that_have_no_result(tmp_
             root=tmp_path,
             files=["test_it.py"],
             plugins=["pytest_timeout"],
-            variables=os.environ | variables | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+            variables=os.environ | variables | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""},
             results=results,
             test_seconds=60,
         )

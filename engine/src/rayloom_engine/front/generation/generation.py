@@ -314,10 +314,7 @@ class Generation:
         return True
 
     def _feed_text(self, sink: DeltaSink, index: int, output: SequenceOutput) -> bool:
-        """Decodes and writes tokens in the middle of a choice.
-
-        Returns False, without any effect, if `_decode` has to decode the tokens.
-        """
+        """Decodes and writes tokens in the middle of a choice. Returns False, without any effect, if `_decode` must."""
         lane = self._lanes[index]
         if lane.events is None or output.finish_reason is not None:
             return False
@@ -359,10 +356,7 @@ class Generation:
         return index - index % self.params.n
 
     def _has_prompt_logprobs(self, index: int) -> bool:
-        """True if the deltas of this choice may start.
-
-        The first delta needs the prompt's logprobs, which arrive with the first choice of the prompt.
-        """
+        """True if a choice's first delta has the prompt's logprobs, which come with the prompt's first choice."""
         leader = self._leader(index)
         return self.params.prompt_logprobs is None or leader == index or self._lanes[leader].has_begun
 
