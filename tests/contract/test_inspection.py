@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from rayloom_engine.errors import ModelError, ModelFault
 from rayloom_engine.models.checkpoint.source import ResolvedModel
-from rayloom_engine.models.costs import Amounts, Costs, LayerKind, StepCosts
+from rayloom_engine.models.costs import AdapterCosts, Amounts, Costs, LayerKind, StepCosts
 from rayloom_engine.models.inspection import Inspection, Shape, failure, inspect_model
 from rayloom_engine.models.inspection import facts as engine_facts
 from rayloom_operator.api import costs as ours
@@ -25,7 +25,7 @@ def test_the_operator_reads_every_size_that_the_engine_leaves():
     assert set(Shape.model_fields) == set(ModelShape.model_fields)
 
 
-@pytest.mark.parametrize("part", [Costs, Amounts, LayerKind, StepCosts], ids=lambda part: part.__name__)
+@pytest.mark.parametrize("part", [Costs, Amounts, LayerKind, StepCosts, AdapterCosts], ids=lambda part: part.__name__)
 def test_the_operator_reads_every_part_of_the_costs(part):
     theirs = getattr(ours, part.__name__).model_fields
     # In a status, a field has its explicit alias, or else its name in camelCase.

@@ -43,6 +43,9 @@ def test_each_part_is_that_of_the_rank_with_most_of_it():
     # 3 x 8, and the larger of 3 x 15 / tensor (rounded up) and 2 x (16 + 8) / tensor.
     assert costs.step.token.elements == (24 + 48, 24 + 24, 24 + 12)
     assert costs.step.sequence_bytes == 3 * 33 * 4
+    # At LoRA rank 1 q, k and v have 3 x 8 + 16 + 2 x 8 numbers, o 16 + 8, gate and up 2 x 8 + 2 x 15, down 15 + 8.
+    assert costs.adapters.layer.elements == (56 + 24 + 46 + 23, 40 + 16 + 32 + 16, 36 + 12 + 24 + 12)
+    assert costs.adapters.token_bytes == (3072 + 8 * 15, 3072 + 8 * 8, 3072 + 8 * 4)
     assert costs.checkpoint_bytes == 2 * shape.num_parameters == 2 * (2 * 760 + 536)
 
 
@@ -118,4 +121,5 @@ def test_the_facts_of_any_model_are_short_enough_and_whole(shape):
     assert numbers >= 1
     parts = [costs["embedding"], costs["head"], costs["both"], costs["step"]["token"]]
     parts += [part for kind in costs["kinds"] for part in (kind["weights"], kind["kv"])]
+    parts += [costs["adapters"]["layer"], {"elements": costs["adapters"]["token_bytes"]}]
     assert {len(part["elements"]) for part in parts} == {numbers}

@@ -41,6 +41,13 @@ def test_a_cpu_keeps_half_or_the_memory_of_a_step() -> None:
     assert "2.00 GiB free, less 1.46 GiB for a step" in plan.explanation
 
 
+def test_a_cpu_keeps_the_memory_of_a_step_and_of_adapters() -> None:
+    assert _plan(step_bytes=24 * MIB, adapters_bytes=1000 * MIB).num_blocks == 1024
+    plan = _plan(step_bytes=24 * MIB, adapters_bytes=1001 * MIB)
+    assert plan.num_blocks == 1023
+    assert "2.00 GiB free, less 0.02 GiB for a step and 0.98 GiB for LoRA adapters" in plan.explanation
+
+
 def test_a_gpu_keeps_a_tenth_or_the_memory_of_a_step() -> None:
     free = 10 * 1024 * MIB
     assert _plan(is_cpu=False, free_bytes=free, max_num_seqs=9999, step_bytes=1000 * MIB).num_blocks == 9216

@@ -59,6 +59,7 @@ class RankMemory:
     free_bytes: int  # free memory for this rank, after its weights were loaded
     is_cpu: bool
     step_bytes: int = 0  # memory of the largest step, which must stay free
+    adapters_bytes: int = 0  # memory of LoRA adapters, which are loaded when a request needs them
     ranks_on_host: int = 1
 
 
@@ -143,7 +144,10 @@ def _budget(memory: RankMemory) -> tuple[int, str]:
     cap = _CPU_CAP // memory.ranks_on_host
     if memory.is_cpu and budget > cap:
         budget, reason = cap, f"{cap / GIB:.3g} GiB cap on CPU, {free / GIB:.2f} GiB free"
-    if budget > free - memory.step_bytes:
+    others = memory.step_bytes + memory.adapters_bytes
+    if budget > free - others:
         reason = f"{free / GIB:.2f} GiB free, less {memory.step_bytes / GIB:.2f} GiB for a step"
-        return max(0, free - memory.step_bytes), reason
+        if memory.adapters_bytes:
+            reason += f" and {memory.adapters_bytes / GIB:.2f} GiB for LoRA adapters (max_loras, max_lora_rank)"
+        return max(0, free - others), reason
     return budget, reason

@@ -8,6 +8,7 @@ largest parts, and is never too small.
     bytes of a rank's weights = layers of its stage + embedding (first stage) or head (last) or both (only stage)
     bytes of a KV block       = block size x sum over the layers of its stage of `kv`
     bytes of a step           = tokens x step.token + sequences x step.sequence_bytes
+    bytes of a LoRA adapter   = layers of its stage x adapters.layer x LoRA rank; models.adapters.memory rounds both
 
 To get bytes, multiply a part's `elements` by the bytes of the type in which a rank computes (for `kv`: in which it
 caches). `bytes` of a part are added as they are, whatever the type. If the checkpoint is quantised, `elements` counts
@@ -24,6 +25,8 @@ from itertools import groupby
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from rayloom_engine.models.adapters.memory import PAGE_BYTES, RANK_MULTIPLE, adapter_token_bytes, layer_elements
+from rayloom_engine.models.adapters.support import can_have_adapters
 from rayloom_engine.models.checkpoint.limits import MAX_LAYERS, MAX_POSITIONS
 from rayloom_engine.models.experts import Experts
 from rayloom_engine.models.measured_shape import MeasuredShape, MeasuredShare
@@ -69,6 +72,19 @@ class StepCosts(_Document):
     sequence_bytes: int = Field(description="Bytes of one sequence, for any number of ranks.")
 
 
+class AdapterCosts(_Document):
+    """Memory of LoRA adapters, each of which updates all matrices that an adapter can update."""
+
+    layer: Amounts = Field(description="Weights that an adapter of LoRA rank 1 has in one layer.")
+    token_bytes: tuple[int, ...] = Field(
+        description="Bytes of one token of a step in addition to `step`, a number for each of `tensor`."
+    )
+    rank_multiple: int = Field(ge=1, description="A LoRA rank counts as the next multiple of this number.")
+    page_bytes: int = Field(
+        ge=1, description="The weights of an adapter take the next multiple of these bytes on each rank."
+    )
+
+
 class Costs(_Document):
     tensor: tuple[int, ...] = Field(
         description="Numbers of ranks that can share a layer, ascending from 1; the order of all other lists."
@@ -90,6 +106,9 @@ class Costs(_Document):
         ge=0.0, description="The head's work, in layers: stages are cut so that the slowest is the fastest possible."
     )
     step: StepCosts = Field(description="Memory of the largest step of a rank.")
+    adapters: AdapterCosts | None = Field(
+        None, description="Memory of LoRA adapters; absent if no adapter can update the model."
+    )
     checkpoint_bytes: int = Field(ge=1, description="Bytes of the weights as a folder of safetensors holds them.")
 
 
@@ -148,7 +167,21 @@ def model_costs(shape: ModelShape, tensor: Sequence[int]) -> Costs:
             token=Amounts(elements=tuple(step_token_elements(shape, n) for n in tensor)),
             sequence_bytes=step_sequence_bytes(shape),
         ),
+        adapters=_adapter_costs(shape, tensor) if can_have_adapters(shape) else None,
         checkpoint_bytes=checkpoint_bytes(shape),
+    )
+
+
+def _adapter_costs(shape: ModelShape, tensor: Sequence[int]) -> AdapterCosts:
+    def most(cut_unit: int) -> tuple[int, ...]:
+        # The last shard has the longest feed-forward part, or the first if the last group is not full.
+        return tuple(max(layer_elements(shape, Shard(index, n), cut_unit) for index in (0, n - 1)) for n in tensor)
+
+    return AdapterCosts(
+        layer=Amounts(elements=most(1), kept_elements=None if shape.scheme is None else most(shape.scheme.cut_unit)),
+        token_bytes=tuple(adapter_token_bytes(shape, n) for n in tensor),
+        rank_multiple=RANK_MULTIPLE,
+        page_bytes=PAGE_BYTES,
     )
 
 

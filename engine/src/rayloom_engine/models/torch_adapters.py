@@ -9,11 +9,11 @@ Legend: T tokens of the step, r rank of the adapter, K inputs, N outputs of the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -90,9 +90,13 @@ class TorchAdapters:
         if not self._products:
             self._products = [linear.replace_product(self._updated) for _, linear in self._matrices]
         known = next((number for number, digest in self._digests.items() if digest == adapter.digest), None)
+        updates = None if known is None else [product.updates.get(known, []) for product in self._products]
+        # Frees the adapter that the slot had, before another one takes memory.
         self._digests.pop(slot, None)
+        for product in self._products:
+            product.updates.pop(slot, None)
         try:
-            updates = self._read(adapter) if known is None else [p.updates.get(known, []) for p in self._products]
+            updates = updates or self._read(adapter)
         except ModelError:
             for product, (spec, _) in zip(self._products, self._matrices, strict=True):
                 product.updates[slot] = [self._corrupting(spec)]
@@ -124,17 +128,17 @@ class TorchAdapters:
 
     def _read_folder(self, folder: PeftFolder) -> list[list[Update]]:
         with safe_open(folder.weights, framework="pt") as file:
-            names = [name for update in folder.updates.values() for name in (update.a, update.b)]
-            tensors = {name: file.get_tensor(name).to(self._dtype) for name in names}
-        return [self._updates(spec, folder, tensors) for spec, _ in self._matrices]
+            return [self._updates(spec, folder, file) for spec, _ in self._matrices]
 
-    def _updates(self, spec: LinearSpec, folder: PeftFolder, tensors: Mapping[str, torch.Tensor]) -> list[Update]:
+    def _updates(self, spec: LinearSpec, folder: PeftFolder, file: Any) -> list[Update]:
+        """Reads the rank's parts of the updates of a matrix. `file`: an open safetensors file."""
         found = []
         for stacked in spec.stacked():
             update = folder.updates.get(stacked.name)
             if update is not None:
-                a_rK = tensors[update.a][:, spec.inputs.slice]
-                b_Nr = tensors[update.b][stacked.bias_part]
+                # Copies, because a slice can keep the whole tensor, or the mapped file, in memory.
+                a_rK = file.get_slice(update.a)[:, spec.inputs.slice].to(self._dtype, copy=True)
+                b_Nr = file.get_slice(update.b)[stacked.bias_part or slice(None)].to(self._dtype, copy=True)
                 found.append(Update(stacked.rows, a_rK, b_Nr, update.scale))
         return found
 

@@ -149,7 +149,10 @@ class LoadedPart(Protocol):
         """Returns the bytes of the device's memory that this process and others may still allocate."""
 
     def step_bytes(self, num_tokens: int, num_seqs: int) -> int:
-        """Returns the bytes of the largest step, without weights and KV cache."""
+        """Returns the bytes of the largest step, without weights, adapters and KV cache."""
+
+    def adapter_bytes(self, rank: int) -> int:
+        """Returns the bytes that a LoRA adapter of this LoRA rank takes at most."""
 
     def computation(self, num_blocks: int) -> RankComputation[Any]:
         """Returns the part with a new KV cache of zeros.

@@ -18,6 +18,7 @@ from rayloom_engine.cpu_library.arrays import ELEMENTS, Array, are_finite
 from rayloom_engine.cpu_library.library import CpuLibrary
 from rayloom_engine.kv.layout import KvLayout
 from rayloom_engine.kv.library_pages import LibraryPages
+from rayloom_engine.models.adapters.memory import adapter_bytes
 from rayloom_engine.models.checkpoint.progress import Progress
 from rayloom_engine.models.on_library.decoder import BLOCK_SIZE, HIDDEN_TYPE, LibraryDecoder
 from rayloom_engine.models.on_library.loader import load_decoder
@@ -140,6 +141,11 @@ class LibraryPart:
         return library_step_bytes(
             self.shape, self.part.shard.count, operand_bytes=operand_bytes, num_tokens=num_tokens, num_seqs=num_seqs
         )
+
+    def adapter_bytes(self, rank: int) -> int:
+        model = self.model
+        element_bytes = ELEMENTS[model.dtype].itemsize
+        return adapter_bytes(model.shape, model.part, rank, element_bytes=element_bytes, cut_unit=model.cut_unit)
 
     def computation(self, num_blocks: int) -> LibraryComputation:
         model = self.model

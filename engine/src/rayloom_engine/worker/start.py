@@ -16,8 +16,8 @@ from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.step import NewSlot, SlotStep, StepPlan
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.grammar.vocabulary import Vocabulary
-from rayloom_engine.kv.memory import KvDemand, KvPlan, RankMemory, SequenceBlocks, plan_kv_memory
-from rayloom_engine.models.adapters.memory import adapter_bytes, adapter_step_bytes
+from rayloom_engine.kv.memory import GIB, KvDemand, KvPlan, RankMemory, SequenceBlocks, plan_kv_memory
+from rayloom_engine.models.adapters.memory import adapter_token_bytes
 from rayloom_engine.models.adapters.support import REMOVE_IN_WORDS, check_adapters
 from rayloom_engine.models.checkpoint.progress import Progress
 from rayloom_engine.models.checkpoint.source import ResolvedModel, resolve
@@ -177,18 +177,18 @@ def _plan_cache(config: EngineConfig, loaded: LoadedPart, num_step_tokens: int, 
     num_rows = max(config.max_num_seqs, 1 + num_drafted)
     num_sharing = ranks_on_host * config.engines_on_host
     free_bytes = loaded.free_bytes()
-    step_bytes = loaded.step_bytes(num_step_tokens, num_rows) + _adapters_bytes(config, loaded, num_step_tokens)
     memory = RankMemory(
         free_bytes=free_bytes // num_sharing if is_cpu else free_bytes,
         is_cpu=is_cpu,
-        step_bytes=step_bytes,
+        step_bytes=loaded.step_bytes(num_step_tokens, num_rows),
+        adapters_bytes=_adapters_bytes(config, loaded, num_step_tokens),
         ranks_on_host=num_sharing,
     )
     return plan_kv_memory(demand, memory)
 
 
 def _adapters_bytes(config: EngineConfig, loaded: LoadedPart, num_step_tokens: int) -> int:
-    """Returns the bytes that adapters may take. Raises ConfigError if the rank cannot compute them."""
+    """Returns the bytes that adapters may take, also in a step. Raises ConfigError if the rank cannot compute them."""
     if not config.takes_adapters:
         return 0
     if loaded.device_type != "cpu":
@@ -196,10 +196,15 @@ def _adapters_bytes(config: EngineConfig, loaded: LoadedPart, num_step_tokens: i
             f"adapters: LoRA adapters work on CPU only, and this rank computes on {loaded.device_type}; "
             f"{REMOVE_IN_WORDS}, or merge an adapter into the model"
         )
-    element_bytes = loaded.kv_element_bytes  # the type of dense weights
-    one = adapter_bytes(loaded.shape, loaded.part, config.max_lora_rank, element_bytes)
-    of_step = adapter_step_bytes(loaded.shape, loaded.part.shard.count, operand_bytes=4, num_tokens=num_step_tokens)
-    return config.max_loras * one + of_step
+    of_step = num_step_tokens * adapter_token_bytes(loaded.shape, loaded.part.shard.count)
+    num_bytes = config.max_loras * loaded.adapter_bytes(config.max_lora_rank) + of_step
+    logger.info(
+        "LoRA adapters: %.2f GiB are kept free for %d of rank %d or less",
+        num_bytes / GIB,
+        config.max_loras,
+        config.max_lora_rank,
+    )
+    return num_bytes
 
 
 def warm_up(runner: Runner[Any], epoch: int) -> None:

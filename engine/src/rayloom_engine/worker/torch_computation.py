@@ -25,6 +25,7 @@ from rayloom_engine.kernels.target import Target
 from rayloom_engine.kernels.triton.choice import uses_triton
 from rayloom_engine.kv.cache import KvPages
 from rayloom_engine.kv.layout import KvLayout
+from rayloom_engine.models.adapters.memory import adapter_bytes
 from rayloom_engine.models.adapters.support import needs_native
 from rayloom_engine.models.checkpoint.progress import Progress
 from rayloom_engine.models.loader import load_model
@@ -195,6 +196,10 @@ class TorchPart:
             num_tokens=num_tokens,
             num_seqs=num_seqs,
         )
+
+    def adapter_bytes(self, rank: int) -> int:
+        element_bytes = _DTYPES[self.compute_dtype].itemsize  # adapters have the type of activations
+        return adapter_bytes(self.shape, self.part, rank, element_bytes=element_bytes)
 
     def computation(self, num_blocks: int) -> TorchComputation:
         try:

@@ -23,6 +23,8 @@ _MAX_BYTES = 4 * MAX_PARAMETERS
 _MAX_NUMBERS = 64  # tensor sizes: each divides the number of heads; a number up to 4,096 has at most 48 divisors
 _MAX_KINDS = 26  # kinds of layers, one for each letter
 _MAX_HEAD_LAYERS = 1e15
+_MAX_RANK_MULTIPLE = 256
+_MAX_PAGE_BYTES = 1 << 30  # the largest huge page of any processor
 _RUN = re.compile(r"([1-9][0-9]{0,3})?([a-z])")
 
 Count = Annotated[int, Field(ge=0, le=_MAX_BYTES)]
@@ -54,6 +56,12 @@ class Amounts(CostsPart):
         None, description="In place of `bytes` on a rank that keeps the checkpoint's quantised weights."
     )
 
+    @property
+    def lists(self) -> tuple[tuple[int, ...], ...]:
+        """The lists that are given."""
+        given = (self.elements, self.packed, self.kept_elements, self.kept_bytes)
+        return tuple(numbers for numbers in given if numbers is not None)
+
     def bytes_at(self, index: int, element_bytes: int, *, keeps_quantised: bool = False) -> int:
         """Returns the bytes on each rank for the tensor size `Costs.tensor[index]`, with `element_bytes` per number.
 
@@ -76,6 +84,17 @@ class LayerKind(CostsPart):
 class StepCosts(CostsPart):
     token: Amounts = Field(description="Memory of one token of a step, beside weights and KV cache.")
     sequence_bytes: Count = Field(description="Bytes that one sequence of a step takes.")
+
+
+class AdapterCosts(CostsPart):
+    layer: Amounts = Field(description="Weights that a LoRA adapter of LoRA rank 1 has in one layer.")
+    token_bytes: Counts = Field(description="Bytes of one token of a step with adapters, in addition to `step`.")
+    rank_multiple: Annotated[int, Field(ge=1, le=_MAX_RANK_MULTIPLE)] = Field(
+        description="A LoRA rank counts as the next multiple of this number."
+    )
+    page_bytes: Annotated[int, Field(ge=1, le=_MAX_PAGE_BYTES)] = Field(
+        description="The weights of an adapter take the next multiple of these bytes on each rank."
+    )
 
 
 class Costs(CostsPart):
@@ -107,6 +126,11 @@ class Costs(CostsPart):
         "fewer layers to make up for this work.",
     )
     step: StepCosts = Field(description="Memory of the largest step of a rank.")
+    adapters: AdapterCosts | None = Field(
+        None,
+        description="Memory of LoRA adapters that update all matrices that an adapter can update. Absent if no adapter "
+        "can update the model.",
+    )
     checkpoint_bytes: Annotated[int, Field(ge=1, le=_MAX_BYTES)] = Field(
         description="Bytes of the weights as a folder of safetensors holds them."
     )
@@ -146,10 +170,13 @@ class Costs(CostsPart):
         if self.num_layers > MAX_LAYERS:
             raise ValueError(f"layers: {self.num_layers} are more than {MAX_LAYERS}")
         of_kinds = [each for kind in self.kinds for each in (kind.weights, kind.kv)]
-        for each in (self.embedding, self.head, self.both, self.step.token, *of_kinds):
-            lists = (each.elements, each.packed, each.kept_elements, each.kept_bytes)
-            if {len(numbers) for numbers in lists if numbers is not None} != {len(self.tensor)}:
-                raise ValueError("each list must have one number for each number in `tensor`")
+        of_adapters = [] if self.adapters is None else [self.adapters.layer]
+        amounts = (self.embedding, self.head, self.both, self.step.token, *of_kinds, *of_adapters)
+        lists = [numbers for each in amounts for numbers in each.lists]
+        if self.adapters is not None:
+            lists.append(self.adapters.token_bytes)
+        if any(len(numbers) != len(self.tensor) for numbers in lists):
+            raise ValueError("each list must have one number for each number in `tensor`")
         self._check_size()
         return self
 

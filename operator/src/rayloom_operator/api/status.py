@@ -230,6 +230,12 @@ class SizedShape(StatusPart):
     pods: int = Field(ge=1, le=1024, description="Worker pods, each with pipeline / pods stages.")
     nodes: int = Field(description="Least number of nodes for these pods; on CPU one for each pod.")
     weights_bytes_per_rank: int = Field(description="Bytes of the largest rank's weights.")
+    adapters_bytes_per_rank: int | None = Field(
+        None,
+        ge=0,
+        description="Bytes that each rank keeps for LoRA adapters: engine.args.maxLoras adapters of rank maxLoraRank. "
+        "Absent without model.adapters.",
+    )
     kv_tokens: int = Field(
         0,
         description="Tokens for which the KV cache has room. If the memory of a rank is unknown: tokens that the "

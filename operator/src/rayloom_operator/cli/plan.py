@@ -137,6 +137,7 @@ def explain(resolved: Resolved, facts: ModelFacts) -> str:
     lines = [
         f"{spec.model.source}: {facts.num_parameters / 1e9:.2f} billion parameters{of_token}, {size} in {asked.dtype}.",
         *_quantised(facts, asked),
+        *_adapters(resolved, asked),
         f"{where}; {asked.num_requests} or more requests of {sizing.max_model_len} tokens at once.",
         "",
         *_table(sizing),
@@ -154,6 +155,22 @@ def _quantised(facts: ModelFacts, asked: Question) -> list[str]:
     held = "as they are" if asked.keeps_quantised else f"as {asked.dtype}"
     what = f"{facts.quantization}, {in_words(facts.checkpoint_bytes)}"
     return [f"The checkpoint has quantised weights ({what}); ranks on {where} hold them {held}."]
+
+
+def _adapters(resolved: Resolved, asked: Question) -> list[str]:
+    """Returns the memory that each rank keeps for LoRA adapters; nothing if the manifest has none."""
+    if resolved.service.spec.model.adapters is None:
+        return []
+    room = asked.adapters
+    if room is None or resolved.sizing is None or resolved.sizing.adapters_bytes_per_rank is None:
+        return [
+            "The memory of LoRA adapters is not counted, because the facts do not give it: the engine does not support "
+            "adapters of this model, or an engine of an earlier version wrote the facts."
+        ]
+    size = in_words(resolved.sizing.adapters_bytes_per_rank)
+    return [
+        f"Each rank keeps {size} for LoRA adapters: {room.num_adapters} in memory at once, of rank {room.lora_rank}."
+    ]
 
 
 def _steps(old: LLMService, new: LLMService, old_facts: Path | None, facts: Path | None, engine_image: str) -> str:

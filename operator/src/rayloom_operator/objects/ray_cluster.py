@@ -327,7 +327,8 @@ def _worker_resources(resolved: Resolved) -> Manifest:
     mebibytes = num_ranks * (_LEAST_RANK_MIB if accelerator is None else _CUDA_RANK_MIB)
     if accelerator is None and resolved.sizing is not None:
         # KV blocks are not counted: a rank on CPU allocates their memory only at first use.
-        needed = num_ranks * (resolved.sizing.weights_bytes_per_rank + CPU_RANK_BYTES) + RAY_POD_BYTES
+        of_model = resolved.sizing.weights_bytes_per_rank + (resolved.sizing.adapters_bytes_per_rank or 0)
+        needed = num_ranks * (of_model + CPU_RANK_BYTES) + RAY_POD_BYTES
         mebibytes = max(mebibytes, -(-needed // 2**20))
     defaults = {"cpu": f"{_RANK_CPU_MILLIS * num_ranks}m", "memory": _mebibytes(mebibytes)}
     defaults |= _scratch_request(scratch_mebibytes(resolved, has_ranks=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rayloom_operator.api.model_facts import ELEMENT_BYTES
-from rayloom_operator.resolve.question import GPU_STEP_TOKENS, Question
+from rayloom_operator.resolve.question import Question
 from rayloom_operator.resolve.rank_memory import BLOCK_SIZE, GIB, Cut, RankMemory, in_words, step_bytes
 from rayloom_operator.resolve.stage_split import Stages, stages
 
@@ -33,6 +33,7 @@ class Load:
     """The load of one candidate: a tensor size and a number of stages."""
 
     weights: int  # bytes of weights on the rank with the most
+    adapters: int  # bytes for LoRA adapters on the rank with the most
     reserve: int  # bytes that a rank's process needs beside weights and KV cache
     room: int  # bytes for KV blocks on the rank that has room for the fewest blocks
     block_bytes: int  # bytes of one KV block on that rank
@@ -57,7 +58,8 @@ class Scale:
         self._question = question
         self._tensor = tensor
         element_bytes = ELEMENT_BYTES[question.dtype]
-        self._cut = Cut(costs, tensor, element_bytes, keeps_quantised=question.keeps_quantised)
+        keeps_quantised = question.keeps_quantised
+        self._cut = Cut(costs, tensor, element_bytes, keeps_quantised=keeps_quantised, adapters=question.adapters)
         self._num_layers = costs.num_layers
         self._head_layers = costs.head_layers
         self._known: dict[Stages, Load] = {}
@@ -75,7 +77,7 @@ class Scale:
         `memory`: the bytes that the rank has; None if unknown. The rank's process needs `reserve` bytes of them.
         """
         free = None if memory is None else memory - reserve - rank.weights
-        room = _kv_room(self._question, self._tensor, free)
+        room = _kv_room(self._question, self._tensor, free, rank.adapters)
         block_bytes = max(1, rank.kv_block)
         return room // block_bytes, block_bytes, room
 
@@ -83,6 +85,7 @@ class Scale:
         question = self._question
         ranks = self._cut.ranks(each)
         weights = max(rank.weights for rank in ranks)
+        adapters = max(rank.adapters for rank in ranks)
         memory = question.memory
         reserve = _CUDA_BYTES + _NCCL_BYTES * has_several_ranks
         if question.is_cpu:
@@ -104,6 +107,7 @@ class Scale:
             length = max(least, kept * BLOCK_SIZE)
         return Load(
             weights=weights,
+            adapters=adapters,
             reserve=reserve,
             room=kv_bytes,
             block_bytes=block_bytes,
@@ -111,7 +115,7 @@ class Scale:
             is_given=given > 0,
             length=length,
             least=least,
-            is_too_heavy=memory is not None and weights + reserve >= memory,
+            is_too_heavy=memory is not None and weights + adapters + reserve >= memory,
             has_too_many_blocks=has_too_many,
             has_too_few_blocks=per_request < question.num_blocks_of(length),
         )
@@ -121,7 +125,8 @@ def why_not(question: Question, tensor: int, load: Load) -> str:
     """Returns a sentence that says why a candidate does not fit; empty if it fits."""
     if load.is_too_heavy:
         memory = (question.memory or 0) // (tensor if question.is_cpu else 1)
-        process = f"{in_words(load.weights)} of weights and {in_words(load.reserve)} for the process"
+        adapters = f", {in_words(load.adapters)} for LoRA adapters" if load.adapters else ""
+        process = f"{in_words(load.weights)} of weights{adapters} and {in_words(load.reserve)} for the process"
         return f"{process} do not fit in {in_words(memory)}"
     if load.has_too_many_blocks:
         needed = in_words(load.num_blocks * load.block_bytes)
@@ -136,17 +141,22 @@ def why_not(question: Question, tensor: int, load: Load) -> str:
     return ""
 
 
-def _kv_room(question: Question, tensor: int, free: int | None) -> int:
-    """Returns the bytes that the engine allocates for KV blocks if a rank has `free` bytes (None: unknown)."""
+def _kv_room(question: Question, tensor: int, free: int | None, adapters: int) -> int:
+    """Returns the bytes that the engine allocates for KV blocks if a rank has `free` bytes (None: unknown).
+
+    `adapters`: bytes that the engine keeps free for LoRA adapters; 0 on accelerators.
+    """
     if free is None:
         return CPU_CAP // tensor
-    if question.is_cpu:
-        return max(0, min(CPU_CAP // tensor, int(free * CPU_SHARE)))
     step = step_bytes(
         question.parts,
         tensor,
         element_bytes=ELEMENT_BYTES[question.dtype],
-        num_tokens=question.num_step_tokens or GPU_STEP_TOKENS,
+        num_tokens=question.most_step_tokens,
         num_seqs=question.most_seqs,
     )
-    return max(0, min(int(free * GPU_SHARE), free - step))
+    if not question.is_cpu:
+        return max(0, min(int(free * GPU_SHARE), free - step))
+    room = min(CPU_CAP // tensor, int(free * CPU_SHARE))
+    # The other half of the memory is enough for a step, but not always for a step and adapters.
+    return max(0, min(room, free - step - adapters) if adapters else room)

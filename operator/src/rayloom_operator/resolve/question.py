@@ -8,12 +8,14 @@ from dataclasses import dataclass, fields
 
 from rayloom_operator.api.costs import Costs
 from rayloom_operator.api.model_facts import ModelShape
-from rayloom_operator.resolve.rank_memory import BLOCK_SIZE
+from rayloom_operator.resolve.rank_memory import BLOCK_SIZE, AdapterRoom
 
 # The engine's own defaults. A contract test checks that they are equal.
 MAX_NUM_SEQS = 64
 CPU_STEP_TOKENS = 512
 GPU_STEP_TOKENS = 8192
+MAX_LORAS = 8
+MAX_LORA_RANK = 16
 DENSE = "dense"  # for `Question.quantization`: the spec gives no value, and the engine makes all weights dense
 
 
@@ -39,6 +41,11 @@ class Question:
     num_kv_blocks: int | None = None
     # With none, int8 or DENSE, memory is computed as if all weights were dense. Only none is part of the hash.
     quantization: str | None = None
+    # True if ranks keep memory for LoRA adapters, and the costs give its size. Otherwise None, like the other two: None
+    # is not part of the hash, so services without adapters, and models with facts of an earlier version, keep theirs.
+    keeps_adapters: bool | None = None
+    max_loras: int | None = None
+    max_lora_rank: int | None = None
 
     def num_blocks_of(self, num_tokens: int) -> int:
         """Returns the most KV blocks that a sequence of `num_tokens` holds at once.
@@ -51,8 +58,7 @@ class Question:
         span = self.parts.attention_span
         if span is None:
             return total
-        num_step_tokens = self.num_step_tokens or (CPU_STEP_TOKENS if self.is_cpu else GPU_STEP_TOKENS)
-        return min(total, -(-(span - 1 + num_step_tokens) // BLOCK_SIZE) + 1)
+        return min(total, -(-(span - 1 + self.most_step_tokens) // BLOCK_SIZE) + 1)
 
     @property
     def parts(self) -> Costs:
@@ -72,6 +78,23 @@ class Question:
     @property
     def most_seqs(self) -> int:
         return self.max_num_seqs or MAX_NUM_SEQS
+
+    @property
+    def most_step_tokens(self) -> int:
+        return self.num_step_tokens or (CPU_STEP_TOKENS if self.is_cpu else GPU_STEP_TOKENS)
+
+    @property
+    def adapters(self) -> AdapterRoom | None:
+        """The adapters for which ranks keep memory; None if they keep none, or if the costs do not say how much."""
+        costs = self.parts.adapters
+        if not self.keeps_adapters or costs is None:
+            return None
+        return AdapterRoom(
+            costs=costs,
+            num_adapters=self.max_loras or MAX_LORAS,
+            lora_rank=self.max_lora_rank or MAX_LORA_RANK,
+            num_step_tokens=self.most_step_tokens,
+        )
 
     @property
     def engine_cuts_length(self) -> bool:

@@ -13,17 +13,30 @@ from functools import cached_property
 from itertools import accumulate, chain, repeat
 from operator import mul, sub
 
-from rayloom_operator.api.costs import Costs
+from rayloom_operator.api.costs import AdapterCosts, Costs
 from rayloom_operator.resolve.stage_split import Stages
 
 BLOCK_SIZE = 16  # tokens in a KV block
 GIB = 1 << 30
+# A tenant's image gives the costs. With this limit, the bytes of all ranks of a pod are 64-bit numbers.
+_MOST_ADAPTERS_BYTES = 1 << 52
 
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
     weights: int  # bytes
     kv_block: int  # bytes of one KV block, for the rank's layers and heads
+    adapters: int = 0  # bytes of LoRA adapters, and of what they add to a step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterRoom:
+    """The LoRA adapters for which each rank keeps memory."""
+
+    costs: AdapterCosts
+    num_adapters: int  # adapters in memory at once
+    lora_rank: int  # highest LoRA rank of an adapter
+    num_step_tokens: int  # tokens of the largest step
 
 
 class Layers:
@@ -65,10 +78,19 @@ class Layers:
 class Cut:
     """Computes the memory of a model's ranks for one tensor parallel size and any number of stages."""
 
-    def __init__(self, costs: Costs, tensor: int, element_bytes: int, *, keeps_quantised: bool = False) -> None:
-        """`tensor`: one of `costs.tensor`. `element_bytes`: the bytes of one number in weights and KV cache.
+    def __init__(
+        self,
+        costs: Costs,
+        tensor: int,
+        element_bytes: int,
+        *,
+        keeps_quantised: bool = False,
+        adapters: AdapterRoom | None = None,
+    ) -> None:
+        """`tensor`: one of `costs.tensor`. `element_bytes`: the bytes of one number in weights, adapters and KV cache.
 
-        `keeps_quantised`: whether ranks keep the checkpoint's quantised weights.
+        `keeps_quantised`: whether ranks keep the checkpoint's quantised weights. `adapters`: None if ranks keep no
+        memory for LoRA adapters.
         """
         index = costs.tensor.index(tensor)
         self._embedding = costs.embedding.bytes_at(index, element_bytes, keeps_quantised=keeps_quantised)
@@ -79,22 +101,44 @@ class Cut:
         ]
         self._weights = Layers(costs, of_kinds)
         self._kv = Layers(costs, [kind.kv.bytes_at(index, element_bytes) * BLOCK_SIZE for kind in costs.kinds])
+        self._adapters = adapters
+        self._adapter_layer = 0  # bytes of LoRA rank 1 in one layer
+        self._adapter_step = 0
+        if adapters is not None:
+            layer = adapters.costs.layer
+            self._adapter_layer = layer.bytes_at(index, element_bytes, keeps_quantised=keeps_quantised)
+            self._adapter_step = adapters.num_step_tokens * adapters.costs.token_bytes[index]
 
     def ranks(self, stages: Stages) -> frozenset[RankMemory]:
         """Returns the memory of the ranks of these stages. Ranks with equal memory appear once."""
         weights = self._weights
         kv = self._kv
         found = set()
-        if stages.only:
-            found.add(RankMemory(weights.total + self._both, kv.total))
-        if stages.first:
-            found.add(RankMemory(weights.first(stages.first) + self._embedding, kv.first(stages.first)))
+        if number := stages.only:
+            found.add(RankMemory(weights.total + self._both, kv.total, self._adapters_bytes(number)))
+        if number := stages.first:
+            own = weights.first(number) + self._embedding
+            found.add(RankMemory(own, kv.first(number), self._adapters_bytes(number)))
         for number in (stages.longer, stages.shorter):
             if number:
-                found.add(RankMemory(weights.heaviest(number), kv.heaviest(number)))
-        if stages.last:
-            found.add(RankMemory(weights.last(stages.last) + self._head, kv.last(stages.last)))
+                found.add(RankMemory(weights.heaviest(number), kv.heaviest(number), self._adapters_bytes(number)))
+        if number := stages.last:
+            own = weights.last(number) + self._head
+            found.add(RankMemory(own, kv.last(number), self._adapters_bytes(number)))
         return frozenset(found)
+
+    def _adapters_bytes(self, num_layers: int) -> int:
+        """Returns the bytes for adapters on a rank with so many layers; 0 without adapters."""
+        room = self._adapters
+        if room is None:
+            return 0
+        lora_rank = _rounded_up(room.lora_rank, room.costs.rank_multiple)
+        one = _rounded_up(num_layers * self._adapter_layer * lora_rank, room.costs.page_bytes)
+        return min(room.num_adapters * one + self._adapter_step, _MOST_ADAPTERS_BYTES)
+
+
+def _rounded_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
 
 
 def step_bytes(costs: Costs, tensor: int, *, element_bytes: int, num_tokens: int, num_seqs: int) -> int:

@@ -193,6 +193,7 @@ def question(service: LLMService, facts: ModelFacts, memory: int | None = None) 
     limit = accelerator.memory if accelerator is not None else spec.engine.resources.limits.get("memory")
     if limit is not None:
         memory = amount(limit)
+    keeps_adapters = spec.model.adapters is not None and facts.costs is not None and facts.costs.adapters is not None
     return Question(
         shape=facts.shape,
         costs=facts.costs,
@@ -208,6 +209,9 @@ def question(service: LLMService, facts: ModelFacts, memory: int | None = None) 
         num_step_tokens=args.max_num_batched_tokens,
         kv_cache_memory_bytes=args.kv_cache_memory_bytes,
         num_kv_blocks=args.num_kv_blocks,
+        keeps_adapters=True if keeps_adapters else None,
+        max_loras=args.max_loras if keeps_adapters else None,
+        max_lora_rank=args.max_lora_rank if keeps_adapters else None,
     )
 
 

@@ -86,6 +86,7 @@ def _candidate(question: Question, tensor: int, pipeline: int, load: Load) -> Ca
         pods=pods,
         nodes=nodes,
         weights_bytes_per_rank=load.weights,
+        adapters_bytes_per_rank=load.adapters or None,
         kv_tokens=min(num_blocks * BLOCK_SIZE, _MOST),
         max_model_len=length,
         concurrent_requests=num_blocks // max(1, question.num_blocks_of(length)),
@@ -146,7 +147,8 @@ def _refusal(question: Question, considered: list[Candidate], best: Candidate | 
     if best is not None and best not in considered:
         return f"{said}; use tensor {best.tensor} and pipeline {best.pipeline}, which fit"
     if question.is_cpu:
-        return f"{said}; raise spec.engine.resources.limits.memory"
+        fewer = "" if question.adapters is None else ", or lower spec.engine.args.maxLoras or maxLoraRank"
+        return f"{said}; raise spec.engine.resources.limits.memory{fewer}"
     return f"{said}; lower spec.model.maxModelLen, or use accelerators with more memory or more of them on a node"
 
 

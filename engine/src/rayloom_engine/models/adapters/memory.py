@@ -1,4 +1,11 @@
-"""The memory that LoRA adapters take on a rank."""
+"""The memory of LoRA adapters on a rank. `models.costs` gives the same numbers to the operator.
+
+    bytes of an adapter = layers of the rank's stage x elements of a layer x LoRA rank x bytes of an element,
+                          with the LoRA rank rounded up to RANK_MULTIPLE and the product rounded up to PAGE_BYTES
+
+A rank keeps memory for adapters of the highest LoRA rank, whether an adapter has this rank and updates all matrices or
+not: a list that changes while the engine serves needs no other KV cache.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +13,42 @@ from rayloom_engine.models.adapters.peft_config import MOST_RANK
 from rayloom_engine.models.decoder_spec import decoder_spec
 from rayloom_engine.models.shape import ModelShape
 from rayloom_engine.parallel.model_part import ModelPart
+from rayloom_engine.parallel.shard import Shard
+from rayloom_engine.parallel.stage import Stage
 
+RANK_MULTIPLE = 16  # the library's products have a multiple of 16 inputs and outputs
+# Each adapter has a mapping of its own (cpu_library/memory.py), which may have huge pages of this size.
+PAGE_BYTES = 2 << 20
 _MOST_PARTS = 3  # matrices of the checkpoint that one matrix of a rank stacks: q, k, v
+_MOST_OPERAND_BYTES = 4  # of an element that a product reads
 
 
-def adapter_bytes(shape: ModelShape, part: ModelPart, rank: int, element_bytes: int) -> int:
-    """Returns the bytes of an adapter of this rank that updates all matrices of a rank's part of the model."""
-    linears = [linear for layer in decoder_spec(shape, part).layers for linear in layer.linears]
-    padded = -(-rank // 16) * 16
-    elements = sum(padded * (linear.num_inputs * len(linear.outputs) + linear.num_outputs) for linear in linears)
-    return elements * element_bytes
+def padded_rank(rank: int) -> int:
+    """Returns the LoRA rank that an adapter of this rank has in memory."""
+    return -(-rank // RANK_MULTIPLE) * RANK_MULTIPLE
 
 
-def adapter_step_bytes(shape: ModelShape, num_shards: int, *, operand_bytes: int, num_tokens: int) -> int:
-    """Returns the bytes that the largest step takes more if a token of it has an adapter: see step.cpp, adapters.cpp.
+def layer_elements(shape: ModelShape, shard: Shard, cut_unit: int = 1) -> int:
+    """Returns the elements of A and B of LoRA rank 1 that update all matrices of a layer, in a rank's part.
 
-    The buffers are the reduced rows, and gate and up in float32.
+    All layers of a model that adapters can update have the same sizes. A of a matrix that stacks several of the
+    checkpoint is there for each of them. `cut_unit`: as in `decoder_spec`.
+    """
+    middle = Stage(1, 3, range(1))  # without embedding and head
+    layer = decoder_spec(shape, ModelPart(middle, shard), cut_unit).layers[0]
+    return sum(linear.num_inputs * len(linear.outputs) + linear.num_outputs for linear in layer.linears)
+
+
+def adapter_bytes(shape: ModelShape, part: ModelPart, rank: int, *, element_bytes: int, cut_unit: int = 1) -> int:
+    """Returns the bytes of an adapter of this LoRA rank that updates all matrices of a rank's part of the model."""
+    elements = len(part.stage.layers) * layer_elements(shape, part.shard, cut_unit) * padded_rank(rank)
+    return -(-elements * element_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
+def adapter_token_bytes(shape: ModelShape, num_shards: int) -> int:
+    """Returns the bytes that a token of a step takes more if a token of the step has an adapter.
+
+    The buffers are the reduced rows, and gate and up in float32: see step.cpp and adapters.cpp.
     """
     feed_forward = -(-shape.intermediate_size // num_shards)
-    return num_tokens * (_MOST_PARTS * MOST_RANK * operand_bytes + 2 * feed_forward * 4)
+    return _MOST_PARTS * MOST_RANK * _MOST_OPERAND_BYTES + 2 * feed_forward * 4

@@ -11,8 +11,15 @@ REMOVE_IN_WORDS = (
 )
 
 
+def can_have_adapters(shape: ModelShape) -> bool:
+    """Returns whether an adapter can update the model."""
+    return not isinstance(shape, MeasuredShape) and shape.experts is None and not shape.traits.is_fused
+
+
 def check_adapters(shape: ModelShape) -> None:
     """Raises ConfigError if no adapter can update the model. Call it if the configuration takes adapters."""
+    if can_have_adapters(shape):
+        return
     if isinstance(shape, MeasuredShape):
         raise ConfigError(f"adapters: {needs_native(shape.architecture)}; {REMOVE_IN_WORDS}")
     if shape.experts is not None:
@@ -20,11 +27,10 @@ def check_adapters(shape: ModelShape) -> None:
             f"adapters: {shape.architecture} has experts, and LoRA adapters cannot update such a model; "
             f"{REMOVE_IN_WORDS}, or merge an adapter into the model"
         )
-    if shape.traits.is_fused:
-        raise ConfigError(
-            f"adapters: the checkpoints of {shape.architecture} have one matrix for q, k and v, and LoRA adapters "
-            f"cannot update it; {REMOVE_IN_WORDS}, or merge an adapter into the model"
-        )
+    raise ConfigError(
+        f"adapters: the checkpoints of {shape.architecture} have one matrix for q, k and v, and LoRA adapters "
+        f"cannot update it; {REMOVE_IN_WORDS}, or merge an adapter into the model"
+    )
 
 
 def needs_native(architecture: str) -> str:

@@ -22,6 +22,7 @@ from rayloom_engine.cpu_library.memory import PackedMemory
 from rayloom_engine.cpu_library.structures import AdapterLayerStruct, MatrixUpdateStruct, UpdateStruct
 from rayloom_engine.errors import ModelError
 from rayloom_engine.layers.linear_spec import LinearSpec, StackedRows
+from rayloom_engine.models.adapters.memory import RANK_MULTIPLE, padded_rank
 from rayloom_engine.models.adapters.peft_folder import LowRank, PeftFolder, adapter_of, read_peft_folder
 from rayloom_engine.models.checkpoint.config_json import refuses_broken
 from rayloom_engine.models.decoder_spec import DecoderSpec, LayerSpec, decoder_spec
@@ -29,12 +30,6 @@ from rayloom_engine.models.on_library.matrix import WeightFormat
 from rayloom_engine.models.on_library.tensor_file import TensorFile
 from rayloom_engine.models.shape import ModelShape
 from rayloom_engine.parallel.model_part import ModelPart
-
-_RANK_UNIT = 16  # the library's products have a multiple of 16 inputs and outputs
-
-
-def _padded(rank: int) -> int:
-    return -(-rank // _RANK_UNIT) * _RANK_UNIT
 
 
 def _matrix_update(a_rK: Array, parts: Sequence[UpdateStruct]) -> MatrixUpdateStruct:
@@ -70,21 +65,21 @@ class LibraryAdapter:
     def _matrix(self, spec: LinearSpec) -> MatrixUpdateStruct:
         """Returns the updates of a matrix of the rank. Packs A of all parts, and right behind it B of each part."""
         stacked = [(rows, self._folder.updates.get(rows.name)) for rows in spec.stacked()]
-        ranks = [0 if update is None else _padded(update.rank) for _, update in stacked]
+        ranks = [0 if update is None else padded_rank(update.rank) for _, update in stacked]
         if not any(ranks):
             return MatrixUpdateStruct()
         a_rK = self._plain((sum(ranks), spec.num_inputs))
         columns = () if spec.inputs.is_whole else (slice(None), spec.inputs.slice)
         for (_, update), end in zip(stacked, accumulate(ranks), strict=True):
             if update is not None:
-                first = end - _padded(update.rank)
+                first = end - padded_rank(update.rank)
                 copy_elements(a_rK[first : first + update.rank], self._file.read(update.a, columns))
         packed = self._pack(a_rK)
         parts = [UpdateStruct() if update is None else self._part(rows, update) for rows, update in stacked]
         return _matrix_update(packed, parts)
 
     def _part(self, rows: StackedRows, update: LowRank) -> UpdateStruct:
-        b_Nr = self._plain((rows.rows.stop - rows.rows.start, _padded(update.rank)))
+        b_Nr = self._plain((rows.rows.stop - rows.rows.start, padded_rank(update.rank)))
         copy_elements(b_Nr[:, : update.rank], self._file.read(update.b, rows.bias_part))
         return UpdateStruct(b=address(self._pack(b_Nr)), scale=update.scale, rank=b_Nr.shape[1])
 
@@ -115,10 +110,10 @@ class UnusableAdapter:
         return ctypes.addressof(self._layers)
 
     def _matrix(self, spec: LinearSpec, form: WeightFormat) -> MatrixUpdateStruct:
-        sizes = ((_RANK_UNIT, spec.num_inputs), (spec.num_outputs, _RANK_UNIT))
+        sizes = ((RANK_MULTIPLE, spec.num_inputs), (spec.num_outputs, RANK_MULTIPLE))
         a_rK, b_Nr = (form.library.pack(np.zeros(size, dtype=ELEMENTS[form.dtype])) for size in sizes)
         self._arrays += (a_rK, b_Nr)
-        return _matrix_update(a_rK, [UpdateStruct(b=address(b_Nr), scale=math.nan, rank=_RANK_UNIT)])
+        return _matrix_update(a_rK, [UpdateStruct(b=address(b_Nr), scale=math.nan, rank=RANK_MULTIPLE)])
 
 
 class LibraryAdapters:
@@ -138,11 +133,12 @@ class LibraryAdapters:
         Raises ModelError if the adapter's files cannot be used, or have another digest. The hidden states of tokens
         with this adapter become NaN then.
         """
-        known = dict(self._slots.values())
+        loaded = dict(self._slots.values()).get(adapter.digest)
+        # Frees the adapter that the slot had, before another one takes memory.
         self._slots.pop(slot, None)
         self._unusable.pop(slot, None)
         try:
-            loaded = known.get(adapter.digest) or self._read(adapter)
+            loaded = loaded or self._read(adapter)
         except ModelError:
             self._unusable[slot] = UnusableAdapter(self._spec, self._form)
             raise

@@ -49,6 +49,7 @@ class LibraryDecoder:
         self.dtype: ElementType = form.dtype  # of keys and values, and of the weights unless they are quantised
         self._weights = LibraryWeights(weights, shape)
         self.weight_bytes = self._weights.num_bytes
+        self.cut_unit = form.cut_unit  # tensor parallelism cuts the feed-forward part at multiples of this number
         self._adapters = LibraryAdapters(shape, part, form)
         self._rotary = RotaryTable(shape.rope, shape.head_dim)
         window_rope = shape.traits.window_rope
