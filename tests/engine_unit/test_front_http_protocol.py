@@ -135,6 +135,16 @@ def test_slow_clients_are_refused(tmp_path: Path) -> None:
             "the request's body was too slow: each part must come within 0.2 s, and all of it within 0.2 s and "
             "1 s for every 262144 bytes; send it again"
         )
+        [(status, document)] = exchange(
+            front, POST.replace(b"completions", b"messages") + b"Content-Length: 9\r\n\r\n{"
+        )
+        error = document["error"]  # in the form of Anthropic's API
+        assert (status, document["type"], error["type"], error["code"]) == (
+            408,
+            "error",
+            "invalid_request_error",
+            "request_timeout",
+        )
         [(status, _), (late, _)] = exchange(front, ASK + b"GET /version HTTP/1.1\r\n")
         assert (status, late) == (200, 408)
         assert front.service.lifecycle.num_in_flight == 0

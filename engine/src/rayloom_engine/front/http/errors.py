@@ -59,10 +59,13 @@ class ApiError(Exception):
         details = {"type": kind, "message": str(self), "param": self.param, "code": self.code}
         return {"type": "error", "error": details}
 
+    def body_at(self, path: str) -> dict[str, Any]:
+        """Returns the body in the form of the API that `path` belongs to."""
+        return self.anthropic_body() if path.startswith(ANTHROPIC_PATH) else self.body()
+
     def response(self, path: str) -> JSONResponse:
         """Returns the answer to a request for `path`, in the form of that path's API."""
-        body = self.anthropic_body() if path.startswith(ANTHROPIC_PATH) else self.body()
-        return JSONResponse(body, status_code=self.status, headers=self.headers)
+        return JSONResponse(self.body_at(path), status_code=self.status, headers=self.headers)
 
 
 class ClientGone(Exception):

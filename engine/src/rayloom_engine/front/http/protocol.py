@@ -283,7 +283,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self.loop.call_later(LINGER_S, self.transport.close)
 
     def _answer(self, refusal: ApiError) -> bytes:
-        body = msgspec.json.encode(refusal.body())
+        path = self.scope["path"] if self._phase == "body" else ""  # of the refused request, once it is known
+        body = msgspec.json.encode(refusal.body_at(path))
         headers = [
             *self.server_state.default_headers,
             *((name.lower().encode(), value.encode()) for name, value in (refusal.headers or {}).items()),
