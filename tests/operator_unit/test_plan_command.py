@@ -1,7 +1,10 @@
 """`rayloom-operator plan`: its output for a manifest, and its refusals."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -336,3 +339,12 @@ def test_the_output_of_a_failed_inspection_is_said_to_be_one(tmp_path, capsys):
     assert (
         f"--facts: {path} says that the engine cannot serve the model: mamba keeps a state" in capsys.readouterr().err
     )
+
+
+def test_a_reader_that_has_read_enough_sees_no_traceback():
+    read_end, write_end = os.pipe()
+    os.close(read_end)  # as `head` does, before it has read all
+    command = [sys.executable, "-m", "rayloom_operator", "plan", "-f", str(SMALL)]
+    done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=60.0)
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -33,7 +34,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if command == "plan":
             from rayloom_operator.cli.plan import print_plan
 
-            return print_plan(**flags)
+            try:
+                code = print_plan(**flags)
+                sys.stdout.flush()
+            except BrokenPipeError:
+                # The reader, such as `head`, has read enough. At its exit, Python would write the rest.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                return 0
+            return code
         from rayloom_operator.cli.run import RunFlags, run_operator
 
         run_operator(RunFlags(**flags))
