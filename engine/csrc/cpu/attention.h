@@ -42,7 +42,7 @@ struct AttentionScratch {
     float total[kTileRows];
 };
 
-// m, l and o of rows, from one segment or from several.
+// For each row: its highest score m, its sum l and its sum o (see above), over one segment or several.
 struct RowSums {
     float* highest;  // [rows]
     float* total;    // [rows]

@@ -83,7 +83,8 @@ struct AttentionTask {
     float scale;
     float cap;  // 0: none
     void* out;  // [tokens][H][d], the operand type
-    // Only for tiles that are cut into segments: [rows][d], [rows], [rows]; the row of a query is token * H / K + head.
+    // Only for tiles that are cut into segments: [rows][d], [rows], [rows]. A query has the row token * (H / K) + head;
+    // `head` counts the H / K query heads of the tile.
     float* values;
     float* highest;
     float* total;

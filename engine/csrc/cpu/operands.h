@@ -29,7 +29,7 @@ constexpr int kInt8WideColumns = 8;
 constexpr int kInt8NarrowColumns = 2;
 constexpr int kInt8Rows = 6;
 #else
-// A sum takes two of 16 registers.
+// AVX2: the sums of 16 columns take two of the 16 registers, which hold 8 floats each.
 constexpr int kWideRows = 1;
 constexpr int kWideColumns = 4;
 constexpr int kNarrowRows = 6;

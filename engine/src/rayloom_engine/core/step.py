@@ -46,9 +46,9 @@ class SlotStep(msgspec.Struct, frozen=True, kw_only=True):
     # first. Ids that new_token_ids sends are removed from these sampled ids.
     num_placeholders: int = 0
     new_block_ids: tuple[int, ...] = ()  # appended to the block table before computing
-    # Draft tokens after the slot's last token, which the step computes last. The rank samples at the position before
-    # each draft token, and at the last draft token. It accepts the draft up to the first token that differs from the
-    # sampled token.
+    # Draft tokens: the last of the step's `num_tokens`, after the slot's last token. The rank samples at the position
+    # before each draft token, and at the last draft token. It accepts the draft up to the first token that differs from
+    # the sampled token.
     draft_token_ids: tuple[int, ...] = ()
     samples: bool = False  # the slot's last token is computed: sample the next token
 

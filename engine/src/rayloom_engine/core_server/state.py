@@ -60,7 +60,7 @@ class CoreState:
     patience_s: float = 10.0  # seconds without progress after which the plans in flight count as hung
 
     def set_patience(self, seconds: float) -> None:
-        """Sets after how many seconds without progress the main thread and the ranks count as hung."""
+        """Sets the number of seconds without progress after which the main thread and the ranks count as hung."""
         self.patience_s = seconds
         if self.pool is not None:
             self.pool.patience_s = seconds

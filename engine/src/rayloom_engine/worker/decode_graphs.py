@@ -29,7 +29,10 @@ _ALIGNMENT = 4  # int32 in 16 bytes, to which the kernels expect every tensor to
 
 
 def graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
-    """Returns the numbers of rows for which there is a graph, ascending, the largest at least `max_num_seqs` or 256."""
+    """Returns the numbers of rows for which there is a graph, ascending.
+
+    The largest is the first that is enough for `max_num_seqs` rows, and at most 256.
+    """
     most = min(max_num_seqs, _MAX_ROWS)
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, _MAX_ROWS + 1, 16)]
     return tuple(size for index, size in enumerate(sizes) if index == 0 or sizes[index - 1] < most)

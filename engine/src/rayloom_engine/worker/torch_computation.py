@@ -72,7 +72,8 @@ class TorchComputation:
         self._adapters = getattr(model, "adapters", None)  # None: a kind of model that adapters cannot update
         self.graphs: DecodeGraphs | None = None
         is_whole = model.part.stage.count == model.part.shard.count == 1
-        # Experts, and maybe the modules of transformers, read tensors on the host, which a graph would not repeat.
+        # The code of experts reads tensors on the host, and modules of transformers may do so. A graph would not repeat
+        # these reads.
         can_repeat = is_whole and not isinstance(model.shape, MeasuredShape) and model.shape.experts is None
         if limits is not None and can_repeat and reads_on_device(model.kernels.target, cache.pages[0]):
             with self.step():

@@ -107,7 +107,7 @@ def _with_guards(service: LLMService, container: Manifest, hub: Hub) -> Manifest
 
 
 def _alone_on_its_node(spec: Manifest) -> Manifest:
-    """Adds anti-affinity to all other host-network pods of engines, because they use the same ports of the node."""
+    """Adds an anti-affinity against all other host-network pods of engines, because these use the same node ports."""
     term = {
         "topologyKey": _HOSTNAME,
         "labelSelector": {"matchLabels": {names.HOST_NETWORK_LABEL: "true"}},

@@ -6,7 +6,7 @@ running        the sequences that have a slot
 waiting_queue  the sequences that wait for a slot
 chunking       limits the tokens of a long prompt in one step
 backlog        the time that prompts may take in a step with decodes
-prompt_time    limits the tokens of prompts in a step by their time
+prompt_time    limits how many tokens of prompts fit into that time
 overtaking     limits how many sequences may be admitted before an earlier, longer one
 spans          the positions that plans in flight compute
 """

@@ -374,7 +374,8 @@ class CoreClient:
             if link.is_connected and not link.is_serving and now_s - link.served_at_s > REBUILD_PATIENCE_S:
                 self._placement.move_away(link, is_loss=True)
         self._let_leave()
-        # Places sequences that had to wait for their last engine, or that no engine could compute before.
+        # Tries again to place waiting sequences: the time in which only their last engine may get them (PINNED_S) may
+        # be over, or an engine may be able to compute them now.
         self._placement.place_again(self._placement.waiting())
         for sequence in self._placement.waiting():
             since_s = sequence.place.waits_since_s

@@ -106,12 +106,19 @@ def reads_on_device(target: Target, pages: torch.Tensor) -> bool:
     return triton_gpu.can_read(pages)
 
 
-def warm_up_attention(target: Target, *, num_heads: int, pages: torch.Tensor) -> None:
+def warm_up_attention(
+    target: Target,
+    *,
+    num_heads: int,
+    pages: torch.Tensor,
+    soft_cap: float | None = None,
+    sinks_H: torch.Tensor | None = None,
+) -> None:
     """Compiles the kernels that a later step may launch, so that none is compiled while requests wait.
 
-    `num_heads`: query heads of this rank. `pages`: the cache of any layer.
+    `num_heads`: query heads of this rank. `pages`: the cache of a layer that has this soft cap and these sinks.
     """
     if reads_on_device(target, pages):
         from rayloom_engine.kernels.attention import triton_gpu
 
-        triton_gpu.warm_up(num_heads, pages, target.compute_dtype)
+        triton_gpu.warm_up(num_heads, pages, target.compute_dtype, soft_cap=soft_cap, sinks_H=sinks_H)

@@ -231,10 +231,17 @@ def plan_on_device(
     )
 
 
-def warm_up(num_heads: int, pages: torch.Tensor, compute_dtype: torch.dtype) -> None:
+def warm_up(
+    num_heads: int,
+    pages: torch.Tensor,
+    compute_dtype: torch.dtype,
+    *,
+    soft_cap: float | None = None,
+    sinks_H: torch.Tensor | None = None,
+) -> None:
     """Compiles the kernels that a plan for such pages launches, by launching each kernel on a few tokens.
 
-    Does not compile the kernels of layers with a soft cap or with sinks. Reads block 0 of the pages, and writes nothing
+    Layers with a soft cap or with sinks have kernels of their own. Reads block 0 of the pages, and writes nothing
     there.
     """
     device = pages.device
@@ -249,7 +256,8 @@ def warm_up(num_heads: int, pages: torch.Tensor, compute_dtype: torch.dtype) -> 
         max_context_len=_MANY_POSITIONS,  # so that both launches have splits
     )
     plan = plan_on_device(batch, num_heads=num_heads, pages=pages, window=None, compute_dtype=compute_dtype)
-    plan.attend(torch.zeros((3, num_heads, pages.shape[4]), dtype=compute_dtype, device=device), pages, 1.0)
+    query_THD = torch.zeros((3, num_heads, pages.shape[4]), dtype=compute_dtype, device=device)
+    plan.attend(query_THD, pages, 1.0, soft_cap=soft_cap, sinks_H=sinks_H)
 
 
 def _aligned(query_THD: torch.Tensor) -> torch.Tensor:

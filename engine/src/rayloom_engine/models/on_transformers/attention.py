@@ -19,7 +19,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from rayloom_engine.errors import ModelError
-from rayloom_engine.kernels.attention import AttentionBatch, AttentionPlan
+from rayloom_engine.kernels.attention import AttentionBatch, AttentionPlan, warm_up_attention
 from rayloom_engine.kernels.kernel_set import KernelSet
 from rayloom_engine.kernels.kv_write import KvWrite
 from rayloom_engine.kv.cache import KvPages
@@ -68,6 +68,7 @@ class PagedStep:
         self._batch: AttentionBatch | None = None
         self._cache: KvPages | None = None
         self._plans: dict[tuple[Any, ...], AttentionPlan] = {}
+        self._compiled: set[tuple[Any, ...]] = set()  # sizes and rules of the layers whose kernels are compiled
 
     def begin(self, batch: AttentionBatch, cache: KvPages) -> None:
         self._batch = batch
@@ -85,6 +86,7 @@ class PagedStep:
         pages = self._cache.pages[layer]
         self.kv_write(pages, key_value_T2KD, self._batch.slot_mapping_T)
         num_heads = query_THD.shape[1]
+        self._compile(num_heads, pages, scores)
         key = (scores.window, num_heads, *pages.shape[3:])
         if key not in self._plans:
             self._plans[key] = self.kernels.plan_attention(
@@ -95,6 +97,16 @@ class PagedStep:
                 compute_dtype=query_THD.dtype,
             )
         return self._plans[key].attend(query_THD, pages, scores.scale, soft_cap=scores.soft_cap, sinks_H=scores.sinks_H)
+
+    def _compile(self, num_heads: int, pages: torch.Tensor, scores: Scores) -> None:
+        """Compiles all kernels of a layer of this kind. The first step of a rank is the warm-up, before requests."""
+        kind = (num_heads, *pages.shape[3:], scores.soft_cap is None, scores.sinks_H is None)
+        if kind not in self._compiled:
+            self._compiled.add(kind)
+            target = self.kernels.target
+            warm_up_attention(
+                target, num_heads=num_heads, pages=pages, soft_cap=scores.soft_cap, sinks_H=scores.sinks_H
+            )
 
 
 @dataclass(frozen=True, slots=True)

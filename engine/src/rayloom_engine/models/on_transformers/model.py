@@ -103,7 +103,7 @@ class TransformersModel:
         return self.kernels.target.compute_dtype
 
     def warm_up(self, cache: KvPages) -> None:
-        """Nothing is compiled ahead."""
+        """Does nothing: the first step compiles the kernels of attention (attention.py)."""
 
     @torch.no_grad()
     def forward(
@@ -118,7 +118,8 @@ class TransformersModel:
         stage, ends = self.part.stage, self._ends
         options: dict[str, Any] = {
             "position_ids": positions_T[None],
-            # No token is padding. Without a mask, transformers would search the positions for several sequences.
+            # No token is padding. Without a mask, transformers would check whether the positions are those of several
+            # packed sequences.
             "attention_mask": torch.ones_like(positions_T)[None],
             "use_cache": False,
         }

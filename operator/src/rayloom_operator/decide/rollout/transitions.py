@@ -55,7 +55,10 @@ def _try_begin(desired: Desired, stored: RolloutState, view: View) -> RolloutSta
 
 
 def _try_retarget(desired: Desired, state: RolloutState) -> RolloutState | None:
-    """If the spec has another revision, returns a state without the judgement of the revision before."""
+    """Returns a state with the spec's revision as its update revision, which is not judged yet.
+
+    Returns None if the update revision is the spec's already.
+    """
     if state.update_revision == desired.revision:
         return None
     return replace(
