@@ -174,8 +174,7 @@ def model_costs(shape: ModelShape, tensor: Sequence[int]) -> Costs:
 
 def _adapter_costs(shape: ModelShape, tensor: Sequence[int]) -> AdapterCosts:
     def most(cut_unit: int) -> tuple[int, ...]:
-        # The last shard has the longest feed-forward part, or the first if the last group is not full.
-        return tuple(max(layer_elements(shape, Shard(index, n), cut_unit) for index in (0, n - 1)) for n in tensor)
+        return tuple(max(layer_elements(shape, Shard(index, n), cut_unit) for index in range(n)) for n in tensor)
 
     return AdapterCosts(
         layer=Amounts(elements=most(1), kept_elements=None if shape.scheme is None else most(shape.scheme.cut_unit)),

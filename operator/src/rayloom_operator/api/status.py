@@ -233,8 +233,9 @@ class SizedShape(StatusPart):
     adapters_bytes_per_rank: int | None = Field(
         None,
         ge=0,
-        description="Bytes that each rank keeps for LoRA adapters: engine.args.maxLoras adapters of rank maxLoraRank. "
-        "Absent without model.adapters.",
+        description="Bytes that the rank with most keeps for LoRA adapters: engine.args.maxLoras adapters of rank "
+        "maxLoraRank, and the buffers of a step. Absent without model.adapters, and if status.model has no costs of "
+        "adapters.",
     )
     kv_tokens: int = Field(
         0,

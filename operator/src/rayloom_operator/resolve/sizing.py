@@ -144,10 +144,10 @@ def _refusal(question: Question, considered: list[Candidate], best: Candidate | 
     last = considered[-1]
     even = "" if len(considered) == 1 else "even "
     said = f"spec.parallelism: {even}{last.shape} does not fit: {last.why_not}"
+    fewer = "" if question.adapters is None else ", or lower spec.engine.args.maxLoras or maxLoraRank"
     if best is not None and best not in considered:
-        return f"{said}; use tensor {best.tensor} and pipeline {best.pipeline}, which fit"
+        return f"{said}; use tensor {best.tensor} and pipeline {best.pipeline}, which fit{fewer}"
     if question.is_cpu:
-        fewer = "" if question.adapters is None else ", or lower spec.engine.args.maxLoras or maxLoraRank"
         return f"{said}; raise spec.engine.resources.limits.memory{fewer}"
     return f"{said}; lower spec.model.maxModelLen, or use accelerators with more memory or more of them on a node"
 
