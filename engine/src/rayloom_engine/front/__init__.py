@@ -1,4 +1,4 @@
-"""The API server process ("front"): takes HTTP requests, sends sequences to the core, streams text.
+"""The API server process ("front"): receives HTTP requests, sends sequences to the core, streams text.
 
 app         the API port's application, behind gate (keys, request ids, drains)
 routes      the table of its endpoints

@@ -41,7 +41,7 @@ class EngineLink:
         """`silence_s`: after this silence the core counts as lost; None: the supervisor watches the core."""
         self.name = name
         self.core = core
-        self.estimate = EngineEstimate(name)  # made from the reports on the current connection
+        self.estimate = EngineEstimate(name)  # computed from the reports on the current connection
         self.status: CoreStatus | None = None  # the latest status on any connection, perhaps of a core that is gone
         # the list of LoRA adapters that the engine last reported; None: the engine has never reported a list
         self.adapters: tuple[Adapter, ...] | None = None

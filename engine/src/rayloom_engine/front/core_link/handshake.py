@@ -67,7 +67,7 @@ class CoreConnection:
     """An open connection, whose core has accepted this front."""
 
     reader: FrameReader
-    writer: asyncio.StreamWriter  # ends the connection
+    writer: asyncio.StreamWriter  # only for ending the connection
     send: Callable[[bytes], None]  # sends bytes without waiting, encrypted if `is_encrypted`
     welcome: Welcome
     is_encrypted: bool
