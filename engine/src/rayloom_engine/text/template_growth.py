@@ -92,7 +92,7 @@ def _replaced(values: tuple[Any, ...], named: Mapping[str, Any]) -> int:
     if not isinstance(text, str | bytes):
         text = str(text)
     if not isinstance(old, type(text)) or not isinstance(new, str | bytes):
-        return 0  # The arguments are invalid, so the call itself will raise an error.
+        return 0  # The arguments are invalid, so the call of `replace` will raise an error.
     found: int = text.count(old)
     return found * len(new)
 

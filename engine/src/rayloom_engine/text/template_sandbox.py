@@ -212,7 +212,7 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
             args = (*args[:first], list(args[first]), *args[first + 1 :])
         values = args[first:]
         if len(values) == 1 and not named and isinstance(values[0], str):
-            num_chars = len(values[0])  # the text was given, or was checked before
+            num_chars = len(values[0])  # this text was given to the template, or is a value that was checked before
         elif name not in _STRUCTURAL:
             num_chars = budget.weigh((values, named))
             if name == "join":

@@ -32,7 +32,7 @@ class ChannelReader:
     def __init__(self, incoming: IncomingText, sink: PartSink) -> None:
         self._incoming = incoming
         self._sink = sink
-        self.reasoning_end: int | None = None  # position of the first message that is no reasoning
+        self.reasoning_end: int | None = None  # position of the first message that is no reasoning, once known
 
     def read(self) -> Reading[None]:
         # Text without a header is content: the prompt may end behind a header.
