@@ -61,7 +61,7 @@ class GatewayService(Service):
         self._last_problem = ""
         self._text_hash = ""  # hash of the text in use
         self._stored_context = 0  # the model's context length, stored with the text
-        self.engine_adapters = GatewayAdapters()  # the object in `adapters`, with methods that Service does not need
+        self.engine_adapters = GatewayAdapters()  # same object as `adapters`; the type has more methods
         self.adapters = self.engine_adapters
         self.num_held: Callable[[], int] = lambda: 0  # number of requests that wait and have no sequences yet
         self.client.on_file_part = self._fetch.receive
@@ -126,7 +126,7 @@ class GatewayService(Service):
         return ReceivedStatus(core=msgspec.structs.replace(NO_CORE, model=model, stats=stats), is_connected=True)
 
     def _queue(self) -> tuple[int, int]:
-        """Returns two numbers: sequences that engines have, and sequences and requests that wait for an engine."""
+        """Returns how many sequences engines have, and how many sequences and requests wait for an engine."""
         num_waiting = self.client.num_held()
         return sum(1 for _ in self.client.unfinished()) - num_waiting, num_waiting + self.num_held()
 

@@ -178,7 +178,7 @@ def key_files(document: ModelsDocument) -> dict[str, str | None]:
 
 
 def _sources(document: ModelsDocument, model: str) -> frozenset[str]:
-    """Returns the names with keys of their own whose requests may reach `model`."""
+    """Returns the names that have their own keys and lead to `model`: the model itself, and aliases."""
     aliases = (
         name
         for name, alias in document.aliases.items()
