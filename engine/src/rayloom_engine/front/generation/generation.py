@@ -314,7 +314,7 @@ class Generation:
         return True
 
     def _feed_text(self, sink: DeltaSink, index: int, output: SequenceOutput) -> bool:
-        """Decodes and writes tokens in the middle of a choice. Returns False, without any effect, if it cannot."""
+        """Decodes and writes an output inside a choice. Returns False, without any effect, if only `_decode` can."""
         lane = self._lanes[index]
         if lane.events is None or output.finish_reason is not None:
             return False

@@ -1,6 +1,6 @@
 """The system_fingerprint of answers.
 
-It is equal on servers that compute the same tokens, and differs between servers whose tokens may differ.
+This hash is equal on servers that compute the same tokens, and differs between servers whose tokens may differ.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from rayloom_engine.text.tools.tool import ToolUse
 class ChatCall:
     """A prepared chat. Pass `text`, `prompt_ids` and `params` to the generation."""
 
-    text: ModelText  # its detokenizer keeps the special tokens that the parser reads
+    text: ModelText  # `kept_ids`: the special tokens that the parser reads
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     use: ToolUse

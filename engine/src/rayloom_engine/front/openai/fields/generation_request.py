@@ -173,7 +173,7 @@ class GenerationRequest(FormFields, SamplingFields, Wire):
     def _sampling(self, defaults: SamplingDefaults, **settings: Any) -> SamplingParams:
         """Builds SamplingParams from the request's fields, else from `defaults`. `settings` override both.
 
-        Raises RequestError.
+        A beam search ignores `defaults`. Raises RequestError.
         """
         if self.max_completion_tokens is not None:
             settings["max_tokens"] = self.max_completion_tokens
