@@ -33,7 +33,10 @@ logger = logging.getLogger(__name__)
 
 
 class GatewayService(Service):
-    """The state of a gateway process. Nothing happens until `run` is called."""
+    """The state of a gateway process. Nothing happens until `run` is called.
+
+    The text of a model is its tokenizer, chat template and generation config.
+    """
 
     def __init__(
         self,

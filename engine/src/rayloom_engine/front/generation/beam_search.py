@@ -47,7 +47,7 @@ _EXCLUDED: dict[str, tuple[object, ...]] = {
 
 
 def check_beam_search(params: SamplingParams) -> None:
-    """Raises RequestError for settings that a beam search does not obey."""
+    """Raises RequestError for settings that cannot be combined with a beam search."""
     if params.structured_outputs is not None:
         name = params.structured_outputs.field
         raise RequestError(f"{name} cannot be combined with use_beam_search; leave one of them out", name)

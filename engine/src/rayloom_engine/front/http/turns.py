@@ -18,7 +18,7 @@ class Turns:
     def __init__(self) -> None:
         self._is_held = False
         self._last_tenant = ""
-        self._lines: dict[str, deque[asyncio.Future[None]]] = {}  # tenant -> waiters, in the order of turns
+        self._lines: dict[str, deque[asyncio.Future[None]]] = {}  # tenant -> waiters; turns go in this order
 
     @contextlib.asynccontextmanager
     async def turn(self, tenant: str) -> AsyncGenerator[None]:

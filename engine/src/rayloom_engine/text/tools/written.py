@@ -19,7 +19,7 @@ def written_messages(
     """Returns messages of the roles system, user and assistant alone.
 
     The system message describes the tools. Calls are written into the assistant's content, in the tool format. Results
-    of tools become messages of the user. If the template has no system message, the first message describes the tools.
+    of tools become messages of the user. If the template renders no system message, the first message describes them.
     """
     result: list[dict[str, Any]] = []
     responses: list[str] = []  # results of consecutive tool messages

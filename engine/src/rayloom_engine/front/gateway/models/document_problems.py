@@ -1,4 +1,4 @@
-"""Turns pydantic's errors about a ModelsDocument into lines that say what to change, without keys.
+"""Turns pydantic's errors about a ModelsDocument into lines that say what to change and never show a key.
 
 For example `aliases.a.sticky_by: "session" is not allowed; use "user" or null`.
 """
@@ -40,10 +40,10 @@ _ADVICE_IF_MISSING = {
 
 
 def explain(error: ValidationError, fields_at: FieldsAt, place: Path = ()) -> list[str]:
-    """Returns one line for each wrong field. `fields_at` returns the fields of the object at a path.
-    `place`: the path of the value that was validated.
+    """Returns one line for each wrong field.
 
-    An error of an object or list that has a wrong field inside is left out, because the wrong field causes it.
+    `fields_at` returns the fields of the object at a path. `place`: the path of the value that was validated. If an
+    object or list has a wrong field inside, its own error is left out, because the wrong field causes it.
     """
     items = [((*place, *(str(part) for part in item["loc"])), item) for item in error.errors(include_url=False)]
     paths = [path for path, _ in items]
