@@ -146,7 +146,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         _current().spend()
 
     def joined(self, *values: Any) -> str:
-        """Implements the operator `~`."""
+        """Joins the values as texts, as the operator `~` does. Raises SecurityError if they are too long."""
         budget = _current()
         budget.weigh(values)
         return "".join(map(str, values))
@@ -225,7 +225,7 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
 
 
 def _written(value: Any) -> Any:
-    """Checks the value that `{{ value }}` writes."""
+    """Returns `value`, which `{{ value }}` writes. Raises SecurityError for too large lists and dicts."""
     if not isinstance(value, str):
         _current().weigh(value)
     return value

@@ -298,7 +298,7 @@ class CoreClient:
             if sequence is None:
                 continue  # the sequence was aborted
             place = sequence.place
-            if place.attempt != output.attempt or place.engine != engine:  # as `is_current`, but without a call
+            if place.attempt != output.attempt or place.engine != engine:  # `is_current`, but inline
                 continue  # the sequence was submitted again meanwhile
             due = others
             if not place.is_decoding:

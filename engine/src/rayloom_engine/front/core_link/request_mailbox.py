@@ -12,7 +12,7 @@ from rayloom_engine.protocol.messages import SequenceOutput
 Items = list[tuple[int, SequenceOutput]]
 Reader = Callable[[Items], bool]
 
-_AT_ONCE = 16  # mailboxes that are read in one callback, about 0.3 ms
+_AT_ONCE = 16  # mailboxes that one callback reads, in about 0.3 ms
 
 
 class Mailbox:
@@ -139,7 +139,7 @@ class DueReaders:
     """Reads the mailboxes that have new outputs, a few of them in each callback.
 
     Between two callbacks, the event loop reads the data that clients and engines have sent. So a new request does not
-    wait until all streams have the tokens of a step.
+    wait until the tokens of a step are written to all streams.
     """
 
     def __init__(self) -> None:

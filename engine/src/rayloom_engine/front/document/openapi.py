@@ -34,7 +34,7 @@ def openapi_document(
     root_path: str = "",
     extensions: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Returns the document, of JSON types only. Equal arguments give equal documents. `extensions`: further keys."""
+    """Returns the document, of JSON types only. Equal arguments give equal documents. `extensions`: extra keys."""
     document = get_openapi(
         title=title,
         version=version,

@@ -58,7 +58,7 @@ class GatewayAdapters:
         return self._known().get(name)
 
     def state(self, name: str) -> AdapterState:
-        """Returns what is known of the adapter `name`; a reported adapter may be declared as well."""
+        """Returns the state of the adapter `name`. An adapter that is declared and reported is "reported"."""
         if self.get(name) is not None:
             return "reported"
         return "declared" if name in (self._declared or ()) else "unknown"

@@ -27,7 +27,7 @@ from rayloom_engine.protocol.fingerprint import continuation
 from rayloom_engine.protocol.messages import CoreStatus, ServedModel
 from rayloom_engine.status import EngineStatus, State
 
-SILENCE_S = 10.0  # a living core sends a status every second
+SILENCE_S = 10.0  # seconds of silence after which a core is lost; a living core sends a status every second
 
 logger = logging.getLogger(__name__)
 

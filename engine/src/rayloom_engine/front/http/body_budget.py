@@ -1,4 +1,4 @@
-"""BodyBudget: limits the memory of request bodies that are being read or wait for the parser, shared by tenants."""
+"""BodyBudget: limits the memory of request bodies that are being read or wait for the parser, for all tenants."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def until(incoming: IncomingText, markers: Markers, emit: Callable[[str], None])
     while True:
         held_at = len(incoming.text) if incoming.is_ended else markers.open_at(incoming.text, incoming.at)
         found = markers.pattern.search(incoming.text, incoming.at)
-        # A marker found at `held_at` may be the beginning of a longer marker, so it has to wait.
+        # A marker found at `held_at` may be the beginning of a longer marker, so more text is needed.
         if found is not None and found.start() < held_at:
             emit(incoming.text[incoming.at : found.start()])
             incoming.at = found.end()

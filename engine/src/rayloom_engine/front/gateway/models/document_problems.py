@@ -67,7 +67,7 @@ def _line(path: Path, item: ErrorDetails, fields_at: FieldsAt) -> str:
 
 
 def _reason(path: Path, item: ErrorDetails, fields: Mapping[str, FieldInfo]) -> str:
-    # An object, a list and a value in the place of a model may contain keys.
+    # These values may contain keys: an object, a list, and any value in the place of a whole entry.
     may_have_keys = isinstance(item["input"], dict | list) or (len(path) < 3 and path != ("version",))
     given = "this value" if may_have_keys else shown(item["input"])
     kind = item["type"]

@@ -1,4 +1,4 @@
-"""KeyRing: the API keys of all names of a gateway. Finds the names that a key may use, in the same time for each key.
+"""KeyRing: the API keys of all models and aliases. Finds the names that a key may use, in equal time for all keys.
 
 A key is looked up by its hash, which depends on a secret of this process. So the time of a lookup reveals nothing about
 the keys.

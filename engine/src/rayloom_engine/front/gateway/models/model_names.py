@@ -30,7 +30,7 @@ class ModelRoute:
 
 
 class ModelNames:
-    """All names of a document. Immutable: a new document needs a new object."""
+    """The models and aliases of a document, by name. Immutable: a new document needs a new object."""
 
     def __init__(
         self,

@@ -65,7 +65,7 @@ class ChatCall:
         return {tool.name: tool.parameters for tool in self.use.tools}
 
     def _prompt_digest(self) -> str:
-        """Returns a hash of the prompt, for call ids: clients may send a request id twice in one conversation."""
+        """Returns a hash of the prompt. It makes call ids differ if a client reuses a request id in a conversation."""
         return hashlib.sha256(array.array("q", self.prompt_ids).tobytes()).hexdigest()
 
 

@@ -230,7 +230,7 @@ class GenerationRequest(FormFields, SamplingFields, Wire):
             )
 
     def check_stream(self) -> None:
-        """Raises RequestError for options that cannot be combined."""
+        """Raises RequestError for `stream_options` without `stream`."""
         if self.stream_options is not None and not self.stream:
             raise RequestError(
                 "stream_options is only for streams; set stream to true or leave it out", "stream_options"
