@@ -51,7 +51,7 @@ class ModelApi:
 def _counted(handler: Handler) -> Handler:
     """Counts errors that `handler` raises before an answer begins. Repeats that read a kept answer do not count.
 
-    The stream itself counts errors in its middle.
+    A stream counts errors in its middle itself.
     """
 
     async def handle(request: Request) -> Response:

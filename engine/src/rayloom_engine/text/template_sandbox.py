@@ -130,7 +130,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             self.add_filter(name, function)
 
     def add_filter(self, name: str, function: Callable[..., Any]) -> None:
-        """Adds `function` as a filter that keeps to the budget."""
+        """Adds `function` as a filter, with checks of the budget."""
         self.filters[name] = _bounded_filter(name, function)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:

@@ -42,7 +42,7 @@ class Mailbox:
         Further calls return False until `read` is called.
         """
         if self._failure is not None:
-            return False  # the client would get text with a gap before the error
+            return False  # a failed `read` may have dropped outputs, so this output could follow a gap
         self._items.append((lane, output))
         if self._reader is None:
             self.wake()

@@ -141,7 +141,7 @@ class GatewayService(Service):
             self.text = with_contexts(self.text, self._stored_context, self.client.pool)
 
     def _links_of_model(self) -> list[EngineLink]:
-        """Returns the engines that stay in the list, without those that serve another model."""
+        """Returns the links to engines in the list, without engines that serve another model."""
         pool = self.client.pool
         links = [link for link in pool.links.values() if not link.is_leaving]
         return [link for link in links if continuation(pool.model, link.fingerprint) != "other model"]

@@ -90,7 +90,7 @@ def age_of_drain(mark: Path) -> float | None:
 def _mark(mark: Path, is_draining: bool) -> None:
     if not is_draining:
         mark.unlink(missing_ok=True)
-    elif not mark.exists():  # a second request keeps the time of the first
+    elif not mark.exists():  # a repeated request does not change the time
         mark.touch()
 
 

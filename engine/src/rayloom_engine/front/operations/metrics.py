@@ -79,7 +79,7 @@ OF_VLLM = frozenset(
 
 
 class Metrics:
-    """All metrics of one engine. Handlers count, `observe_core` adds the core's counts, `text` writes all metrics."""
+    """All metrics of one engine. Handlers and `observe_core` (the core's counts) change them; `text` writes them."""
 
     def __init__(self, model_name: str, prefix: str = "rayloom", *, prefix_caching: bool = True) -> None:
         """`prefix`: the prefix of the metrics OF_VLLM. With vllm, all samples also have vLLM's label `engine`."""

@@ -49,7 +49,7 @@ class ModelsFile(FileWatch[ModelsDocument]):
         self._parsed = ModelsFileStatus(
             hash=content_hash(content), problems=[shortened(each) for each in found.problems[:MAX_PROBLEMS]]
         )
-        if found.problems != self._problems:  # a file that could not be applied is read again
+        if found.problems != self._problems:  # log once: a file that could not be applied is read again
             for problem in found.problems:
                 logger.error("models_file %s: %s; until this is corrected, it is not served", path, problem)
             self._problems = found.problems
