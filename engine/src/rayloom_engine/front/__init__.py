@@ -1,7 +1,7 @@
-"""The API server process ("front"): takes HTTP requests, sends sequences to the core, streams text.
+"""The API server process ("front"): receives HTTP requests, sends sequences to the core, streams text.
 
 app         the API port's application, behind gate (keys, request ids, drains)
-routes      the table of its endpoints
+routes      the table of all endpoints of the API port
 document/   the OpenAPI document: answer models, statuses, the page /docs
 openai/     OpenAI's endpoints: wire formats, prompts, answers, streams
 generation/ one HTTP request's sequences, from admission to the last delta

@@ -33,7 +33,9 @@ PAGE_PATH = "/docs"
 
 
 class ApiApplication(Starlette):
-    """The endpoints of ROUTES, whose handlers read and check bodies. FastAPI makes the OpenAPI document of ROUTES.
+    """An application with the endpoints of ROUTES. FastAPI generates the OpenAPI document from ROUTES.
+
+    The handlers read and check bodies themselves.
 
     FastAPI is imported with the first request for the document: its import would take a fourth of the CPU time of a
     front's start, and so of each recovery of a front.
@@ -56,9 +58,9 @@ class ApiApplication(Starlette):
         self._document: bytes | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves a request. A path below `root_path` is served as the path without it.
+        """Serves a request. A path below `root_path` is served as the path without this prefix.
 
-        The path is cut here, in front of Gate, so that a prefix never decides whether a key is needed.
+        The prefix is cut off here, before Gate decides by the path whether a request needs a key.
         """
         if self._root and scope["type"] == "http" and scope["path"].startswith(self._root + "/"):
             scope["path"] = scope["path"].removeprefix(self._root)
@@ -76,7 +78,7 @@ class ApiApplication(Starlette):
         return self._openapi
 
     async def _answer_document(self, _request: Request) -> Response:
-        """Answers GET /openapi.json. The first request takes about 0.5 s, in a thread, so that streams continue."""
+        """Answers GET /openapi.json. The first request takes about 0.5 s, so a thread builds the document."""
         if self._document is None:
             from rayloom_engine.front.document.page import document_json
 

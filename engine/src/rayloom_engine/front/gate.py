@@ -34,7 +34,7 @@ class KeyCheck(Protocol):
         """True if requests need no key."""
 
     def num_keys_beside(self, key: bytes) -> int:
-        """The number of different keys if `key` is one of them; else 0: other keys pass if a name needs no key."""
+        """The number of the port's keys if `key` is one of them; else 0: any key passes if a name needs no key."""
 
     def knows(self, key: bytes) -> bool:
         """True if `key` is an accepted key, or if there is a model name that needs no key."""
@@ -91,7 +91,7 @@ class Gate:
 
 
 class _Body:
-    """A request's body. Knows whether all of it has arrived."""
+    """A request's body. Records whether the whole body has arrived."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -105,7 +105,7 @@ class _Body:
     async def discard(self) -> None:
         """Reads and drops the rest of the body.
 
-        If bytes arrived after the connection was closed, TCP would reset it, and the client would lose the answer.
+        If bytes arrived on a closed connection, TCP would reset the connection, and the client would lose the answer.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(REST_OF_BODY_S):

@@ -49,9 +49,9 @@ class ModelApi:
 
 
 def _counted(handler: Handler) -> Handler:
-    """Counts errors that are raised before an answer begins, once for each computation.
+    """Counts errors that `handler` raises before an answer begins. Repeats that read a kept answer do not count.
 
-    Errors in the middle of a stream are counted by the stream itself.
+    A stream counts errors in its middle itself.
     """
 
     async def handle(request: Request) -> Response:

@@ -75,8 +75,8 @@ class FrontServer:
     async def run(self) -> int:
         """Runs both servers and the connection to the core until a signal or `give_up` ends them.
 
-        Returns the exit code. If a server or the connection ends by itself, or work of `run_beside` fails, raises its
-        error.
+        Returns the exit code. Raises the error of a server or connection that ends by itself, or of work that was given
+        to `run_beside`.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -87,8 +87,8 @@ class FrontServer:
         ]
         core = asyncio.create_task(self._service.run())
         stop = asyncio.create_task(self._stop.wait())
-        # Neither a server nor the core task may end by itself: `task.result()` below raises its error and ends the
-        # process.
+        # Neither a server nor the core task may end by itself. If one does, `task.result()` below raises the error of
+        # this task, which ends the process.
         done, _ = await asyncio.wait([*serving, core, stop], return_when=asyncio.FIRST_COMPLETED)
         for server in self._servers:
             server.should_exit = True

@@ -61,7 +61,7 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda format: clock().strftime(format)
         self.source = source
-        self.with_tools: ChatTemplate | None = None  # a separate template for requests with tools, if there is one
+        self.with_tools: ChatTemplate | None = None  # the template for requests with tools; None: the same
         self._special_tokens = dict(special_tokens)
         self._num_slow_left = 0
         try:

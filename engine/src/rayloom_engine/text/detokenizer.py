@@ -75,7 +75,7 @@ class ByteDetokenizer:
 class WindowDetokenizer:
     """Decodes all other vocabularies, by decoding a window of the last tokens. Returns only the text that is new.
 
-    window  the text of [start, read) was returned already, the text of [read, end) is held back
+    The text of the first `_num_read` tokens of the window was returned already, the text of the others is held back.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], skipped_ids: frozenset[int]) -> None:
@@ -101,7 +101,7 @@ class WindowDetokenizer:
 
     def _advance(self, text: str) -> str:
         piece = text[len(self._read_text) :]
-        # The tokens just decoded become the context of the next ones.
+        # The tokens whose text is returned now become the context of the next tokens.
         self._window = self._window[self._num_read :] or self._window
         self._num_read = len(self._window)
         self._read_text = self._decode(self._window)

@@ -35,7 +35,7 @@ _TOOL_MARKS: tuple[tuple[ToolFormat, tuple[str, ...]], ...] = (
     (LLAMA3_JSON, ("<|python_tag|>",)),
     (LLAMA3_JSON, ('"parameters": dictionary of argument name',)),
 )
-_OTHER_FORMATS = ("<arg_key>",)  # tags of unknown formats that also have tags of the formats above
+_OTHER_FORMATS = ("<arg_key>",)  # tags of unsupported formats that share tags with the formats above
 _REASONING_MARKS = (("[THINK]", "mistral"), ("<seed:think>", "seed_oss"), ("</think>", QWEN3.name))
 
 
@@ -61,7 +61,7 @@ def model_formats(
     tool_parser: str | None = None,
     reasoning_parser: str | None = None,
 ) -> ModelFormats:
-    """Returns the formats of a model. The settings `tool_parser` and `reasoning_parser` override those of the template.
+    """Returns the formats of a model. The settings `tool_parser` and `reasoning_parser` override the template.
 
     If the template has no tools, or an unknown format, tools are written into the messages, in the format of Hermes.
     """

@@ -17,7 +17,7 @@ from rayloom_engine.text.tokenizer import Tokenizer
 class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
     """The text of new tokens.
 
-    The text is empty for half a character, for the possible start of a stop string and for a special token.
+    The text is empty if the tokens are only half a character, the possible start of a stop string or special tokens.
     """
 
     text: str

@@ -13,7 +13,7 @@ class StopAutomaton:
     """The Aho-Corasick automaton for some strings (doi.org/10.1145/360825.360855). Immutable once made.
 
     A state stands for the longest suffix of the text that is a prefix of one of the strings; state 0 is the empty
-    suffix. `depth` of a state: its number of characters. `found`: the longest string with which its text ends, if any.
+    suffix. `depth`: number of characters of a state. `found`: the longest string at the end of its text, or None.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:

@@ -1,7 +1,8 @@
 """Estimates the size of a template operation's result before it is computed. Pure functions.
 
-Python builds a text of 2 GB in one uninterruptible operation, so the arguments decide whether it is refused. The result
-of an operation that is not listed here is at most a small multiple of its arguments.
+Python builds a text of 2 GB in one operation that cannot be interrupted. So an operation is refused before it runs, if
+its arguments could give too large a result. The result of an operation that is not listed here is at most a small
+multiple of its arguments.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def _replaced(values: tuple[Any, ...], named: Mapping[str, Any]) -> int:
     if not isinstance(text, str | bytes):
         text = str(text)
     if not isinstance(old, type(text)) or not isinstance(new, str | bytes):
-        return 0  # The arguments are invalid, so the call itself will raise an error.
+        return 0  # The arguments are invalid, so the call of `replace` will raise an error.
     found: int = text.count(old)
     return found * len(new)
 

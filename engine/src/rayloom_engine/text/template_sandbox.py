@@ -130,7 +130,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             self.add_filter(name, function)
 
     def add_filter(self, name: str, function: Callable[..., Any]) -> None:
-        """Adds `function` as a filter that keeps to the budget."""
+        """Adds `function` as a filter, with checks of the budget."""
         self.filters[name] = _bounded_filter(name, function)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
@@ -146,7 +146,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         _current().spend()
 
     def joined(self, *values: Any) -> str:
-        """Implements the operator `~`."""
+        """Joins the values as texts, as the operator `~` does. Raises SecurityError if they are too long."""
         budget = _current()
         budget.weigh(values)
         return "".join(map(str, values))
@@ -212,7 +212,7 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
             args = (*args[:first], list(args[first]), *args[first + 1 :])
         values = args[first:]
         if len(values) == 1 and not named and isinstance(values[0], str):
-            num_chars = len(values[0])  # the text was given, or was checked before
+            num_chars = len(values[0])  # this text was given to the template, or is a value that was checked before
         elif name not in _STRUCTURAL:
             num_chars = budget.weigh((values, named))
             if name == "join":
@@ -225,7 +225,7 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
 
 
 def _written(value: Any) -> Any:
-    """Checks the value that `{{ value }}` writes."""
+    """Returns `value`, which `{{ value }}` writes. Raises SecurityError for too large lists and dicts."""
     if not isinstance(value, str):
         _current().weigh(value)
     return value

@@ -31,7 +31,7 @@ class MessagesAnswer:
         self._stop: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}
 
     def opening(self) -> list[dict[str, Any]]:
-        """Returns the message without content. `input_tokens` is the whole prompt: cached tokens are not known yet."""
+        """Returns the message without content. `input_tokens`: the whole prompt, as cached tokens are unknown."""
         usage = {"input_tokens": self.generation.num_prompt_tokens, "output_tokens": 0}
         return [{"type": "message_start", "message": self._message([], usage)}]
 
@@ -71,7 +71,7 @@ class MessagesAnswer:
         }
 
     def _stopped(self, finish_reason: str | None, stop_reason: str | int | None) -> dict[str, Any]:
-        """Returns `stop_reason` and `stop_sequence`. A tool call that a stop sequence cut is no "tool_use"."""
+        """Returns `stop_reason` and `stop_sequence`. An incomplete tool call is no "tool_use"."""
         if finish_reason == "length":
             return {"stop_reason": "max_tokens", "stop_sequence": None}
         if self._blocks.has_whole_call:

@@ -14,7 +14,7 @@ from rayloom_engine.text.message_parts import MessagePart
 
 
 class ContentBlocks:
-    """The blocks of one message."""
+    """The content blocks of one message. Methods return the events of changed blocks."""
 
     def __init__(self) -> None:
         self._message = MessageItems()
@@ -63,7 +63,7 @@ def _delta(item: Item, **delta: Any) -> dict[str, Any]:
 
 
 def _block(item: Item, *, is_new: bool = False) -> dict[str, Any]:
-    # a new block begins without text, even if the same batch of changes has text for it
+    # the event of a new block has no text, even if `item` has text already: later events carry this text
     text = "" if is_new else item.text
     if item.kind == "content":
         return {"type": "text", "text": text, "citations": None}

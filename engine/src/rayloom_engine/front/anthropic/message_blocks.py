@@ -113,7 +113,7 @@ def _call(block: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 
 def _texts(content: object, where: str, *, separator: str) -> str:
-    """Returns `content` if it is a string, else the joined texts of its text blocks."""
+    """Returns `content` if it is a string, else its joined text blocks, without the billing header."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

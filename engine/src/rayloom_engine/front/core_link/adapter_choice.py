@@ -1,6 +1,6 @@
 """Decides which engines may compute a sequence with a LoRA adapter. Only reads the state of the links.
 
-The digest of its files identifies an adapter: engines may have it in different folders, and under different names.
+An adapter is identified by the digest of its files: engines may have it in different folders, under different names.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from rayloom_engine.front.core_link.sequences import ClientSequence
 def with_adapter(usable: list[EngineLink], links: Iterable[EngineLink], sequence: ClientSequence) -> list[EngineLink]:
     """Returns the engines of `usable` that may compute the sequence. `links`: all engines of the pool.
 
-    If every engine has unloaded the adapter, any engine that has reported its adapters may continue a sequence that was
-    begun: the adapter's files may still exist, and a running request keeps an adapter that is unloaded. While the
-    sequence's engine has the adapter, the sequence stays on it, even if this engine is leaving: another engine may
-    support no adapters.
+    If every engine has unloaded the adapter, a sequence that has begun may continue on any engine that has reported its
+    adapters: the adapter's files may still exist, and running requests may use an unloaded adapter. While the
+    sequence's present engine has the adapter, the sequence stays there, even if this engine is leaving: other engines
+    may support no adapters.
     """
     adapter = sequence.params.adapter
     if adapter is None:
@@ -31,7 +31,7 @@ def with_adapter(usable: list[EngineLink], links: Iterable[EngineLink], sequence
 
 
 def is_unloaded(links: Iterable[EngineLink], sequence: ClientSequence) -> bool:
-    """True if no engine has begun the sequence, and no engine has its adapter, which was unloaded in the meantime.
+    """True if no engine has begun the sequence, and all engines report that they do not have its adapter.
 
     An engine that has not reported its adapters yet may have the adapter.
     """
@@ -43,7 +43,7 @@ def is_unloaded(links: Iterable[EngineLink], sequence: ClientSequence) -> bool:
 
 
 def adapt(link: EngineLink, choices: Iterable[ClientSequence]) -> None:
-    """Sets each sequence's adapter to this engine's own entry for it, which may name another folder."""
+    """Replaces each sequence's adapter by this engine's entry for the same adapter, which may name another folder."""
     for sequence in choices:
         adapter = sequence.params.adapter
         if adapter is None or adapter in (link.adapters or ()):

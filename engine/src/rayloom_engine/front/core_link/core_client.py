@@ -275,7 +275,7 @@ class CoreClient:
             self.recoveries.replayed(num_requests(self._sequences.values()))
         if link.is_serving:
             self._was_serving = True
-            self.recoveries.replayed(num_requests(waiting))  # a gateway submits waiting sequences only now
+            self.recoveries.replayed(num_requests(waiting))  # a gateway submits them below, now that an engine serves
             self._end_recovery(status.phases)
         self._on_status(link, status)
         if status.state == "failed" and not self.rules.is_gateway:
@@ -291,14 +291,14 @@ class CoreClient:
 
     def _receive_outputs(self, link: EngineLink, message: Outputs) -> None:
         engine = link.name
-        first: list[Mailbox] = []  # the mailboxes of answers that begin
+        first: list[Mailbox] = []  # mailboxes that get the first output of an attempt
         others: list[Mailbox] = []
         for output in message.outputs:
             sequence = self._sequences.get(output.sequence_id)
             if sequence is None:
                 continue  # the sequence was aborted
             place = sequence.place
-            if place.attempt != output.attempt or place.engine != engine:  # `is_current`, without a call for each token
+            if place.attempt != output.attempt or place.engine != engine:  # `is_current`, but inline
                 continue  # the sequence was submitted again meanwhile
             due = others
             if not place.is_decoding:
@@ -341,8 +341,8 @@ class CoreClient:
         if other is None and (is_corrupt or not sequence.is_accepted):
             self._placement.fail(sequence, refusal(message))
             return
-        # If no other engine can compute the sequence, it was marked as accepted only after this submission. So engines
-        # that refused it may get it again: a core never refuses an accepted sequence for a full queue.
+        # A core never refuses an accepted sequence for a full queue. So without another engine, the sequence was marked
+        # as accepted only after the refused submission, and engines that refused it may get it again.
         if other is None:
             sequence.place.refused_by.clear()
         self._placement.place_again([sequence])

@@ -11,14 +11,14 @@ from rayloom_engine.front.core_link.sequences import ClientSequence
 from rayloom_engine.protocol.fingerprint import Fingerprint, continuation
 from rayloom_engine.routing.router import choose
 
-SUSPECT_AFTER_S = 3.0  # a core sends a status every second
+SUSPECT_AFTER_S = 3.0  # seconds without a status; a core sends one every second
 # A sequence whose engine was lost this often in a row, without a token in between, may be the cause of the losses. From
 # then on, only its last engine gets the sequence. This engine can find out whether the request is poisonous
 # (core/suspicion.py), and the other engines survive.
 LOSSES_UNTIL_PINNED = 2
-PINNED_S = 30.0  # after this time, other engines may get the sequence: the lost engine is not expected back soon
+PINNED_S = 30.0  # seconds after a loss; later, other engines may get the sequence: its engine will hardly be back soon
 MOST_LOSSES = 6
-MOST_CORRUPT = 3  # after a NaN or an infinity on this number of engines, the request may be the cause
+MOST_CORRUPT = 3  # a NaN or an infinity on this number of engines ends a sequence: its request may be the cause
 # Seconds for which an engine that replaces lost ranks keeps its sequences. Then other engines replay them, because a
 # rank that has to start in a new pod takes minutes.
 REBUILD_PATIENCE_S = 10.0
@@ -36,7 +36,7 @@ class PoolRules:
 
 
 def is_usable(link: EngineLink, rules: PoolRules) -> bool:
-    """True if the engine may be given sequences. Without a gateway, the only engine gets them even while it starts.
+    """True if the engine may be given sequences. Inside an engine, the front uses its only engine even while it starts.
 
     A gateway gives no sequences to an engine that has sent no status for SUSPECT_AFTER_S: the engine may be lost.
     """
@@ -75,7 +75,9 @@ def is_current(link: EngineLink, sequence: ClientSequence, attempt: int) -> bool
 
 
 def chosen_engine(links: Sequence[EngineLink], sequence: ClientSequence) -> str | None:
-    """Returns the name of the engine in `links` that shall compute `sequence`. All of `links` can compute it.
+    """Returns the name of the engine in `links` that shall compute `sequence`; None without `links`.
+
+    The caller has checked that all engines in `links` can compute the sequence.
 
     All engines are compared with the same decode cost: the mean of their measured costs, because measurements on equal
     engines differ by chance. An engine that reports no cost counts with a cost of 1.

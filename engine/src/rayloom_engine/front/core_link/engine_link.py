@@ -38,10 +38,10 @@ class EngineLink:
     """The connection to one core. For one event loop."""
 
     def __init__(self, name: str, core: CoreAddress, listener: LinkListener, silence_s: float | None = None) -> None:
-        """`silence_s`: after this silence the core counts as lost; None: the supervisor watches the core."""
+        """`silence_s`: seconds of silence after which the core is lost; None: the supervisor watches the core."""
         self.name = name
         self.core = core
-        self.estimate = EngineEstimate(name)  # made from the reports on the current connection
+        self.estimate = EngineEstimate(name)  # computed from the reports on the current connection
         self.status: CoreStatus | None = None  # the latest status on any connection, perhaps of a core that is gone
         # the list of LoRA adapters that the engine last reported; None: the engine has never reported a list
         self.adapters: tuple[Adapter, ...] | None = None

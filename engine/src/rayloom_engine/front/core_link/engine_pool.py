@@ -47,7 +47,7 @@ class EnginePool:
         return link
 
     def run_in(self, group: asyncio.TaskGroup) -> None:
-        """Keeps the connections to all engines, as tasks of `group`. This includes engines that are added later."""
+        """Starts a task of `group` for the connection to each engine, also for engines that are added later."""
         self._group = group
         for name, link in self.links.items():
             self._tasks[name] = group.create_task(link.run())
@@ -65,7 +65,10 @@ class EnginePool:
 
     @property
     def main(self) -> EngineLink | None:
-        """The engine whose status represents all engines: an engine that serves, else a connected engine, else any."""
+        """The engine whose status represents all engines; None without engines.
+
+        A serving engine precedes a connected engine, and a connected engine precedes all others.
+        """
         links = self.links.values()
         return next(
             (link for wanted in (_serves, _is_connected, bool) for link in links if wanted(link)),
@@ -89,10 +92,10 @@ class EnginePool:
         return None if name is None else self.links[name]
 
     def place_for(self, choices: list[ClientSequence]) -> EngineLink | None:
-        """Does the same as `engine_for`, for all choices of one prompt.
+        """Returns the engine for all choices of one prompt, as `engine_for` does for a sequence.
 
-        In a gateway, also sets the choices' adapter to the engine's own entry for it. The front inside an engine has
-        the newest list of adapters itself.
+        In a gateway, also sets the choices' adapter to the engine's own entry for this adapter. The front inside an
+        engine owns the list of adapters, so its entries are right already.
         """
         link = self.engine_for(choices[0])
         if link is not None and self.rules.is_gateway:
@@ -119,7 +122,7 @@ class EnginePool:
     def withdraw(self, sequence: ClientSequence, *, is_moved: bool = False, is_complete: bool = False) -> None:
         """Takes a sequence away from its engine, which frees the slot and the KV blocks. Later outputs are dropped.
 
-        `is_moved`: the sequence continues at another engine. A suspect of this engine remains a suspect there.
+        `is_moved`: the sequence continues at another engine. If this engine suspects the sequence, the suspicion stays.
         `is_complete`: the answer ends at a stop string, so the engine counts the sequence as finished.
         """
         link = self.links.get(sequence.place.engine or "")
@@ -142,7 +145,7 @@ class EnginePool:
         return ""
 
     def _has_another_model(self, sequence: ClientSequence) -> bool:
-        """True if every engine is connected and serves another model than the one that began `sequence`."""
+        """True if every engine is connected, and none of them serves the model that `sequence` needs."""
         expected = sequence.place.fingerprint or self.model
         return bool(self.links) and all(
             link.is_connected

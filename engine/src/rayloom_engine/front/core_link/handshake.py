@@ -67,7 +67,7 @@ class CoreConnection:
     """An open connection, whose core has accepted this front."""
 
     reader: FrameReader
-    writer: asyncio.StreamWriter  # ends the connection
+    writer: asyncio.StreamWriter  # only for ending the connection
     send: Callable[[bytes], None]  # sends bytes without waiting, encrypted if `is_encrypted`
     welcome: Welcome
     is_encrypted: bool
@@ -174,7 +174,7 @@ async def _challenge(reader: FrameReader) -> FrontChallenge:
 async def _prove(
     core: CoreAddress, challenge: FrontChallenge, reader: FrameReader, send: Callable[[bytes], None]
 ) -> Welcome:
-    """Returns the core's Welcome, after both sides have proved the key to each other."""
+    """Returns the core's Welcome, after both sides have proved to each other that they have the key."""
     version = common_version(challenge.version)
     if version is None:
         raise ProtocolError(

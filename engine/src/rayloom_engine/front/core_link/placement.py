@@ -26,7 +26,7 @@ class Placement:
     """Gives sequences to engines. A sequence that no engine has is held: it waits for an engine. For one event loop."""
 
     def __init__(self, pool: EnginePool, sequences: dict[str, ClientSequence], recoveries: RecoveryLog) -> None:
-        """`sequences`: the unfinished sequences by id, in order of arrival. Failed sequences are removed from it."""
+        """`sequences`: the unfinished sequences by id, in order of arrival. Placement removes failed sequences."""
         self._pool = pool
         self._sequences = sequences
         self._recoveries = recoveries
@@ -44,7 +44,11 @@ class Placement:
                 sequence.place.waits_since_s = now_s
 
     def place_again(self, sequences: Iterable[ClientSequence]) -> None:
-        """Submits sequences again, marked as accepted, so that no core refuses them for a full queue."""
+        """Submits sequences that no engine has. If no engine can compute a sequence, it continues to wait.
+
+        Marks the sequences as accepted, so that no core refuses them for a full queue. A choice that a full engine has
+        refused stays unmarked, with the other choices of its prompt.
+        """
         left = [sequence for sequence in sequences if self._sequences.get(sequence.sequence_id) is sequence]
         num_placed = 0
         for choices in by_prompt(sequence for sequence in left if sequence.place.engine is None):

@@ -1,4 +1,4 @@
-"""RecoveryLog: losses of the EngineCore, a rank or a front, and for how long each loss interrupted the tokens."""
+"""RecoveryLog: losses of the EngineCore, a rank or a front, and for how long each loss interrupted streams."""
 
 from __future__ import annotations
 

@@ -12,14 +12,14 @@ from rayloom_engine.protocol.messages import SequenceOutput
 Items = list[tuple[int, SequenceOutput]]
 Reader = Callable[[Items], bool]
 
-_AT_ONCE = 16  # mailboxes that are read in one callback, about 0.3 ms
+_AT_ONCE = 16  # mailboxes that one callback reads, in about 0.3 ms
 
 
 class Mailbox:
     """Outputs of a request's sequences ("lanes"), in order of arrival. For one event loop and one reader."""
 
-    # With slots, the attributes of an instance are beside each other in memory. All classes that each token passes have
-    # slots.
+    # With slots, the attributes of an instance are beside each other in memory. So all classes whose code runs for each
+    # token have slots.
     __slots__ = ("_clock", "_failure", "_idle_since_s", "_is_reader_due", "_items", "_reader", "_waiter")
 
     def __init__(self) -> None:
@@ -39,10 +39,10 @@ class Mailbox:
     def put(self, lane: int, output: SequenceOutput) -> bool:
         """Adds an output, unless the request has failed. Returns True if the caller must call `read` soon.
 
-        Until `read` is called, further outputs return False.
+        Further calls return False until `read` is called.
         """
         if self._failure is not None:
-            return False  # the client would get text with a gap before the error
+            return False  # a failed `read` may have dropped outputs, so this output could follow a gap
         self._items.append((lane, output))
         if self._reader is None:
             self.wake()
@@ -66,11 +66,11 @@ class Mailbox:
     async def take(self, timeout_s: float, reader: Reader | None = None) -> Items:
         """Returns all (lane, output) pairs since the last call.
 
-        Waits for the first pair; returns an empty list after `timeout_s`. During the wait, `read` calls `reader` with
-        the pairs that arrive. If `reader` returns True, it has processed the pairs. Then the wait begins again, and the
-        waiting task is not woken, because a wake-up costs more than all other work for a token. `reader` must not store
-        the list. Raises the request's failure once all earlier outputs are taken. An exception of `reader` becomes the
-        request's failure, and its pairs are dropped.
+        Waits for the first pair; returns an empty list if none arrives for `timeout_s`. During the wait, `read` calls
+        `reader` with the pairs that arrive. If `reader` returns True, it has processed the pairs. Then the wait begins
+        again, and the waiting task is not woken, because a wake-up costs more than all other work for a token. `reader`
+        must not store the list. Raises the request's failure once all earlier outputs are taken. An exception of
+        `reader` becomes the request's failure, and the pairs in that call of `reader` are dropped.
         """
         if not self._items and self._failure is None:
             # A bare future and a timer, because this runs for every token and asyncio.wait_for costs several times as
@@ -139,7 +139,7 @@ class DueReaders:
     """Reads the mailboxes that have new outputs, a few of them in each callback.
 
     Between two callbacks, the event loop reads the data that clients and engines have sent. So a new request does not
-    wait until all streams have the tokens of a step.
+    wait until the tokens of a step are written to all streams.
     """
 
     def __init__(self) -> None:

@@ -59,7 +59,7 @@ class ClientSequence:
         return self.place.held_s + (0.0 if since_s is None else now_s - since_s)
 
     def blocks(self, block_size: int) -> PromptBlocks:
-        """Returns the blocks of the prompt, computed in the first call. `block_size`: tokens in a block; 0: unknown."""
+        """Returns the blocks of the prompt, cached for one block size. `block_size`: tokens in a block; 0: unknown."""
         if self.prompt_blocks is None or self.prompt_blocks.block_size != block_size:
             self.prompt_blocks = prompt_blocks(
                 self.prompt_ids,
@@ -78,7 +78,7 @@ class Place:
     engine: str | None = None  # name of the engine; None: the sequence waits for an engine
     attempt: int = 0  # only outputs with this number are used
     is_decoding: bool = False  # the engine has sent an output of this attempt
-    # The fingerprint of the engine that computed the last id; before the first id, of the model of the tokenizer.
+    # The fingerprint of the engine that got the sequence last. Before any engine got it: of the tokenizer's model.
     fingerprint: Fingerprint | None = None
     is_rounded: bool = False  # engines whose logits differ by rounding have computed parts of the sequence
     waits_since_s: float | None = None  # time.monotonic at which the sequence began to wait for an engine
@@ -114,7 +114,8 @@ def by_prompt(sequences: Iterable[ClientSequence]) -> list[list[ClientSequence]]
 def in_turns_of_keys(waiting: list[ClientSequence], all_unfinished: Iterable[ClientSequence]) -> list[ClientSequence]:
     """Returns waiting sequences in the order in which engines should get them: API keys take turns.
 
-    Sequences of one request stay together. A sequence in `all_unfinished` that an engine has counts for its key.
+    Sequences of one request stay together. The sequences in `all_unfinished` that engines have count, too: the more of
+    them a key has, the later is its turn.
     """
     by_request: dict[str, list[ClientSequence]] = {}
     for sequence in waiting:

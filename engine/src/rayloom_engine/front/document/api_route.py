@@ -18,7 +18,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiRoute:
-    """A path, a method and its handler. The other fields describe the endpoint; nothing is checked against them."""
+    """An endpoint with its handler. Other fields only describe it: no request or answer is checked against them."""
 
     method: str
     path: str

@@ -34,7 +34,7 @@ def openapi_document(
     root_path: str = "",
     extensions: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Returns the document, of JSON types only. Equal arguments give equal documents. `extensions`: further keys."""
+    """Returns the document, of JSON types only. Equal arguments give equal documents. `extensions`: extra keys."""
     document = get_openapi(
         title=title,
         version=version,
@@ -45,7 +45,7 @@ def openapi_document(
     )
     schemas = document["components"]["schemas"]
     schemas.update(_schemas(routes))
-    # FastAPI adds its own answer to invalid requests, which this server never sends.
+    # FastAPI adds its own 422 answer to invalid requests. This server never sends such an answer.
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     for operations in document["paths"].values():
@@ -70,7 +70,7 @@ def _schemas(routes: Sequence[ApiRoute]) -> dict[str, Any]:
 
 
 def _described(route: ApiRoute) -> APIRoute:
-    """Returns FastAPI's description of a route. It is never served."""
+    """Returns FastAPI's description of a route. FastAPI serves no requests with it."""
     return APIRoute(
         route.path,
         _signature(route),

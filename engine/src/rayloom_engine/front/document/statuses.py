@@ -1,4 +1,7 @@
-"""The statuses of errors, with their meanings. The document gives all errors of a route the model `ApiRoute.errors`."""
+"""The statuses of errors, with their meanings.
+
+In the document, all errors of a route have the model `ApiRoute.errors`.
+"""
 
 from __future__ import annotations
 

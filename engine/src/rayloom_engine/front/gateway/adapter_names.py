@@ -30,11 +30,11 @@ class GatewayAdapters:
     def __init__(self) -> None:
         self._entries: dict[str, ServedAdapter] | None = None  # None: no engine has reported its adapters yet
         self._declared: frozenset[str] | None = None  # None: engines may have adapters of any name
-        self._withdrawn: frozenset[str] = frozenset()  # names that were declared and are not any more
+        self._withdrawn: frozenset[str] = frozenset()  # names that were declared earlier and are not declared any more
         self._has_report = False  # a connected engine has reported its adapters
 
     def continue_from(self, before: GatewayAdapters) -> None:
-        """Copies the adapters that `before` knows of the same engines. Their reports to this object are still due."""
+        """Copies the adapters of the same engines from `before`. The engines have not reported to this object yet."""
         self._entries = before._entries
         self._declared = before._declared
         self._withdrawn = before._withdrawn
@@ -58,7 +58,7 @@ class GatewayAdapters:
         return self._known().get(name)
 
     def state(self, name: str) -> AdapterState:
-        """Returns what is known of the adapter `name`; a reported adapter may be declared as well."""
+        """Returns the state of the adapter `name`. An adapter that is declared and reported is "reported"."""
         if self.get(name) is not None:
             return "reported"
         return "declared" if name in (self._declared or ()) else "unknown"
@@ -84,7 +84,7 @@ class GatewayAdapters:
             )
 
     def update(self, links: list[EngineLink]) -> bool:
-        """Reads the adapters of the engines. Returns True if there is a report now and there was none at the last call.
+        """Reads the adapters of the engines. True if an engine has reported now, but none had at the last call.
 
         `links`: the links to the engines of the gateway's model.
         """

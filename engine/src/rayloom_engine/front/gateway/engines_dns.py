@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """Returns all IPv4 and IPv6 addresses of a host, by the system's resolver in a thread of the event loop.
+    """Returns all IPv4 and IPv6 addresses of a host. Calls the system's resolver in a thread.
 
     Raises OSError or UnicodeError.
     """
@@ -32,7 +32,7 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 def engines_after(known: Mapping[str, str], addresses: Iterable[str], port: int) -> dict[str, str]:
-    """Returns the engines, name -> HOST:PORT, after a lookup. Without `addresses`, these are the `known` engines."""
+    """Returns the engines, name -> HOST:PORT, after a lookup. Without `addresses`, returns the `known` engines."""
     places = {each: f"[{each}]:{port}" if ":" in each else f"{each}:{port}" for each in addresses}
     return {name: places[name] for name in sorted(places, key=_order)} or dict(known)
 

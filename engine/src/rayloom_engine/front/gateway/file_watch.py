@@ -18,7 +18,7 @@ Content = TypeVar("Content")
 
 
 class FileWatch(Generic[Content]):
-    """One file. For one event loop."""
+    """Watches one file by its modification time, inode and size. For one event loop."""
 
     def __init__(self, path: Path, parse: Callable[[Path], Content], consequence: str) -> None:
         """`parse` returns the content of the file or raises ConfigError.

@@ -24,7 +24,7 @@ FRONT_FIELDS = (
     *("generation_config", "root_path", "metrics_prefix", "tool_parser", "reasoning_parser", "drain_seconds"),
     *("repeat_seconds", "log_level"),
 )
-# Settings of a gateway with one model that `models_file` replaces.
+# Settings of a gateway with one model. `models_file` replaces these settings.
 SINGLE_MODEL_FIELDS = (
     *("engines", "engines_file", "engines_dns", "key_file", "tls_server_name", "served_model_name", "api_key_file"),
 )
@@ -142,7 +142,7 @@ def parse_gateway_config(document: object) -> GatewayConfig:
     if settings.key_file is None:
         raise ConfigError("GatewayConfig: key_file: missing; set --key-file to the engines' front_key_file")
     _check_engines(settings)
-    # An engine's `model` names the source of its weights. A gateway has no weights.
+    # An engine's `model` names the source of its weights. A gateway has none, so its `model` is the served name.
     return GatewayConfig(gateway=settings, front=parse_config({"model": front["served_model_name"], **front}))
 
 

@@ -27,13 +27,16 @@ from rayloom_engine.protocol.fingerprint import continuation
 from rayloom_engine.protocol.messages import CoreStatus, ServedModel
 from rayloom_engine.status import EngineStatus, State
 
-SILENCE_S = 10.0  # a living core sends a status every second
+SILENCE_S = 10.0  # seconds of silence after which a core is lost; a living core sends a status every second
 
 logger = logging.getLogger(__name__)
 
 
 class GatewayService(Service):
-    """The state of a gateway process. Nothing happens until `run` is called."""
+    """The state of a gateway process. Nothing happens until `run` is called.
+
+    The text of a model is its tokenizer, chat template and generation config.
+    """
 
     def __init__(
         self,
@@ -61,7 +64,7 @@ class GatewayService(Service):
         self._last_problem = ""
         self._text_hash = ""  # hash of the text in use
         self._stored_context = 0  # the model's context length, stored with the text
-        self.engine_adapters = GatewayAdapters()  # the object in `adapters`, with methods that Service does not need
+        self.engine_adapters = GatewayAdapters()  # same object as `adapters`; the type has more methods
         self.adapters = self.engine_adapters
         self.num_held: Callable[[], int] = lambda: 0  # number of requests that wait and have no sequences yet
         self.client.on_file_part = self._fetch.receive
@@ -126,7 +129,7 @@ class GatewayService(Service):
         return ReceivedStatus(core=msgspec.structs.replace(NO_CORE, model=model, stats=stats), is_connected=True)
 
     def _queue(self) -> tuple[int, int]:
-        """Returns two numbers: sequences that engines have, and sequences and requests that wait for an engine."""
+        """Returns how many sequences engines have, and how many sequences and requests wait for an engine."""
         num_waiting = self.client.num_held()
         return sum(1 for _ in self.client.unfinished()) - num_waiting, num_waiting + self.num_held()
 
@@ -138,7 +141,7 @@ class GatewayService(Service):
             self.text = with_contexts(self.text, self._stored_context, self.client.pool)
 
     def _links_of_model(self) -> list[EngineLink]:
-        """Returns the engines that stay in the list, without those that serve another model."""
+        """Returns the links to engines in the list, without engines that serve another model."""
         pool = self.client.pool
         links = [link for link in pool.links.values() if not link.is_leaving]
         return [link for link in links if continuation(pool.model, link.fingerprint) != "other model"]

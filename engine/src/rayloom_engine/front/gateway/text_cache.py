@@ -1,4 +1,6 @@
-"""TextCache: tokenizers, chat templates and generation configs that engines handed over, in a folder of the gateway.
+"""TextCache: the texts of models, which engines handed over, in a folder of the gateway.
+
+The text of a model is its tokenizer, chat template and generation config.
 
 FOLDER/texts/HASH/tokenizer.json, ..., model.json    one folder for each model, complete or absent
 FOLDER/texts/HASH-1/...                               another copy, written because HASH was damaged

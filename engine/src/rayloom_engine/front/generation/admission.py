@@ -14,7 +14,7 @@ from rayloom_engine.sampling_params import SamplingParams
 MAX_PROMPT_LOGPROBS = 6_000_000
 # limit of log-probabilities of output tokens, if each output token has more than FEW_ALTERNATIVES
 MAX_LOGPROBS = MAX_PROMPT_LOGPROBS
-FEW_ALTERNATIVES = 20  # OpenAI's limit of alternatives; with no more than these, an answer may have any length
+FEW_ALTERNATIVES = 20  # OpenAI's limit of alternatives for a token; up to this number, an answer may have any length
 
 
 def check_num_choices(config: EngineConfig, num_choices: int, tenant: str) -> None:

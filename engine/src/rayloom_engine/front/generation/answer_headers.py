@@ -6,7 +6,7 @@ from rayloom_engine.front.generation.generation import Generation
 
 
 def answer_headers(generation: Generation) -> dict[str, str]:
-    """Returns headers for an answer that engines with different rounding computed, or that waited for an engine.
+    """Returns headers if engines with different rounding computed the answer, or if it waited for an engine; else none.
 
     A stream has X-Rayloom-Continuation only if the engine changed before the stream began; `warnings` reports later
     changes. If a stream's headers are sent before its wait is over, X-Rayloom-Cold-Start is too short;

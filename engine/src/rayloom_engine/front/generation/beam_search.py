@@ -27,8 +27,8 @@ from rayloom_engine.front.operations.service import Service
 from rayloom_engine.sampling_params import SamplingParams
 from rayloom_engine.text.output_decoder import OutputDecoder
 
-# Tokens of all live beams together, which every step sends to the core again. A million of them take 0.12 s of the
-# core's main thread in each step, most of it for the hashes of their blocks.
+# Limit for the tokens of all live beams together. Every step sends these tokens to the core again. A million tokens
+# take 0.12 s of the core's main thread in each step, most of it for the hashes of their blocks.
 MAX_BEAM_TOKENS = 2**20
 
 # Settings that would change the log-probabilities or the text, each with the values that have no effect.
@@ -47,7 +47,7 @@ _EXCLUDED: dict[str, tuple[object, ...]] = {
 
 
 def check_beam_search(params: SamplingParams) -> None:
-    """Raises RequestError for settings that a beam search does not obey."""
+    """Raises RequestError for settings that cannot be combined with a beam search."""
     if params.structured_outputs is not None:
         name = params.structured_outputs.field
         raise RequestError(f"{name} cannot be combined with use_beam_search; leave one of them out", name)
@@ -121,7 +121,7 @@ class BeamSearch(Generation):
             sequence.is_accepted = True
 
     async def deltas(self, wait_s: float, first_wait_s: float | None = None) -> AsyncIterator[list[ChoiceDelta]]:
-        """Yields empty lists during the search, one in each `wait_s`, then each choice as a single delta."""
+        """Yields empty lists during the search, one every `wait_s`, and then each choice as a single delta."""
         until_s = time.monotonic() + (wait_s if first_wait_s is None else first_wait_s)
         while any(each.is_open for each in self._searches):
             entries = await self._begin_step()

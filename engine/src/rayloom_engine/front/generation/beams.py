@@ -72,7 +72,7 @@ class PromptSearch:
         for place, (beam, entry) in enumerate(zip(self.live, entries, strict=True)):
             may_end = len(beam.token_ids) >= settings.min_tokens
             num_open = 0
-            # An entry has more tokens if the answer shows more alternatives. These do not change the beams.
+            # If the answer shows more alternatives, an entry has further tokens, which do not change the beams.
             for rank, (token_id, logprob) in enumerate(entry.top[: settings.num_alternatives]):
                 if token_id in settings.stop_ids:
                     if may_end:
@@ -109,7 +109,7 @@ class PromptSearch:
         return sorted(beams, key=lambda beam: -self._score(beam))[: self.settings.width]
 
     def _score(self, beam: Beam) -> float:
-        """Returns the sum of log-probabilities over a power of the length. As in vLLM, the prompt is counted, too."""
+        """Returns the sum of log-probabilities over a power of the length, which includes the prompt, as in vLLM."""
         return beam.logprob / self._divisor(self._length(beam))
 
     def _length(self, beam: Beam) -> int:

@@ -46,14 +46,14 @@ class ChoiceReader:
 
     @property
     def plain_kind(self) -> PlainKind | None:
-        """The kind of part that text without a tag becomes now, for `reads`; None if only `add` can read such text."""
+        """The kind of part that text without a tag would become now; None if only `add` can read such text."""
         kind = self._parser.plain_kind
         return None if kind is Reasoning and not self._has_reasoning else kind
 
     def reads(self, text: str, token_ids: Sequence[int], kind: PlainKind) -> bool:
-        """Reads text of an unfinished choice and returns True, if `add` would return this text as its only part.
+        """Reads text of an unfinished choice and returns True, if `add` would return it as a single part of `kind`.
 
-        `kind`: the kind that this part must have. Otherwise returns False, without any effect.
+        Otherwise returns False, without any effect.
         """
         if not self._parser.reads(text, kind):
             return False
@@ -80,9 +80,9 @@ class ChoiceReader:
 
 
 class ReasoningCounter:
-    """Counts the tokens of the reasoning: those that begin before the end of the reasoning.
+    """Counts the tokens of the reasoning: all tokens whose text begins before the reasoning ends.
 
-    The count is exact for byte-level vocabularies. The number of tokens in a delta does not change the count.
+    The count is exact for byte-level vocabularies. The count does not depend on how many tokens each delta has.
     """
 
     def __init__(self, text: ModelText, *, skips_special_tokens: bool) -> None:
@@ -90,7 +90,7 @@ class ReasoningCounter:
         self._skips_special_tokens = skips_special_tokens
         self._pieces: list[str] = []
         self._token_ids: list[int] = []
-        self.is_counting = True  # the reasoning may not be over
+        self.is_counting = True  # the end of the reasoning is not known yet
         self.num_tokens = 0
 
     def add(self, text: str, token_ids: Sequence[int], end: int | None) -> None:

@@ -314,7 +314,7 @@ class Generation:
         return True
 
     def _feed_text(self, sink: DeltaSink, index: int, output: SequenceOutput) -> bool:
-        """Decodes and writes tokens in the middle of a choice. Returns False, without any effect, if `_decode` must."""
+        """Decodes and writes an output inside a choice. Returns False, without any effect, if only `_decode` can."""
         lane = self._lanes[index]
         if lane.events is None or output.finish_reason is not None:
             return False
@@ -356,7 +356,7 @@ class Generation:
         return index - index % self.params.n
 
     def _has_prompt_logprobs(self, index: int) -> bool:
-        """True if a choice's first delta has the prompt's logprobs, which come with the prompt's first choice."""
+        """False while a choice must wait for the prompt's logprobs, which come with the first choice of the prompt."""
         leader = self._leader(index)
         return self.params.prompt_logprobs is None or leader == index or self._lanes[leader].has_begun
 

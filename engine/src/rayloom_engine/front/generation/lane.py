@@ -42,7 +42,7 @@ class Lane:
         )
 
     def observe(self, metrics: Metrics, num_tokens: int, now_s: float, started_s: float) -> None:
-        """Counts new tokens (at least one), and the time since the tokens before them or since the request's start."""
+        """Counts new tokens (at least one). Records the time since the lane's last output or the request's start."""
         metrics.generation_tokens.count(num_tokens)
         if self.last_output_s is None:
             self.first_output_s = now_s

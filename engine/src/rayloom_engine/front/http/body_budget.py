@@ -1,4 +1,4 @@
-"""BodyBudget: limits the memory of request bodies that are being read or wait for the parser, shared by tenants."""
+"""BodyBudget: limits the memory of request bodies that are being read or wait for the parser, for all tenants."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class BodyBudget:
         return Share(self, tenant, max(self._max_bytes, least_bytes))
 
     def take(self, tenant: str, num_bytes: int, max_bytes: int) -> bool:
-        """Adds bytes to the tenant's count. If they exceed the tenant's part, adds nothing and returns False.
+        """Adds bytes to the tenant's count. If the sum would exceed the tenant's part, adds nothing and returns False.
 
         A named tenant may hold at most as many bytes as remain free; the queue has the same rule (`has_room`). So a
         single tenant gets half, and when k tenants hold all they can, max_bytes / 2**k remain for the next tenant.

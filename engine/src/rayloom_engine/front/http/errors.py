@@ -54,7 +54,7 @@ class ApiError(Exception):
         return {"error": {"message": str(self), "type": self.type, "param": self.param, "code": self.code}}
 
     def anthropic_body(self) -> dict[str, Any]:
-        """Returns the body in the form of Anthropic's API, with `param` and `code` besides."""
+        """Returns the body in the form of Anthropic's API, with the additional keys `param` and `code`."""
         kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error")
         details = {"type": kind, "message": str(self), "param": self.param, "code": self.code}
         return {"type": "error", "error": details}

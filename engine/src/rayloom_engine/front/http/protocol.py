@@ -26,8 +26,8 @@ from rayloom_engine.front.http.errors import ApiError, unavailable
 PIECE_BYTES = 16 * 1024
 LINGER_S = 1.0  # seconds in which a refused client's bytes are read and dropped: a TCP reset would destroy the answer
 LINGER_BYTES = 4 * 1024 * 1024
-# Seconds after `shutdown` in which a request is still read, because the client may have sent it before it could know of
-# the end: the first request of a connection, and a later request.
+# Seconds after `shutdown` in which the first request of a connection, or a later request, is still read: the client may
+# have sent it before it could know of the shutdown.
 FIRST_REQUEST_S = 0.5
 NEXT_REQUEST_S = 0.1
 LATE_S = 1.0  # seconds; a timer that is late by more than this shows that the event loop was blocked
@@ -40,7 +40,7 @@ class HttpLimits:
     head_bytes: int = 64 * 1024  # request line, headers and trailers together
     head_fields: int = 256  # headers and trailers together
     head_s: float = 10.0  # seconds until the last header, from the connection's start or a later request's first byte
-    body_s: float = 30.0  # time for the next part of a body; for the whole body: this + its size / body_bytes_per_s
+    body_s: float = 30.0  # seconds for the next part of a body; the whole body gets body_s + size / body_bytes_per_s
     body_bytes_per_s: float = 256 * 1024  # with this rate, a body of 8 MiB may take 62 s
 
 
@@ -71,9 +71,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._excess: ApiError | None = None  # set when a parser callback raises; becomes the answer
         self._refusal: ApiError | None = None  # once set, no further bytes are parsed
         self._dropped_bytes = 0
-        self._body_due = 0.0  # loop time at which the next part of the body is due; each byte received moves it later
+        self._body_due = 0.0  # loop time at which the body is too late; each received byte moves this time
         self._deadline: float | None = None  # loop time
-        self._is_ending = False  # the connection ends after the present request, or the next one
+        self._is_ending = False  # the connection ends after the present request or, if there is none, after the next
         self._timer: asyncio.TimerHandle | None = None
 
     # Life of the connection.
@@ -97,7 +97,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def shutdown(self) -> None:
         """Ends the connection after the request that the client has sent, even if none of its bytes has been read yet.
 
-        Called when a drain begins, and by uvicorn at the end. Without a request, the connection is closed.
+        Called when a drain begins, and by uvicorn when the server stops. If no request comes, the connection is closed.
         """
         self._is_ending = True
         is_answered = self.cycle is None or self.cycle.response_complete
@@ -107,7 +107,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._expect_by(FIRST_REQUEST_S if self._phase == "open" else NEXT_REQUEST_S)
 
     def evict(self) -> None:
-        """Closes the connection at once, to make room for another."""
+        """Closes the connection at once, to make room for another connection."""
         self.transport.abort()
 
     # Received bytes.
@@ -283,7 +283,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.loop.call_later(LINGER_S, self.transport.close)
 
     def _answer(self, refusal: ApiError) -> bytes:
-        path = self.scope["path"] if self._phase == "body" else ""  # of the refused request, once it is known
+        path = self.scope["path"] if self._phase == "body" else ""  # empty before it is known
         body = msgspec.json.encode(refusal.body_at(path))
         headers = [
             *self.server_state.default_headers,

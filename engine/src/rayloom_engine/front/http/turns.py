@@ -11,14 +11,14 @@ from collections.abc import AsyncGenerator
 class Turns:
     """A lock that tenants get in turn, and that the tasks of one tenant get in order of arrival. For one event loop.
 
-    A tenant's first waiter waits for the current holder and for at most one waiter of each other tenant, even if those
-    have many waiters.
+    A tenant's first waiter waits for the current holder and for at most one waiter of each other tenant, even if other
+    tenants have many waiters.
     """
 
     def __init__(self) -> None:
         self._is_held = False
         self._last_tenant = ""
-        self._lines: dict[str, deque[asyncio.Future[None]]] = {}  # tenant -> waiters, in the order of turns
+        self._lines: dict[str, deque[asyncio.Future[None]]] = {}  # tenant -> waiters; turns go in this order
 
     @contextlib.asynccontextmanager
     async def turn(self, tenant: str) -> AsyncGenerator[None]:

@@ -1,9 +1,8 @@
 """AnswerBook: decides which answers are kept for repeated requests, and for how long. Pure: the caller passes the time.
 
-An answer is kept while it has readers, and for some seconds after its last reader left or its computation ended. Three
-things release an answer: the end of that time, too much memory for all kept answers, and too many sequences or tokens
-for answers without a reader. A repeat does not find a released answer. If a released answer has no reader, its
-computation must end.
+An answer is kept while it has readers, and for some seconds after its last reader left or its computation ended. It is
+released earlier if all kept answers need too much memory, or if answers without a reader have too many sequences or
+tokens. A repeat does not find a released answer. If a released answer has no reader, its computation must end.
 """
 
 from __future__ import annotations
@@ -84,9 +83,10 @@ class AnswerBook(Generic[A]):
         return sorted(found, key=lambda entry: entry.idle_since_s or 0.0)
 
     def find(self, key: Hashable, digest: bytes) -> Entry[A] | None:
-        """Returns the entry that a request with this key and body shall read.
+        """Returns the entry that a request with this key and body shall read; None if there is no such entry.
 
-        An answer by X-Request-Id is found only after its connection broke: several requests may share such an id.
+        An answer to a request with only an X-Request-Id is found after its last reader left, which means that the
+        connection broke: several requests may share such an id.
         Raises KeyReused if an Idempotency-Key came with another body.
         """
         entry = self._entries.get(key)

@@ -29,7 +29,7 @@ class AnswerReader(Response):
         self._watcher = asyncio.create_task(self._watch(receive))
 
     async def until_begun(self) -> None:
-        """Waits for status and headers. Raises the error that the handler raised instead of them, or ClientGone."""
+        """Waits for status and headers. Raises ClientGone, or the error that the handler raised before sending them."""
         try:
             while self._kept.start is None:
                 if self._kept.is_complete:

@@ -10,11 +10,11 @@ from starlette.types import Message
 
 from rayloom_engine.front.http.body_budget import HeldBody
 
-MOST_UNREAD_BYTES = 256 * 1024  # the computation of an answer that is not kept pauses while so many bytes are unread
+MOST_UNREAD_BYTES = 256 * 1024  # the computation of an answer that is not kept pauses while more bytes are unread
 
 
 class Computation(Protocol):
-    """The part of a Generation that tells how much an answer without a reader uses of the engine."""
+    """The part of a Generation that shows how many sequences and tokens of the engine an answer uses."""
 
     has_failed: bool
 
@@ -27,7 +27,7 @@ class Computation(Protocol):
 
 
 class KeptAnswer:
-    """The client of the request's handler: `receive` gives it the request, and `send` receives the answer.
+    """Acts as the client of the request's handler: `receive` gives the handler the request, `send` gets the answer.
 
     For the handler, this client disconnects as soon as the answer is not kept and has no reader. For one event loop.
     """

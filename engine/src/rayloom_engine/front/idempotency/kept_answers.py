@@ -118,7 +118,7 @@ class KeptAnswers:
         finally:
             has_own_id = request.headers.get("x-request-id") == request.state.request_id
             if is_repeat and kept.request_id is not None and not has_own_id:
-                request.state.request_id = kept.request_id  # the id of the first request, which may be from its body
+                request.state.request_id = kept.request_id  # the first request's id, which its body may have set
         if is_repeat:
             self._metrics.repeats_answered.add(1)
         return reader

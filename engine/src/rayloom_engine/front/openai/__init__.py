@@ -2,6 +2,6 @@
 
 completions  POST /v1/completions; chat/ POST /v1/chat/completions; tokens, models
 fields/      the request types, and the messages about wrong fields
-prompts      messages and texts as token ids
+prompts      turns messages and texts into token ids
 answers/     whole answers, streams, log-probabilities, usage
 """

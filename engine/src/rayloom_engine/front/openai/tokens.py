@@ -45,7 +45,7 @@ async def tokenizer_info(request: Request) -> Response:
     """Answers the model's tokenizer_config.json, with each special token as its text."""
     service: Service = request.app.state.service
     text = service.model_text()
-    # Not msgspec: such files may hold integers of more than 64 bits.
+    # Not msgspec, which cannot encode integers of more than 64 bits: such files may have them.
     return JSONResponse(await asyncio.to_thread(_info, text))
 
 

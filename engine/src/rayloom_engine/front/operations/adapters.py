@@ -1,7 +1,7 @@
 """AdapterList: the LoRA adapters that requests can name in `model`.
 
 The front owns the list: a sequence carries its adapter, so neither the scheduler nor a rank has to know names. The list
-is stored in a file of the run folder, so that the next front has it. An adapter that was unloaded is still computed for
+is stored in a file of the run folder, so that the next front has it. Ranks still compute an unloaded adapter for
 sequences that have it. The core passes the list on to gateways.
 """
 
@@ -45,7 +45,7 @@ class AdapterNames(Protocol):
 
 
 class AdapterList:
-    """The adapters by name."""
+    """The adapters of a front by name, with a copy of the list in a file."""
 
     def __init__(self, config: EngineConfig, file: Path | None = None) -> None:
         """`file`: stores the list; None: the list is not stored."""
@@ -53,7 +53,7 @@ class AdapterList:
         self._file = file
         self._entries: dict[str, ServedAdapter] = {}
         self._is_changing = asyncio.Lock()  # loads and unloads come one after the other
-        self.on_change: Callable[[], None] = lambda: None  # called after every change, not by `start`
+        self.on_change: Callable[[], None] = lambda: None  # called after every `load` and `unload`, not by `start`
 
     @property
     def entries(self) -> list[ServedAdapter]:
@@ -74,7 +74,7 @@ class AdapterList:
             return False
 
     async def start(self, folder: Path, wanted: Mapping[str, str]) -> None:
-        """Reads the list that an earlier front has stored; without one, loads the adapters in `wanted`.
+        """Reads the list that an earlier front has stored; without a stored list, loads the adapters in `wanted`.
 
         `folder`: the model's folder. Raises ModelError.
         """

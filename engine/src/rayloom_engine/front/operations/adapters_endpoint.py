@@ -16,7 +16,7 @@ _MAX_BODY_BYTES = 1 << 20
 
 
 class WantedAdapters(msgspec.Struct, forbid_unknown_fields=True):
-    """The body: the whole list, so that a request can be repeated."""
+    """The body. It has the whole list, so that a repeated request changes nothing."""
 
     adapters: dict[str, str]  # name -> folder in PEFT's format
 

@@ -79,7 +79,7 @@ def is_own_request(host: str, origin: str | None) -> bool:
 def age_of_drain(mark: Path) -> float | None:
     """Returns the seconds since the drain was requested; `mark` is the file that records the request.
 
-    Returns None if no drain was requested, so that there is no such file.
+    Returns None if there is no such file, because no drain was requested.
     """
     try:
         return max(0.0, time.time() - mark.stat().st_mtime)
@@ -90,7 +90,7 @@ def age_of_drain(mark: Path) -> float | None:
 def _mark(mark: Path, is_draining: bool) -> None:
     if not is_draining:
         mark.unlink(missing_ok=True)
-    elif not mark.exists():  # a second request keeps the time of the first
+    elif not mark.exists():  # a repeated request does not change the time
         mark.touch()
 
 

@@ -1,4 +1,4 @@
-"""The sequences of gateways in a drain. They are in the core, and this front does not know their requests."""
+"""Waits in a drain for the sequences of gateways: the core has them, and this front does not know their requests."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import asyncio
 from rayloom_engine.front.core_link.core_client import CoreClient
 from rayloom_engine.front.operations.lifecycle import Lifecycle
 
-# Gateways learn of a drain from the core. This many seconds after the drain's start, all sequences have arrived that
-# gateways sent before they learned of the drain.
+# Seconds after the start of a drain in which sequences may still arrive, because gateways learn of the drain from the
+# core and send sequences until then.
 SETTLED_S = 0.2
 _CHECK_S = 0.05
 

@@ -30,7 +30,7 @@ async def ready(request: Request) -> Response:
 
 
 async def load(request: Request) -> Response:
-    """Answers the number of requests in flight, under the name that vLLM gives it."""
+    """Answers the number of requests in flight, under vLLM's name `server_load`."""
     return JSONResponse({"server_load": request.app.state.service.lifecycle.num_in_flight})
 
 

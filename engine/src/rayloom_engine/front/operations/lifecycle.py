@@ -15,7 +15,7 @@ STALLED_AFTER_S = 60.0  # seconds; an idle core computes a probe every 10 s, and
 
 
 def stall_of(core: CoreStatus, status_age_s: float) -> str:
-    """Returns a sentence that names the hung rank of a serving core, or the core itself. Empty if neither hangs.
+    """Returns a sentence about the hung rank of a serving core, or about the hung core; empty if neither hangs.
 
     `core` was received `status_age_s` ago. A rank hangs if it has sent no heartbeat for STALLED_AFTER_S although a step
     runs, or although the probe of an idle core is overdue. Nothing counts as hung while a computing rank reports recent
@@ -42,7 +42,7 @@ class Lifecycle:
     def __init__(self, *, is_restart: bool = False) -> None:
         """`is_restart`: an earlier front has died, so requests are not refused, but wait until this front is ready."""
         self.is_restart = is_restart
-        self.was_loaded = False  # this front, or an earlier one of this engine, has been ready
+        self.was_loaded = False  # this front, or an earlier front of this engine, has been ready
         self.was_ready = False  # the first load has finished; stays true while the core restarts
         self.is_core_serving = False
         self.is_draining = False  # requested at the admin port, which can also cancel it
@@ -53,7 +53,7 @@ class Lifecycle:
         self.stall = ""  # a sentence about the hung rank or core; empty if none hangs
         self.num_held = 0  # requests that wait until a restarted front is ready
         self.num_in_flight = 0  # requests that are computed, or whose handler sends the answer
-        self.num_readers = 0  # connections that read a kept answer; they may still read after its handler has ended
+        self.num_readers = 0  # connections that read a kept answer, perhaps after the handler of the answer has ended
         # In a gateway with several models, each model has a lifecycle, and `process` is the lifecycle of the process.
         self.process: Lifecycle | None = None
         # Closes keep-alive connections: this engine would refuse the next requests on them, while other engines would
@@ -117,7 +117,7 @@ class Lifecycle:
     def drain_left_s(self, drain_s: float) -> float:
         """Returns the seconds that running requests have left of `drain_s`.
 
-        If a stop follows a drain, the seconds count from the drain.
+        If a stop follows a drain, the seconds count from the start of the drain.
         """
         return max(0.0, drain_s - self.drain_age_s)
 
@@ -141,7 +141,10 @@ class Lifecycle:
         self.wake()
 
     async def wait_after_restart(self, timeout_s: float) -> None:
-        """In a restarted front: waits up to `timeout_s` until requests are accepted, or refused for good."""
+        """In a restarted front, waits up to `timeout_s` until requests are accepted, or refused for good.
+
+        In any other front, returns at once.
+        """
         if self.is_restart:
             self.num_held += 1
             try:

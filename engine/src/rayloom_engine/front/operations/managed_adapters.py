@@ -43,7 +43,7 @@ class ManagedAdapters:
         self._kept = _read(file)  # the list in the file
         self._wanted = dict(wanted) if self._kept is None else self._kept
         self._problems: dict[str, str] = {}  # name -> why the adapter could not be loaded
-        self._has_failed = False  # the latest attempt ended before all adapters were tried
+        self._has_failed = False  # an unexpected error has interrupted the latest `bring`
         self._retry_s = retry_s
         self._is_changed = asyncio.Event()
 
@@ -102,7 +102,7 @@ class ManagedAdapters:
                 self._problems[name] = problem
 
     async def keep(self, folder: Path) -> None:
-        """Calls `bring` after every change, and again while adapters are not loaded. Runs until it is cancelled.
+        """Calls `bring` after every change, and every `retry_s` while a load fails. Runs until it is cancelled.
 
         The caller has called `bring` once before.
         """

@@ -79,7 +79,7 @@ OF_VLLM = frozenset(
 
 
 class Metrics:
-    """All metrics of one engine. Handlers count, `observe_core` adds the core's report, and `text` writes them."""
+    """All metrics of one engine. Handlers and `observe_core` (the core's counts) change them; `text` writes them."""
 
     def __init__(self, model_name: str, prefix: str = "rayloom", *, prefix_caching: bool = True) -> None:
         """`prefix`: the prefix of the metrics OF_VLLM. With vllm, all samples also have vLLM's label `engine`."""
@@ -179,10 +179,10 @@ class Metrics:
         self._core_pid = 0
 
     def observe_core(self, status: CoreStatus, core_pid: int) -> None:
-        """Adds a CoreStatus from the EngineCore process `core_pid`. The sums here never fall.
+        """Adds a CoreStatus from the EngineCore process `core_pid`. The counters of the metrics never fall.
 
-        A new core process counts from zero. A new epoch does not mean a new process: after the loss of a rank, the same
-        process continues in a new epoch.
+        A new core process counts from zero, so its first counts are added in full. A new epoch does not mean a new
+        process: after the loss of a rank, the same process continues in a new epoch.
         """
         stats = status.stats
         self.observe_queue(stats.num_running, stats.num_waiting)
@@ -214,7 +214,7 @@ class Metrics:
             self._startup.set(phase.seconds, phase=phase.name)
 
     def _add_gateway_requests(self, before: GatewayRequests, now: GatewayRequests) -> None:
-        """Adds the core's counts since the last report to the figures of this front's own requests."""
+        """Adds the requests of gateways that the core has counted since its last report to those of this front."""
         if now == before:
             return
         self.finished.add(now.num_finished - before.num_finished)

@@ -40,8 +40,8 @@ class Waits:
     """Time limits on the HTTP side, in seconds."""
 
     ping_s: float = 10.0  # without an event for this time, a stream gets an SSE comment, so that proxies keep it open
-    # If a stream has no output for this long, its status line is sent. Before that, a refusal because of a full queue
-    # can still become a 429.
+    # Time without output after which a stream's status line (200) is sent. Until then, a refusal because of a full
+    # queue can still be sent as a 429.
     accept_s: float = 1.0
     adapters_s: float = 30.0  # between attempts to load a managed adapter
     ready_s: float = 30.0  # a request waits at most this long for a restarted front to be ready

@@ -18,7 +18,7 @@ _STEM = {
 
 
 class OutputItems:
-    """The items of one response. Events lack their `sequence_number`."""
+    """The items of one response. The returned events have no `sequence_number` yet."""
 
     def __init__(self, request_id: str) -> None:
         self._request_id = request_id
@@ -96,7 +96,7 @@ class OutputItems:
         return f"{_ID_PREFIX[item.kind]}_{self._request_id}_{item.index}"
 
     def _new_document(self, item: Item) -> dict[str, Any]:
-        """Returns a new item without text, even if the same batch of changes has text for it."""
+        """Returns the document of a new item without text: later events carry the text that `item` has already."""
         head = {"id": self._id(item), "status": "in_progress"}
         return {**head, **_body(item, "", [])}
 

@@ -15,7 +15,7 @@ _SCRIPTS = ("settings.js", "answer.js", "chat.js", "recoveries.js")  # the order
 
 
 def page_html() -> str:
-    """Returns the document."""
+    """Returns the document with its style and scripts."""
     scripts = "\n".join(_text(name) for name in _SCRIPTS)
     return (
         _text("page.html")
@@ -51,6 +51,6 @@ def _text(name: str) -> str:
 
 
 def _hash(html: str, tag: str) -> str:
-    """Returns the source expression of the only element `tag`, as Content-Security-Policy writes it."""
+    """Returns the hash of the only element `tag`, as a source expression of Content-Security-Policy."""
     content = html.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
     return f"sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}"

@@ -32,10 +32,10 @@ class ChannelReader:
     def __init__(self, incoming: IncomingText, sink: PartSink) -> None:
         self._incoming = incoming
         self._sink = sink
-        self.reasoning_end: int | None = None  # position of the first message that is no reasoning
+        self.reasoning_end: int | None = None  # position of the first message that is no reasoning, once known
 
     def read(self) -> Reading[None]:
-        # Text without a header is content: the prompt may end behind a header.
+        # Text before the first header is content, because the prompt may end with a header.
         marker = yield from until(self._incoming, _FIRST, self._content)
         while marker:
             if marker != MESSAGE:

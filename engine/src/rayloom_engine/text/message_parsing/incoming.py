@@ -22,7 +22,10 @@ class NoCall(Exception):
 
 
 class IncomingText:
-    """The text so far, and the position up to which it was read. Text before the position is dropped unless marked."""
+    """The text so far, and the position up to which it was read.
+
+    Text before the position is dropped, unless `mark` was called.
+    """
 
     def __init__(self) -> None:
         self.text = ""
@@ -62,14 +65,14 @@ class IncomingText:
         return self._num_forgotten + self.at
 
     def mark(self) -> None:
-        """Keeps the text from here on, until `release`."""
+        """Keeps the text from the present position on, until `release` or `rewind`."""
         self._mark = self.at
 
     def release(self) -> None:
         self._mark = None
 
     def rewind(self) -> None:
-        """Returns to the mark and releases it."""
+        """Sets the position to the mark and removes the mark."""
         assert self._mark is not None
         self.at = self._mark
         self._mark = None
@@ -109,7 +112,7 @@ def until(incoming: IncomingText, markers: Markers, emit: Callable[[str], None])
     while True:
         held_at = len(incoming.text) if incoming.is_ended else markers.open_at(incoming.text, incoming.at)
         found = markers.pattern.search(incoming.text, incoming.at)
-        # A marker found at `held_at` may be the beginning of a longer marker, so it has to wait.
+        # A marker found at `held_at` may be the beginning of a longer marker, so more text is needed.
         if found is not None and found.start() < held_at:
             emit(incoming.text[incoming.at : found.start()])
             incoming.at = found.end()

@@ -15,7 +15,10 @@ from rayloom_engine.text.message_parsing.tool_formats import ToolFormat
 
 
 class TaggedReader:
-    """Reads one message by its tool format and its reasoning format. None stands for no calls, or no reasoning."""
+    """Reads one message by its tool format and its reasoning format.
+
+    Without a tool format, no text is a call. Without a reasoning format, no text is reasoning.
+    """
 
     def __init__(
         self,

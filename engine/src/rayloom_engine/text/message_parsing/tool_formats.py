@@ -28,7 +28,7 @@ class ToolFormat:
     closers: tuple[str, ...] = ()  # tags after the calls, which a model may leave out
     separators: tuple[str, ...] = ()  # texts between the calls after one opener, outside of lists
     is_list: bool = False  # the calls may be in a list: between [ and ], with commas
-    needs_known_name: bool = False  # only a function of the request can be called, as no tag marks a call
+    needs_known_name: bool = False  # no tag marks a call, so a call must name a function of the request
     short_ids: bool = False  # ids of calls are 9 letters and digits
     arguments_key: str = "arguments"  # key of the arguments in an object, as the model writes it
     parts: tuple[str, ...] = ()  # tags inside a call, and the tags of which an opener is composed

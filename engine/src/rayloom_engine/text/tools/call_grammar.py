@@ -22,7 +22,7 @@ from rayloom_engine.text.tools.call_rules import (
 from rayloom_engine.text.tools.closed_schemas import closed
 from rayloom_engine.text.tools.tool import Tool, ToolUse
 
-MAX_CALLS = 16  # the most calls of an answer; a weak model would repeat calls up to max_tokens
+MAX_CALLS = 16  # the most calls of an answer; without a limit, a weak model would repeat calls up to max_tokens
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
@@ -61,7 +61,7 @@ class _Grammar:
         self._is_single = use.mode == "named" or not use.is_parallel or format is HARMONY
 
     def forced(self) -> str:
-        """Returns a grammar for answers of calls alone; in harmony reasoning may come first."""
+        """Returns a grammar for answers of calls alone. In the harmony format, reasoning may precede the calls."""
         rules = self._call_rules()
         if self._format is HARMONY:
             analysis = sequence(self._tag(CHANNEL), quoted("analysis"), self._tag(MESSAGE), "thoughts")
@@ -90,7 +90,7 @@ class _Grammar:
 
     @property
     def _has_shared_opener(self) -> bool:
-        """True if several calls may follow one opener, or the beginning of the answer."""
+        """True if at most one opener precedes all calls; False if each call has its own opener."""
         return bool(self._format.separators or self._is_list)
 
     @property

@@ -93,7 +93,7 @@ def grammar(start: str, *rules: str) -> str:
 
 
 def sequence(*expressions: str) -> str:
-    """Returns the expressions one after the other; empty expressions are left out."""
+    """Joins the expressions in order, without the empty ones."""
     return " ".join(filter(None, expressions))
 
 

@@ -33,7 +33,7 @@ def plain_calls(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
 
 
 def with_text_arguments(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the messages with the arguments of calls as JSON text, for templates that join texts."""
+    """Returns the messages with the arguments of calls as JSON text, for templates that write the arguments as text."""
     return [
         {**message, "tool_calls": [_with_text(call) for call in message["tool_calls"]]}
         if "tool_calls" in message

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 _OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames")
-_OF_SCHEMAS = ("properties", "$defs", "definitions")  # keywords with an object of schemas
-_LISTS = ("anyOf", "oneOf", "prefixItems")  # keywords with a list of schemas
-_SINGLE = ("items", "additionalProperties")  # keywords with a schema
+_OF_SCHEMAS = ("properties", "$defs", "definitions")  # keywords whose value is an object of schemas
+_LISTS = ("anyOf", "oneOf", "prefixItems")  # keywords whose value is a list of schemas
+_SINGLE = ("items", "additionalProperties")  # keywords whose value is a schema
 # these keywords are left out, because no grammar needs them
 _ANNOTATIONS = ("title", "description", "examples", "default", "$comment", "deprecated")
 MAX_DEPTH = 64  # the most objects and lists inside each other; a deeper schema is returned unchanged
 
 
 def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `schema` with objects that allow only declared keys, unless a keyword decides about other keys.
+    """Returns `schema` with objects that allow only declared keys, unless a keyword in _OPEN decides about other keys.
 
     Descriptions are left out. Every value that the result allows is allowed by `schema`. A schema with `allOf` is
     returned unchanged, because each schema in `allOf` declares only some of the keys.

@@ -14,7 +14,7 @@ class Tool:
     """A function that the model may call."""
 
     name: str
-    parameters: Mapping[str, Any]  # JSON schema of its arguments, which are an object
+    parameters: Mapping[str, Any]  # JSON schema of the object with the arguments
     is_strict: bool = False  # the arguments always follow the schema
     document: Mapping[str, Any]  # the tool as the client sent it, for the chat template
 

@@ -8,7 +8,7 @@ model_field      reads `model` and the user from a body
 key_ring         finds the names that an API key may use
 running_model    one model: its service, its engines, the key of its engines
 held_requests    requests that wait until a model has its first tokenizer
-running_models   all models, and their changes by a new document
+running_models   all models, changed when the document changes
 endpoints        the handlers of the API port
 documents        lists and status documents of all models
 process          the process

@@ -1,4 +1,4 @@
-"""Turns pydantic's errors about a ModelsDocument into lines that say what to change, without keys.
+"""Turns pydantic's errors about a ModelsDocument into lines that say what to change and never show a key.
 
 For example `aliases.a.sticky_by: "session" is not allowed; use "user" or null`.
 """
@@ -40,10 +40,10 @@ _ADVICE_IF_MISSING = {
 
 
 def explain(error: ValidationError, fields_at: FieldsAt, place: Path = ()) -> list[str]:
-    """Returns one line for each wrong field. `fields_at` returns the fields of the object at a path.
-    `place`: the path of the value that was validated.
+    """Returns one line for each wrong field.
 
-    An error of an object or list that has a wrong field inside is left out, because the wrong field causes it.
+    `fields_at` returns the fields of the object at a path. `place`: the path of the value that was validated. If an
+    object or list has a wrong field inside, its own error is left out, because the wrong field causes it.
     """
     items = [((*place, *(str(part) for part in item["loc"])), item) for item in error.errors(include_url=False)]
     paths = [path for path, _ in items]
@@ -67,7 +67,7 @@ def _line(path: Path, item: ErrorDetails, fields_at: FieldsAt) -> str:
 
 
 def _reason(path: Path, item: ErrorDetails, fields: Mapping[str, FieldInfo]) -> str:
-    # An object, a list and a value in the place of a model may contain keys.
+    # These values may contain keys: an object, a list, and any value in the place of a whole entry.
     may_have_keys = isinstance(item["input"], dict | list) or (len(path) < 3 and path != ("version",))
     given = "this value" if may_have_keys else shown(item["input"])
     kind = item["type"]

@@ -57,7 +57,7 @@ def status_of_models(models: Mapping[str, RunningModel]) -> dict[str, Any]:
 
 
 def unusable_keys(ring: KeyRing) -> list[UnusableKeys]:
-    """Returns the names whose files of API keys cannot be used."""
+    """Returns the names whose files of API keys cannot be used, at most MAX_NAMES of them."""
     return [
         UnusableKeys(name=name, problem=shortened(problem), accepted=accepted)
         for name, problem, accepted in ring.unusable()[:MAX_NAMES]

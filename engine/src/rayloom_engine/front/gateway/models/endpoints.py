@@ -1,4 +1,4 @@
-"""ModelEndpoints: the handlers of a gateway's API port. Most find a request's model and call the model's handler.
+"""ModelEndpoints: the handlers of a gateway's API port. Most handlers find a request's model and call its handler.
 
 request                         model
 a body                          its field `model`
@@ -27,7 +27,7 @@ _BY_QUERY = ("/tokenizer_info", "/server_info")
 
 
 class ModelEndpoints:
-    """The handlers by endpoint."""
+    """The handlers of the API port, by endpoint."""
 
     def __init__(self, models: RunningModels) -> None:
         self._models = models

@@ -1,4 +1,4 @@
-"""HeldRequests: the requests of a model that wait for its first tokenizer, or for the report of a LoRA adapter."""
+"""HeldRequests: the requests that wait until a model has a tokenizer, or until an engine reports a LoRA adapter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rayloom_engine.front.operations.lifecycle import Lifecycle
 
 
 class HeldRequests:
-    """Requests of one model of a gateway. The process may be ready because of other models. For one event loop."""
+    """The waiting requests of one model. The gateway may be ready before this model is. For one event loop."""
 
     def __init__(self, lifecycle: Lifecycle, hold_s: float, most: int, is_awaited: Callable[[str], bool]) -> None:
         """A request waits at most `hold_s`. At most `most` requests wait.

@@ -1,4 +1,4 @@
-"""KeyRing: the API keys of all names of a gateway. Finds the names that a key may use, in the same time for each key.
+"""KeyRing: the API keys of all models and aliases. Finds the names that a key may use, in equal time for all keys.
 
 A key is looked up by its hash, which depends on a secret of this process. So the time of a lookup reveals nothing about
 the keys.
@@ -20,14 +20,14 @@ NO_NAMES: frozenset[str] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class KeyHolder:
-    """The sender of a request, by its API key."""
+    """The sender of a request, identified by an API key."""
 
     key: bytes
     names: frozenset[str]  # the names whose key files have the key
 
 
 class KeyRing:
-    """The keys of the names. A `KeyCheck` of the API port. For one event loop."""
+    """The API keys of all models and aliases. Implements `KeyCheck` for the API port. For one event loop."""
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(32)
@@ -71,7 +71,7 @@ class KeyRing:
         return len(self._names_of)
 
     def num_keys_beside(self, key: bytes) -> int:
-        """Returns `num_keys` if `key` is one of the keys, else 0: any key passes if a name needs no key."""
+        """Returns `num_keys` if `key` is one of the keys; else 0, because any key passes if a name needs no key."""
         return self.num_keys if self._hash(key) in self._names_of else 0
 
     def knows(self, key: bytes) -> bool:

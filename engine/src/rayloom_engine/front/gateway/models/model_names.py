@@ -30,7 +30,7 @@ class ModelRoute:
 
 
 class ModelNames:
-    """All names of a document. Immutable: a new document needs a new object."""
+    """The models and aliases of a document, by name. Immutable: a new document needs a new object."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ def key_files(document: ModelsDocument) -> dict[str, str | None]:
 
 
 def _sources(document: ModelsDocument, model: str) -> frozenset[str]:
-    """Returns the names with keys of their own whose requests may reach `model`."""
+    """Returns the names that have their own keys and lead to `model`: the model itself, and aliases."""
     aliases = (
         name
         for name, alias in document.aliases.items()

@@ -1,4 +1,4 @@
-"""ModelsDocument: the models and aliases of a gateway, as the JSON file `models_file` names them.
+"""ModelsDocument: the models and aliases of a gateway, as listed in the JSON file `models_file`.
 
 The document's JSON schema is `schemas/gateway-models.v1.json`, written by `make schemas`.
 """
@@ -281,7 +281,7 @@ def _name_problems(field: str, name: str) -> list[str]:
 
 
 def _fields_at(path: tuple[str, ...]) -> Mapping[str, FieldInfo]:
-    """Returns the fields of the object at `path`; empty if the object has free keys or no fields."""
+    """Returns the fields of the object at `path`; empty if the value at `path` has no fixed fields."""
     match path:
         case ():
             return ModelsDocument.model_fields

@@ -40,7 +40,7 @@ class ModelsFile(FileWatch[ModelsDocument]):
         await super().watch(apply)
 
     def status(self) -> ModelsFileStatus:
-        """Returns which content of the file is in use, and what is wrong with this or with a newer content."""
+        """Returns which content of the file is in use, and what is wrong with this content or with a newer one."""
         return self._applied.model_copy(update={"refusal": shortened(self.problem)})
 
     def _usable(self, path: Path) -> ModelsDocument:
@@ -49,7 +49,7 @@ class ModelsFile(FileWatch[ModelsDocument]):
         self._parsed = ModelsFileStatus(
             hash=content_hash(content), problems=[shortened(each) for each in found.problems[:MAX_PROBLEMS]]
         )
-        if found.problems != self._problems:  # the same file is read again if its models could not be applied
+        if found.problems != self._problems:  # log once: a file that could not be applied is read again
             for problem in found.problems:
                 logger.error("models_file %s: %s; until this is corrected, it is not served", path, problem)
             self._problems = found.problems

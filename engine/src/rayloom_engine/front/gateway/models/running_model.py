@@ -97,7 +97,7 @@ class RunningModel:
         self.api.continue_answers(before.api)
 
     def change(self, entry: ModelEntry) -> None:
-        """Changes the engines or their key. The settings must be the same.
+        """Uses the engines and the key of `entry` from now on. Its settings must be the same as before.
 
         Sequences on an engine whose address or key has changed move to another engine, as after a loss.
         """

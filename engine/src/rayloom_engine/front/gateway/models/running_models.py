@@ -1,4 +1,4 @@
-"""RunningModels: all models of a gateway. Adds, changes and ends models by the models document."""
+"""RunningModels: all models of a gateway. Adds, changes and ends models when the models document changes."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class RunningModels:
         return self.lifecycle.state
 
     def metrics_text(self) -> str:
-        """Returns the metrics of the models in the list, in Prometheus' text format."""
+        """Returns the metrics of `models` in Prometheus' text format. Models in `leaving` are left out."""
         services = [model.service for model in self.models.values()]
         for service in services:
             service.update_metrics()

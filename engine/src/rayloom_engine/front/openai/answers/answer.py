@@ -79,7 +79,7 @@ class Answer(ABC):
 
     @abstractmethod
     def text_events(self, index: int) -> EventsOfText | None:
-        """Returns the writer of a choice's next events while these differ in their text alone; else None."""
+        """Returns the writer of a choice's next events if these differ in their text alone; else None."""
 
     @abstractmethod
     def choice(self, generation: Generation, result: ChoiceResult) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class Answer(ABC):
         return []
 
     def closing(self) -> list[dict[str, Any]]:
-        """Returns the last chunk of a stream with include_usage, which has the usage and no choices."""
+        """Returns the last chunk, which has the usage and no choices; without include_usage, returns no chunk."""
         if not self.include_usage:
             return []
         usage = self.generation.usage(num_reasoning_tokens=self.num_reasoning_tokens)

@@ -1,6 +1,6 @@
 """The system_fingerprint of answers.
 
-It is equal on servers that compute the same tokens, and differs between servers whose tokens may differ.
+This hash is equal on servers that compute the same tokens, and differs between servers whose tokens may differ.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rayloom_engine.protocol.messages import ServedModel
 
 
 def fingerprint(config: EngineConfig, model: ServedModel, adapter: Adapter | None = None) -> str:
-    """Returns "rl-" and twelve hexadecimal digits: a hash of everything that decides which tokens a seed gives.
+    """Returns "rl-" and twelve hexadecimal digits: a hash of all properties that decide which tokens a seed gives.
 
     The hash is equal on all replicas of a configuration. So it leaves out the folders of cached hub models and of
     adapters. `adapter`: the LoRA adapter of the request.

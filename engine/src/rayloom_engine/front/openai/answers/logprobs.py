@@ -65,7 +65,7 @@ class LogprobWriter:
         return lazy(chain((None,), map(self._prompt_entry, entries)), 1 + len(entries), _width(entries))
 
     def _prompt_entry(self, entry: TokenLogprobs) -> dict[str, Any]:
-        # The prompt's own token comes first, as in vLLM: some clients read only the first token.
+        # The entry of the prompt's own token comes first, as in vLLM: some clients read only the first entry.
         ranked = [(entry.token_id, entry.logprob, entry.rank)]
         ranked += [
             (token_id, logprob, rank)

@@ -73,7 +73,7 @@ class DirectStream:
 
 
 class EventStream(Response):
-    """The answer to a streaming request. Ends the generation and the task that watches the client."""
+    """The answer to a streaming request. At its end, closes the generation and stops watching the client."""
 
     media_type = "text/event-stream"
 

@@ -1,4 +1,4 @@
-"""TextEvents: the events of a choice while they differ in their text alone."""
+"""TextEvents: writes the events of a choice while the events differ in their text alone."""
 
 from __future__ import annotations
 

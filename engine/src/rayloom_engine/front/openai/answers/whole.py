@@ -17,8 +17,9 @@ WHOLE_BYTES = 1024 * 1024  # a larger answer has no Content-Length
 
 
 class WholeAnswer(Response):
-    """The answer to a request that does not stream. Ends the generation and the task that watches the client.
+    """The answer to a request that does not stream.
 
+    At its end, closes the generation and cancels the task that watches the client.
     The request counts as in flight until the answer is sent, so a drain also waits for slow clients. A document of more
     than WHOLE_BYTES is sent while it is being encoded; a smaller document has a Content-Length.
     """

@@ -33,7 +33,7 @@ from rayloom_engine.text.tools.tool import ToolUse
 class ChatCall:
     """A prepared chat. Pass `text`, `prompt_ids` and `params` to the generation."""
 
-    text: ModelText  # its detokenizer keeps the special tokens that the parser reads
+    text: ModelText  # `kept_ids`: the special tokens that the parser reads
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     use: ToolUse
@@ -65,7 +65,7 @@ class ChatCall:
         return {tool.name: tool.parameters for tool in self.use.tools}
 
     def _prompt_digest(self) -> str:
-        """Returns a hash of the prompt, for call ids: clients may send a request id twice in one conversation."""
+        """Returns a hash of the prompt. It makes call ids differ if a client reuses a request id in a conversation."""
         return hashlib.sha256(array.array("q", self.prompt_ids).tobytes()).hexdigest()
 
 

@@ -44,7 +44,7 @@ class ChatAnswer(Answer):
         self._logprobs = LogprobWriter(call.text.tokenizer, as_ids=wire.names_tokens_by_id(service.config))
         self._echo = wire.echoed()
         self._has_functions = wire.has_functions
-        # True if chunks have only parts of the message, without logprobs or token ids.
+        # True if chunks have only parts of the message, without logprobs, token ids or the usage so far.
         self._is_plain = not (self._wants_logprobs or self.returns_ids or self.continuous_usage)
         self._readers = [call.reader(self.request_id, choice) for choice in range(call.params.n)]
         self._messages: list[Message] = []  # the choices' messages in an answer that is not streamed

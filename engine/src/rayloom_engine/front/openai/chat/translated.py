@@ -21,7 +21,7 @@ class TranslatedChat:
 
     document: dict[str, Any]
     sources: tuple[str, ...]  # for each message, the part of the client's request from which the message was made
-    # Patterns of field names, with the client's names. A pattern that begins with \b is also replaced inside messages.
+    # (pattern of chat fields, name in the client's request). A pattern that begins with \b also applies to messages.
     names: tuple[tuple[str, str], ...]
 
     def request(self) -> ChatRequest:

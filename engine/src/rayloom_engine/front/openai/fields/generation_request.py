@@ -173,7 +173,7 @@ class GenerationRequest(FormFields, SamplingFields, Wire):
     def _sampling(self, defaults: SamplingDefaults, **settings: Any) -> SamplingParams:
         """Builds SamplingParams from the request's fields, else from `defaults`. `settings` override both.
 
-        Raises RequestError.
+        A beam search ignores `defaults`. Raises RequestError.
         """
         if self.max_completion_tokens is not None:
             settings["max_tokens"] = self.max_completion_tokens
@@ -230,7 +230,7 @@ class GenerationRequest(FormFields, SamplingFields, Wire):
             )
 
     def check_stream(self) -> None:
-        """Raises RequestError for options that cannot be combined."""
+        """Raises RequestError for `stream_options` without `stream`."""
         if self.stream_options is not None and not self.stream:
             raise RequestError(
                 "stream_options is only for streams; set stream to true or leave it out", "stream_options"

@@ -23,7 +23,7 @@ class WithoutEffect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotImplementedField:
-    """A field that is refused unless its value is null or one of `neutral`: these change nothing."""
+    """A field that is refused, unless its value is null or one of `neutral`, with which it has no effect."""
 
     name: str
     origin: str

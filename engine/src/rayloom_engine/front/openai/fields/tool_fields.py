@@ -51,7 +51,7 @@ def _by_name(tools: Sequence[Tool], name: object, where: str) -> Tool:
 
 
 def _allowed(tool_choice: Mapping[str, Any], tools: tuple[Tool, ...]) -> tuple[str, tuple[Tool, ...]]:
-    """Returns the mode and the tools of an object of the type allowed_tools. The prompt does not show other tools."""
+    """Returns the mode and the tools of an object of the type allowed_tools. The prompt shows only these tools."""
     where = "tool_choice.allowed_tools"
     allowed = tool_choice.get("allowed_tools")
     if not isinstance(allowed, Mapping):

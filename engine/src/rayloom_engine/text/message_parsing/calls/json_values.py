@@ -27,7 +27,7 @@ def json_value(incoming: IncomingText, emit: Callable[[str], None]) -> Reading[b
 
 
 def json_text(incoming: IncomingText) -> Reading[str]:
-    """Returns the text of a whole value. Raises NoCall if there is none."""
+    """Returns the text of a whole value. Raises NoCall if the value does not end, or cannot be JSON."""
     pieces: list[str] = []
     if not (yield from json_value(incoming, pieces.append)):
         raise NoCall
@@ -47,10 +47,10 @@ class ValueScanner:
         self._open: list[str] = []  # brackets
         self._is_string = False
         self._is_escaped = False
-        self._is_scalar = False  # a number or a word outside brackets; ends before the next other character
+        self._is_scalar = False  # in a number or word outside brackets, which ends before any character not in _SCALARS
 
     def scan(self, text: str, at: int, is_end: bool) -> int:
-        """Reads the characters of the value from `at` on, and returns the position after them."""
+        """Reads characters of the value from `at` on; returns the position after them. `is_end`: no text follows."""
         while at < len(text) and not self.is_done and not self.is_broken:
             at = self._string(text, at) if self._is_string else self._structure(text, at)
         if is_end and self._is_scalar:

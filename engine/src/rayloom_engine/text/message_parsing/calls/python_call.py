@@ -44,7 +44,7 @@ def python_call(incoming: IncomingText, sink: PartSink) -> Reading[None]:
 
 
 class _EndFinder:
-    """Finds the bracket that closes a call, outside strings. Looks at each character once."""
+    """Finds the bracket that closes a call, outside strings. Reads each character once."""
 
     def __init__(self, at: int) -> None:
         self.at = at

@@ -55,7 +55,7 @@ def xml_call(incoming: IncomingText, sink: PartSink) -> Reading[None]:
 
 
 def _name(incoming: IncomingText) -> Reading[str]:
-    """Reads a name and the ">" behind it. Raises NoCall if there is none."""
+    """Reads a name and the ">" behind it. Raises NoCall if there is no such name."""
     while (end := incoming.text.find(">", incoming.at)) < 0:
         if incoming.is_ended or len(incoming.text) - incoming.at > MAX_NAME_CHARS:
             raise NoCall
