@@ -29,7 +29,7 @@ def _is_a_weight(number: int) -> int:
 
 
 def is_name(text: str) -> bool:
-    """Returns whether gateway pods can serve a model by this name."""
+    """Returns whether gateway pods can serve a model under this name."""
     return len(text) <= MAX_NAME and re.fullmatch(_NAME, text) is not None
 
 

@@ -35,7 +35,7 @@ class AnalysisWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutFailure:
-    """The failure of the update revision. It is tried again only after the spec has had another revision."""
+    """The failure of the update revision. The revision is tried again only after the spec has had another revision."""
 
     revision: str
     reason: FailureReason
@@ -62,5 +62,6 @@ class RolloutState:
     step_time: str = ""  # time at which the step began
     deadline_start_time: str = ""  # time from which rollout.progressDeadlineSeconds count; empty: they do not count
     peak_available: int = 0  # the most engines of the update revision that were available at once
-    eviction_hold_time: str = ""  # time since which evictions wait for the next engine to move; empty: none waits
+    # time since which evictions wait for the next engine to move; empty: no wait
+    eviction_hold_time: str = ""
     no_capacity_time: str = ""  # time since which no node has room for the engines that must move; empty: there is room
