@@ -139,7 +139,10 @@ def _existing(need: Need, observed: Observed, memory: Memory) -> dict[str, Engin
 def _kept(
     names: _Names, known: Set[str], existing: Mapping[str, EngineReplica], memory: Memory, need: Need, now: Now
 ) -> tuple[list[str], int]:
-    """Returns the names, of `memory` and of existing replicas, that keep their place, and the number of new places."""
+    """Returns the names that keep their places, and the number of new places.
+
+    `known`: the names of existing replicas, and those in `memory`.
+    """
 
     def rank(name: str) -> tuple[bool, bool, int]:
         replica = existing.get(name)

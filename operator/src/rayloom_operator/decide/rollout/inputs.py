@@ -13,7 +13,7 @@ EngineState: TypeAlias = Literal[
     "unschedulable",  # pending, because no node has room for one of the engine's pods
     "starting",  # the engine has not served yet
     "well",  # a token passed through every rank a moment ago
-    "ill",  # the engine has served and does not now; it may hold requests
+    "ill",  # the engine has served before and does not serve now; it may hold requests
     "draining",  # the engine accepts no new requests
 ]
 # An engine in one of these states has no requests.
@@ -38,7 +38,7 @@ class ReplicaView:
 
     @property
     def is_available(self) -> bool:
-        """Returns whether the engine makes tokens, and the Service sends it requests."""
+        """Returns whether the engine generates tokens, and the Service sends it requests."""
         return self.state == "well" and self.is_routed and self.is_listed
 
 
@@ -59,7 +59,7 @@ class Desired:
 
     @property
     def min_available(self) -> int:
-        """The lowest number of available engines that the planner leaves."""
+        """The number of available engines below which the planner terminates no available engine."""
         return max(0, self.replicas - self.rollout.max_unavailable)
 
 

@@ -36,18 +36,18 @@ class Fleet:
 
     replicas: int  # spec.replicas
     num_available: int
-    num_for_load: int  # engines that should exist, without unproven engines
-    # Engines without requests, of a revision that a waiting or stopped rollout has not proven. They stay if `replicas`
-    # becomes less.
+    num_for_load: int  # number of engines that should exist; unproven engines are not counted
+    # Engines without requests, of a new revision that is not promoted yet, or whose rollout is stopped. They stay if
+    # `replicas` becomes less.
     num_unproven: int = 0
     num_surge: int = 0  # unproven engines that are kept beyond `replicas`; no engine is created beyond `replicas`
     num_unschedulable: int = 0  # other engines that find no node; they are terminated first if `replicas` becomes less
     rollout: RolloutActivity
     load: ServiceLoad
-    samples: tuple[Sample, ...]  # taken since the last change of `replicas`, the present sample included
+    samples: tuple[Sample, ...]  # samples since the last change of `replicas`, up to the present sample
     held: Held = NOTHING_HELD
     idle_s: float = 0.0  # seconds for which every reconcile of this process has found the service idle
-    writer: str = ""  # the field manager that set `replicas`; empty if the stored state has this number
+    writer: str = ""  # the field manager that set `replicas`; empty if the stored state has the same number
 
     @property
     def has_all(self) -> bool:
