@@ -170,7 +170,8 @@ class Drift:
 def _version(kind: str, found: Manifest) -> str:
     meta = found["metadata"]
     if kind in ROUTE_VERSIONS:
-        # Annotations and labels are settings of a route, and no part of its generation.
+        # A route's labels and annotations are settings, too, but a change of them does not change the route's
+        # generation.
         marks = msgspec.json.encode([meta.get("labels"), meta.get("annotations")], order="sorted")
         return f"{meta.get('generation', '')} {hash(marks)}"
     field = "generation" if kind in _WITH_STATUS else "resourceVersion"

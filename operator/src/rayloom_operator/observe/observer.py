@@ -84,7 +84,7 @@ class Observer:
         await self._names.find_gone(key, uid, remembered, now)
         documents = self._documents(key, uid, mount_failures, now)
         grouped = group(documents)
-        # `follow` drops the answers of head pods that were replaced, so the readings are taken after this call.
+        # The readings are read after the call of `follow`, because `follow` drops the answers of replaced head pods.
         llmgateways = self._watches.llmgateways_of(key) if polls_gateways else ()
         gateways = self._gateway_targets(key, uid, grouped.gateways, llmgateways or ()) if polls_gateways else {}
         self._poller.follow(key, self._targets(key, uid, grouped.replicas) | gateways)

@@ -72,7 +72,7 @@ class Scale:
         return known
 
     def _room(self, rank: RankMemory, memory: int | None, reserve: int) -> tuple[int, int, int]:
-        """Returns (number of KV blocks that there is room for, bytes of one block, bytes for all blocks) of a rank.
+        """Returns for a rank: (number of KV blocks that fit, bytes of one block, bytes for all blocks).
 
         `memory`: the bytes that the rank has; None if unknown. The rank's process needs `reserve` bytes of them.
         """

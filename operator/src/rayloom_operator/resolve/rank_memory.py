@@ -26,7 +26,7 @@ _MOST_ADAPTERS_BYTES = 1 << 52
 class RankMemory:
     weights: int  # bytes
     kv_block: int  # bytes of one KV block, for the rank's layers and heads
-    adapters: int = 0  # bytes of LoRA adapters, and of what they add to a step
+    adapters: int = 0  # bytes of LoRA adapters, and bytes that the adapters add to the largest step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

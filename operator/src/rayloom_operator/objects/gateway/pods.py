@@ -35,7 +35,7 @@ _LIVENESS = {"periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6}
 class GatewayPods:
     """The parts in which the gateway pods of different owners differ."""
 
-    metadata: Manifest  # metadata of the Deployment
+    metadata: Manifest  # metadata of the gateway pods' Deployment
     labels: Mapping[str, str]  # further labels of the pods, besides `selector`
     selector: Mapping[str, str]
     replicas: int

@@ -80,8 +80,8 @@ def models_document(
             }
             for each in aliases
         },
-        # At the top level, gateway pods of an earlier release only report an unknown field. They do not serve a model
-        # whose entry has an unknown field.
+        # The adapters are not part of the models' entries, because gateway pods of an earlier release do not serve a
+        # model whose entry has an unknown field. They only report an unknown field at the top level.
         "adapters": {each.served_name: list(each.adapters) for each in models if each.adapters},
     }
 

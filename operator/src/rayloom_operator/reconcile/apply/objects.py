@@ -22,7 +22,7 @@ from rayloom_operator.reconcile.apply.writer import ObjectWriter
 
 logger = logging.getLogger(__name__)
 
-# The least time between two applies of all objects, in seconds.
+# The least seconds between two applies of all objects of a service.
 _LEAST_S = 10.0
 # These objects start pods, and the pods need all other objects. So RayClusters and Jobs are written last: if one
 # exists, all objects that its pods need were created.
@@ -82,7 +82,7 @@ class ObjectApplier:
                 number for number, each in hashes.items() if self._is_right(key, each, planned.new, listed)
             )
             before = _Applied(hashes=right, at=now, share=random.random())
-        # A RayCluster or a Job is planned only while it does not exist.
+        # A RayCluster or Job in the plan is always due: it is planned only while it does not exist.
         new = [each for number, each in hashes.items() if number not in before.hashes or each["kind"] in _LAST]
         if new:
             self._log(key, new)

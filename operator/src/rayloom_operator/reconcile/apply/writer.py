@@ -38,7 +38,8 @@ class ObjectWriter:
         self._kube = kube
         self._drift = drift
         self._on_cluster = on_cluster
-        # Service -> name of a Secret that seems to be another owner's -> event loop time of the first such finding.
+        # Service -> name of a Secret that seems to belong to another owner -> event loop time at which that was first
+        # found.
         self._taken_since: dict[ServiceKey, dict[str, float]] = {}
 
     def forget(self, key: ServiceKey) -> None:

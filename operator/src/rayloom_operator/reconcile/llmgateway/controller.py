@@ -90,7 +90,7 @@ class GatewayController:
         """Returns the LLMGateways whose pods send requests to an LLMService.
 
         Returns None while some LLMGateways of the namespace are unknown, as after a restart. In a cluster without the
-        kind the result is empty.
+        kind LLMGateway, the result is empty.
         """
         if not self._gateways.was_tried.is_set():
             return None

@@ -39,7 +39,7 @@ PodsOf = Callable[[ServiceKey], Sequence[Manifest]]
 class Served:
     """The models of the services that the pods of an LLMGateway serve."""
 
-    uid: str  # of the LLMGateway
+    uid: str  # uid of the LLMGateway
     replicas: int
     models: Mapping[str, str]  # LLMService -> name of its model
 
