@@ -33,13 +33,13 @@ class Image:
     cached_stages: tuple[str, ...]
     """Build stages to keep, although the image does not contain them."""
     scripts: tuple[str, ...]
-    """Files in the Dockerfile's folder that it copies."""
+    """Files in the Dockerfile's folder that the Dockerfile copies."""
     limit_bytes: int | None
     """Upper bound of the bytes of all layers above the base; None: no bound."""
     build_files: tuple[str, ...] = ()
-    """Files of the project, beside pyproject.toml, that determine how its package is built."""
+    """Files of the project, beside pyproject.toml, that determine how the package is built."""
     more_sources: tuple[str, ...] = ()
-    """Folders of the project, beside src/, that its package is built from."""
+    """Folders of the project, beside src/, from which the package is built."""
 
     @property
     def name(self) -> str:
