@@ -55,7 +55,7 @@ class Authority:
         return pair
 
     def signing_key(self, name: str) -> Certificate:
-        """A key pair without a certificate: `certificate` is the public key."""
+        """A key pair without a certificate: the result's `certificate` is the file of the public key."""
         pair = self._pair(name)
         if not pair.certificate.exists():
             partial = self._pair(f"{name}.partial")

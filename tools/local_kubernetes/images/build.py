@@ -76,7 +76,7 @@ IMAGES = (OPERATOR, ENGINE)
 
 
 def source_files(folder: Path) -> list[Path]:
-    """The files below a folder from which an image is built, in order, as .dockerignore selects them.
+    """The files below a folder from which an image is built: those that .dockerignore does not exclude, sorted.
 
     Folders that `make venv` or a test may remove at any moment are skipped: bytecode, metadata of a package, and the
     hidden folder in which the CPU library is compiled.
@@ -116,7 +116,7 @@ def build_with_buildah(image: Image, base: str) -> None:
 
 
 def derive_with_buildah(name: str, folder: Path, arguments: Mapping[str, str]) -> None:
-    """Builds an image of this name, FROM the engine's image, by the folder's Dockerfile, if one of its inputs changed.
+    """Builds the image `name` from the engine's image, by the Dockerfile in `folder`, if an input of the build changed.
 
     `remove_unused` removes the image as soon as no node has it, provided that its name has the engine's repository.
     """

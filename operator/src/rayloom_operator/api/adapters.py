@@ -1,4 +1,4 @@
-"""Adapter: a LoRA adapter of a service, `spec.model.adapters`. Its folder is read from a claim, or from the nodes."""
+"""Adapter: a LoRA adapter in `spec.model.adapters`. Pods read its folder from a claim, or from the nodes."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ _IMAGE_FOLDERS = (
     "/usr",
     "/var/run",
 )
-# These folders contain some of _IMAGE_FOLDERS, so they cannot be mounted as a whole. Other subfolders of them can be
-# mounted.
+# These folders contain some of _IMAGE_FOLDERS, so nothing is mounted at these two paths, but their other subfolders
+# can be mounted.
 _IMAGE_PARENTS = ("/opt", "/var")
 _CLOSED = (ADAPTERS_FOLDER, *_IMAGE_FOLDERS)  # nothing can be mounted inside these folders
-_HIDING = sorted(  # a mount of one of these folders as a whole would hide a folder of the pod
+_HIDING = sorted(  # a mount at one of these folders would hide a folder of the pod
     folder
     for folder in (*_IMAGE_PARENTS, *OWN_FOLDERS)
     if folder != MODELS_FOLDER and not any(folder.startswith(f"{each}/") for each in _CLOSED)

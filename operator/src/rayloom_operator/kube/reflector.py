@@ -115,7 +115,7 @@ class Reflector:
         return {self._key_at[at] for at in self._objects.marked(mark)}
 
     def silence_seconds(self, now: float) -> float:
-        """Returns the seconds since the last answer or failure of the quietest path; `now` is the loop's time."""
+        """Returns the longest time, over all paths, since a path's last answer or failure; `now` is the loop's time."""
         return now - min(self._alive_at.values())
 
     async def run(self) -> None:

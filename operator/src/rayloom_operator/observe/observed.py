@@ -11,8 +11,8 @@ from rayloom_operator.engines.progress import NO_PROGRESS, StartProgress
 from rayloom_operator.engines.status import MAX_RANKS, EngineStatus
 from rayloom_operator.texts import head, plain
 
-# The period, in seconds, for which the pods that KubeRay creates for an engine replica are counted. A high number means
-# that the replica's pods keep failing, because KubeRay replaces each failed pod at once.
+# The pods that KubeRay has created for an engine replica within this many seconds are counted. A high number means that
+# the replica's pods keep failing, because KubeRay replaces each failed pod at once.
 NEW_POD_S = 600.0
 MAX_MESSAGE = 600  # the most characters of another program's text that a message in the status quotes
 

@@ -44,7 +44,7 @@ class Observer:
         self._admin_tokens = admin_tokens
         self.events = FailureEvents(kube)
         self._names = RestingNames(kube, watches.clusters, watches.pods)
-        # uid of a pod -> (uid of its RayCluster, time of its creation)
+        # uid of a pod -> (uid of its RayCluster, time at which the pod was created)
         self._new_pods: dict[ServiceKey, dict[str, tuple[str, datetime]]] = {}
         self._evicted: dict[ServiceKey, frozenset[str]] = {}  # uids of RayClusters whose head pods were evicted
 

@@ -102,7 +102,7 @@ class Cut:
         self._weights = Layers(costs, of_kinds)
         self._kv = Layers(costs, [kind.kv.bytes_at(index, element_bytes) * BLOCK_SIZE for kind in costs.kinds])
         self._adapters = adapters
-        self._adapter_layer = 0  # bytes of LoRA rank 1 in one layer
+        self._adapter_layer = 0  # bytes of an adapter of LoRA rank 1 in one layer
         self._adapter_step = 0
         if adapters is not None:
             layer = adapters.costs.layer

@@ -38,7 +38,7 @@ class ScalingInputs:
     held_tokens: int = 0  # tokens of requests that a gateway holds
     held_requests: int = 0
     tokens_per_second: int = 0  # prompt tokens per second; while no rate is measured, an engine's earlier rate
-    needed_engines: str = "0"  # number with two decimals, as text, because the status has no fractions
+    needed_engines: str = "0"  # needed engines with two decimals; a text, because the status has no fractions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

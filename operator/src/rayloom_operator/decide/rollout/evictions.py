@@ -24,7 +24,7 @@ _NO_CAPACITY_S = 30
 def with_eviction_hold(
     desired: Desired, stored: RolloutState, state: RolloutState, view: View, wall: datetime
 ) -> RolloutState:
-    """Returns `state` with the two times of the eviction hold; both are empty while evictions wait for no engine.
+    """Returns `state` with the two times of the eviction hold; both are empty while no eviction has to wait.
 
     `eviction_hold_time`: when evictions began to wait for an engine to move. `no_capacity_time`: when moving stopped
     for lack of a node with room; empty while engines can move.

@@ -37,7 +37,7 @@ class ModelEntry:
     service: str
     namespace: str
     uid: str
-    auth: Auth | None  # keys for this name; None: everybody may use it
+    auth: Auth | None  # API keys for this name; None: requests need no key
     settings: Mapping[str, Any] = field(default_factory=dict)  # the settings in MODEL_ARGS that the service sets
     adapters: tuple[str, ...] = ()  # names of the service's LoRA adapters
 
@@ -49,7 +49,7 @@ class AliasEntry:
     name: str
     targets: tuple[tuple[str, int], ...]  # (served name, weight)
     is_sticky: bool  # all requests of one user go to the same target
-    auth: Auth | None  # keys for this name; None: everybody may use it
+    auth: Auth | None  # API keys for this name; None: requests need no key
 
 
 def models_document(

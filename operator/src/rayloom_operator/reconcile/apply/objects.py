@@ -74,7 +74,8 @@ class ObjectApplier:
         """
         now = asyncio.get_running_loop().time()
         listed = self._drift.take_listed(key)
-        # Removed until all writes have succeeded: after an error there is no entry, so all objects are due again.
+        # The entry is removed until all writes have succeeded: without an entry, as after an error, all objects are
+        # due.
         before = self._applied.pop(key, _Applied())
         hashes = {hash(msgspec.json.encode(each)): each for each in planned.wanted}
         if listed is not None:

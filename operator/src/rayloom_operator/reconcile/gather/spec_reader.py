@@ -87,6 +87,6 @@ class SpecReader:
         accelerator = service.spec.accelerator
         memory = WITHOUT_CLUSTER
         if accelerator is not None and accelerator.memory is None:
-            # Read here and not in the thread, because the event loop changes the nodes.
+            # The memory is read here and not in the sizing thread, because the event loop changes the nodes.
             memory = self._watches.nodes.memory_of(accelerator, service.spec.scheduling.node_selector)
         return await self._sizer.run(resolve, service, image, facts, previous, hub, lambda *_: memory)
