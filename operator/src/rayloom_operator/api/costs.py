@@ -20,13 +20,13 @@ MAX_POSITIONS = 1 << 30
 # Limit of a model's parameters, so that their bytes fit into the 64-bit numbers of a status.
 MAX_PARAMETERS = 1 << 50
 _MAX_BYTES = 4 * MAX_PARAMETERS
-# One number for each tensor size. Each tensor size divides the number of heads: a number up to 4,096 has at most 48
-# divisors.
+# The most numbers in a list, which has one number for each tensor size. Each tensor size divides the number of heads: a
+# number up to 4,096 has at most 48 divisors.
 _MAX_NUMBERS = 64
 _MAX_KINDS = 26  # kinds of layers: each has a letter in `Costs.layers`
 _MAX_HEAD_LAYERS = 1e15
 _MAX_RANK_MULTIPLE = 256
-_MAX_PAGE_BYTES = 1 << 30  # the largest huge page of any processor
+_MAX_PAGE_BYTES = 1 << 30  # bytes of the largest huge page of any processor
 _RUN = re.compile(r"([1-9][0-9]{0,3})?([a-z])")
 
 Count = Annotated[int, Field(ge=0, le=_MAX_BYTES)]

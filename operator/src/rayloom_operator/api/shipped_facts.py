@@ -78,7 +78,7 @@ def known_facts(model: Model, backend: str | None) -> ModelFacts | None:
 
 
 def known_refusal(model: Model, backend: str | None) -> str:
-    """Returns why the engine cannot serve a published model, as known without an inspection; empty otherwise."""
+    """Returns why the engine cannot serve a published model; empty if no reason is known before an inspection."""
     if model.revision not in (None, "main") or backend not in (None, "auto"):
         return ""
     refusals = (each.refusal for each in published_models().values() if model.source in each.sources)

@@ -141,8 +141,7 @@ def _judgement(route: GatewayRoute, namespace: str, sight: RouteSight) -> _Judge
 
 
 def _answer_of_gateways(route: HttpRoute, namespace: str, seen: SeenRoute, now: datetime) -> _Judgement:
-    """Returns the refusal of the first Gateway that refuses the route. If none does: that one has not answered, or that
-    all accept the route."""
+    """Returns the first refusal by a Gateway, else the missing answer of a Gateway, else the acceptance by all."""
     silent = []
     for parent in route.parent_refs:
         reports = [each for each in seen.parents if _is_about(each, parent, namespace)]

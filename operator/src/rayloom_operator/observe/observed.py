@@ -87,7 +87,7 @@ class EngineReplica:
     pods: tuple[Pod, ...]
     refusal: str  # the reason why KubeRay could not create a pod; empty if it could
     is_headless: bool  # the head pod existed and is gone; KubeRay does not recreate it
-    num_new_pods: int  # pods, including deleted pods, that were created within the last NEW_POD_S seconds
+    num_new_pods: int  # number of pods, including deleted pods, that were created within the last NEW_POD_S seconds
     reading: Reading | None  # None until the poller has an answer, or has failed to get one
     num_ranks: int = MAX_RANKS  # an upper bound of the number of ranks
     is_found: bool = False  # an EndpointSlice of the service lists the head pod, so clients can reach the engine
@@ -95,7 +95,7 @@ class EngineReplica:
     # A pod is on a cordoned node and tolerates the cordon. The pod's replacement might be placed there again, so moving
     # the replica is of no use.
     is_tolerant: bool = False
-    is_suspended: bool = False  # KubeRay creates no pods: a queue has not admitted the RayCluster, or not any more
+    is_suspended: bool = False  # KubeRay creates no pods: a queue has not admitted the RayCluster, or has evicted it
     is_head_evicted: bool = False  # the head pod was deleted or evicted from outside, on a node that is ready
 
     @property

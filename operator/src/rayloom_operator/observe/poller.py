@@ -60,7 +60,7 @@ class Target(NamedTuple):
     num_starts: int = 0  # restarts of the engine's container: answers from before a restart do not count any more
     max_ranks: int = MAX_RANKS
     old_token: str = ""  # derived from the operator's previous key; empty if the key was never changed
-    is_gateway: bool = False  # a gateway makes no tokens, and is never polled more often than an engine that serves
+    is_gateway: bool = False  # a gateway generates no tokens, and is never polled more often than an engine that serves
     model: str = ""  # name of a model at a gateway with several models: this model's status is polled
     has_models: bool = False  # a gateway with several models: its status describes the models file that it has read
 

@@ -56,7 +56,7 @@ def judge(replica: EngineReplica | None, now: float) -> Verdict:
 
 
 def is_well(replica: EngineReplica, now: float) -> bool:
-    """Returns whether tokens go through every rank and the head pod is ready: the engine may get requests."""
+    """Returns whether tokens pass through every rank and the head pod is ready: the engine may get requests."""
     head, reading = replica.head, replica.reading
     if head is None or reading is None or reading.status is None or not head.is_ready:
         return False

@@ -158,5 +158,5 @@ def _kv_room(question: Question, tensor: int, free: int | None, adapters: int) -
     if not question.is_cpu:
         return max(0, min(int(free * GPU_SHARE), free - step))
     room = min(CPU_CAP // tensor, int(free * CPU_SHARE))
-    # The other half of the memory is enough for a step, but not always for a step and adapters.
+    # The half that CPU_SHARE leaves free is enough for a step, but not always for a step and adapters.
     return max(0, min(room, free - step - adapters) if adapters else room)

@@ -142,7 +142,7 @@ def _rounded_up(number: int, multiple: int) -> int:
 
 
 def step_bytes(costs: Costs, tensor: int, *, element_bytes: int, num_tokens: int, num_seqs: int) -> int:
-    """Returns the bytes that the largest step takes on a rank in addition to weights and KV cache."""
+    """Returns the bytes that the largest step needs on a rank in addition to weights and KV cache."""
     of_token = costs.step.token.bytes_at(costs.tensor.index(tensor), element_bytes)
     return num_tokens * of_token + num_seqs * costs.step.sequence_bytes
 

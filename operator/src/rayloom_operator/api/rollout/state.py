@@ -66,4 +66,5 @@ class RolloutState:
     peak_available: int = 0  # the most engines of the update revision that were available at once
     # time since which evictions wait for the next engine to move; empty: no wait
     eviction_hold_time: str = ""
-    no_capacity_time: str = ""  # time since which no node has room for the engines that must move; empty: there is room
+    # time since which no node has room for the engines that must move; empty: a node has room
+    no_capacity_time: str = ""

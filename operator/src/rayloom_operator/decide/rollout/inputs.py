@@ -33,7 +33,7 @@ class ReplicaView:
     is_tolerant: bool = (
         False  # one of the pods is on a cordoned node and tolerates the cordon, so moving the engine is of no use
     )
-    num_in_flight: int = 0  # unfinished requests or sequences, also those of gateways
+    num_in_flight: int = 0  # number of unfinished requests or sequences, including those that gateways sent
     counts: RequestCounts = field(default_factory=RequestCounts)
 
     @property

@@ -41,7 +41,7 @@ def next_state(desired: Desired, stored: RolloutState, view: View, wall: datetim
 
 
 def _try_begin(desired: Desired, stored: RolloutState, view: View) -> RolloutState | None:
-    """If no state is stored (at the beginning, or because it was lost), returns a state made from the existing engines.
+    """Returns a state made from the existing engines if no state is stored (at first, or after a loss); else None.
 
     The current revision is the revision with the most available engines, or the spec's if no engine is available.
     """

@@ -40,8 +40,8 @@ def can_hold(spec: Spec, observed: Observed) -> bool:
 def held_in(observed: Observed, num_wanted: int, ended_before: Mapping[str, int] | None, mono: float) -> Held:
     """Returns the requests in the gateways.
 
-    `num_wanted`: gateway pods that the spec asks for. `ended_before`: the result of `ended_requests` in the last
-    reconcile; None in the first reconcile.
+    `num_wanted`: number of gateway pods that the spec asks for. `ended_before`: the result of `ended_requests` in the
+    last reconcile; None in the first reconcile.
     """
     others = [each for gateway in observed.llmgateways or () for each in gateway.pods]
     pods = (*observed.gateways, *others)

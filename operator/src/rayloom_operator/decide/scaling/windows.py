@@ -7,7 +7,7 @@
 | stable window | `stable_s`: several usual windows | the largest mean of these usual windows removes engines |
 
 Samples begin with the last change of `replicas`, because earlier samples are about another number of engines. A
-restarted operator has no samples, so it removes no engine before a whole window has passed.
+restarted operator has no samples, so it removes no engine before its samples cover the stable window.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 # The stable window is at least this many times as long as the last engines took to start ...
 _STARTS = 2
-# ... and at most this many seconds, unless the setting is longer.
+# ... and at most this many seconds, unless `window_s` is longer.
 _MOST_S = 1800.0
 _LEAST_SAMPLES = 2  # a panic window with fewer samples adds no engine
 _PANIC_PART = 0.1

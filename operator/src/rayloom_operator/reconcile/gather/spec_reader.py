@@ -80,7 +80,7 @@ class SpecReader:
         )
 
     async def _resolve(self, service: LLMService, facts: ModelFacts, previous: Manifest) -> Resolved:
-        """Calls `resolve`, in the sizing thread if a sizing has to be computed, because that may take long."""
+        """Calls `resolve`, in the sizing thread if a sizing has to be computed: a sizing may take long."""
         image, hub = self._settings.image(service), self._settings.hub
         if is_sized(service, facts, previous):
             return resolve(service, image, facts, previous, hub)

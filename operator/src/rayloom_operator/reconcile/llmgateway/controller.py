@@ -143,8 +143,8 @@ class GatewayController:
 
     def _gateway_changed(self, key: ServiceKey) -> None:
         in_namespace = self._in_namespace.setdefault(key[0], set())
-        # A terminating LLMGateway is not reconciled. If the set contained it, `serving` would return None for each
-        # service of the namespace until the LLMGateway is gone.
+        # A terminating LLMGateway is not reconciled. If `in_namespace` contained such an LLMGateway, `serving` would
+        # return None for each service of the namespace until the LLMGateway is gone.
         if any(not _is_terminating(each) for each in self._gateways.of_service(key)):
             in_namespace.add(key)
         else:
