@@ -15,7 +15,7 @@ class Now:
 
 
 def moment(text: str) -> datetime:
-    """Parses a time of a Kubernetes object. An empty text gives 1970."""
+    """Parses a time of a Kubernetes object. An empty text is the beginning of 1970."""
     return datetime.fromisoformat(text or "1970-01-01T00:00:00Z")
 
 

@@ -23,7 +23,7 @@ class ScalingReason(StrEnum):
     AT_MAXIMUM = "AtMaximum"  # the load needs more engines than maxReplicas
     FIGURES_MISSING = "FiguresMissing"  # an engine does not report its load, so no engine is removed
     ROLLING_OUT = "RollingOut"  # engines are being replaced
-    WAITING_FOR_CAPACITY = "WaitingForCapacity"  # an engine finds no node
+    WAITING_FOR_CAPACITY = "WaitingForCapacity"  # an engine is unschedulable: no node has room for one of its pods
     OTHER_WRITER = "OtherWriter"  # another client set replicas last
     SUSPENDED = "Suspended"  # replicas is 0, and the scaler did not set it
 

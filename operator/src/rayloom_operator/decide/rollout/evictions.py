@@ -85,7 +85,7 @@ def _is_guarded(desired: Desired, state: RolloutState, engine: ReplicaView, wall
 
 def _is_moving(desired: Desired, state: RolloutState, view: View, wall: datetime) -> bool:
     """Returns True while moving engines makes progress: an engine starts, drains or is analysed, or there is room to
-    create one. False while an engine finds no node."""
+    create one. False while an engine is unschedulable."""
     engines = [engine for engine in view.of(target_revision(desired, state)) if not engine.is_cordoned]
     if any(engine.state == "unschedulable" for engine in engines):
         return False

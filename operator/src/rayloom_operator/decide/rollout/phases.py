@@ -47,7 +47,7 @@ class _Facts:
     is_paused: bool
     is_promoted: bool
     is_analyzing: bool
-    unschedulable: str  # name of an engine of the target revision that finds no node; empty where there is none
+    unschedulable: str  # name of an unschedulable engine of the target revision; empty where there is none
     advice: str  # how to continue the rollout without a further node; empty if that is impossible
 
 

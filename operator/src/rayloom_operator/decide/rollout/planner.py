@@ -3,7 +3,7 @@
 | step | engines of the new revision | engines of the old revision | end of the step |
 |---|---|---|---|
 | Starting | one is created | stay; with maxSurge 0 one is terminated first | the new one is available |
-| WaitingForCapacity | one finds no node | stay | a node has room; until then the deadline does not run |
+| WaitingForCapacity | one is unschedulable | stay | a node has room; until then the deadline does not run |
 | Analyzing | one gets its share of requests | get the other requests | the analysis is over: passed or failed |
 | Promoting | created up to `replicas` | terminated, as maxUnavailable allows | no old engine is left: Complete |
 | Paused, Halted | stay | stay | `paused` is false (Paused); the spec changes (Halted) |

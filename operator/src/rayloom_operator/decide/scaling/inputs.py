@@ -17,7 +17,7 @@ class RolloutActivity(Enum):
     SETTLED = "settled"  # the planner does nothing, or creates or deletes engines of one revision
     ROLLING = "rolling"  # the planner replaces engines
     STOPPED = "stopped"  # a rollout is paused or halted: engines of two revisions stay
-    WAITING = "waiting"  # an engine finds no node
+    WAITING = "waiting"  # an engine is unschedulable: no node has room for one of its pods
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Fleet:
     # `replicas` becomes less.
     num_unproven: int = 0
     num_surge: int = 0  # unproven engines that are kept beyond `replicas`; no engine is created beyond `replicas`
-    num_unschedulable: int = 0  # other engines that find no node; they are terminated first if `replicas` becomes less
+    num_unschedulable: int = 0  # other unschedulable engines; they are terminated first if `replicas` becomes less
     rollout: RolloutActivity
     load: ServiceLoad
     samples: tuple[Sample, ...]  # samples since the last change of `replicas`, up to the present sample
@@ -56,7 +56,7 @@ class Fleet:
 
     @property
     def has_all_with_nodes(self) -> bool:
-        """True if at least `num_for_load` engines are available or find no node."""
+        """True if at least `num_for_load` engines are available or unschedulable."""
         return self.num_available + self.num_unschedulable >= self.num_for_load
 
     def replicas_for_more(self, number: int) -> int:

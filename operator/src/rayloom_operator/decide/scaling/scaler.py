@@ -5,7 +5,7 @@
 | `replicas` is 0, and another client set it | 0: the service is suspended |
 | `replicas` is 0, and the scaler set it | 1 or more once a gateway holds a request, or has no tokenizer |
 | a rollout replaces engines | unchanged |
-| an engine finds no node | unchanged, or less by one of the rules that remove engines |
+| an engine is unschedulable | unchanged, or less by one of the rules that remove engines |
 | outside `minReplicas` and `maxReplicas` | the nearer bound |
 | the load of the panic window needs twice as many engines | as many as the load needs |
 | the load of the usual window needs more engines, and no added engine still starts | as many as the load needs |

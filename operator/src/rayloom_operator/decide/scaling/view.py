@@ -42,7 +42,7 @@ class Staying:
 
     available: frozenset[str]
     unproven: frozenset[str]  # engines without requests, of a revision that is not promoted, or is stopped
-    unschedulable: frozenset[str]  # other engines that find no node
+    unschedulable: frozenset[str]  # other unschedulable engines
     others: frozenset[str]  # engines that start, do not answer or do not serve; they may have requests
 
     @property
