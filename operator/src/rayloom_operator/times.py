@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """The current time on both clocks. Decisions get it as an argument and read no clock themselves."""
+    """The current time on both clocks. Decisions get this time as an argument and read no clock themselves."""
 
     wall: datetime  # date and time with a time zone; comparable with the times in Kubernetes objects
     mono: float  # seconds of the event loop's clock; comparable with the arrival times of engines' answers

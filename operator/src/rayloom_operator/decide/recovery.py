@@ -78,7 +78,7 @@ def back_off_seconds(restarts: int, recovery: Recovery) -> int:
     """
     if restarts > recovery.restart_budget:
         return recovery.backoff_max_seconds
-    # 2 ** 17 s are more than a day.
+    # The exponent has a limit, because 2 ** 17 s are more than a day.
     growth = 0 if restarts < 2 else 2 ** min(restarts - 2, 17)
     return min(recovery.backoff_base_seconds * growth, recovery.backoff_max_seconds)
 

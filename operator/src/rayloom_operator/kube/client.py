@@ -80,7 +80,8 @@ class Kube:
         self._on_request = on_request
         self._logged_in_at = time.monotonic()
         self._info = login()
-        # A new connection costs both sides more than a request, so requests wait for a free connection.
+        # A new connection costs this process and the API server more than a request, so requests wait for a free
+        # connection.
         self._session = self._connect(_MAX_CONNECTIONS)
         self._watching = self._connect(0)  # no limit: a watch keeps its connection
 

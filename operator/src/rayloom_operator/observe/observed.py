@@ -143,7 +143,7 @@ class ParentReport:
     """A controller's report on whether a Gateway in an HTTPRoute's parentRefs accepts the route."""
 
     name: str
-    namespace: str  # empty: the namespace of the HTTPRoute
+    namespace: str  # namespace of the Gateway; empty: the namespace of the HTTPRoute
     section_name: str | None
     port: int | None
     refused: str = ""  # Accepted or ResolvedRefs, whichever condition is False; empty if the Gateway accepts the route

@@ -82,7 +82,7 @@ class WorkQueue:
         self._is_open = True
 
     async def drain(self) -> None:
-        """Starts no more reconciles, and returns when the running ones have ended."""
+        """Starts no more reconciles, and returns when the running reconciles have ended."""
         self._is_closed = True
         self._changed.set()
         while self._working:

@@ -132,7 +132,7 @@ class GatewayController:
         tasks.create_task(self._queue.work(self._metrics.measured(self._reconcile)))
 
     async def drain(self) -> None:
-        """Starts no more reconciles, and returns when the running ones have ended."""
+        """Starts no more reconciles, and returns when the running reconciles have ended."""
         await self._queue.drain()
 
     def problem(self) -> str:
