@@ -45,7 +45,7 @@ def dump_cluster(cluster: Cluster, folder: Path) -> None:
 
 
 def _dump_objects(kubectl: Kubectl, folder: Path) -> None:
-    """Raises CommandTimeout at the first command that takes too long."""
+    """Writes objects, events and logs of pods. Raises CommandTimeout at the first command that takes too long."""
     for kind in _KINDS:
         _write(folder / f"{kind}.yaml", kubectl, "get", kind, "--all-namespaces", "--output", "yaml")
     _write(folder / "pods.txt", kubectl, "get", "pods", "--all-namespaces", "--output", "wide")

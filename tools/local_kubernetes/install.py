@@ -36,6 +36,6 @@ def install_operator(kubeconfig: Path, *values: str) -> None:
 
 
 def helm() -> str:
-    """The path of Helm beside this Python, else on PATH."""
+    """The path of Helm: beside this Python's executable, or else on PATH."""
     beside = Path(sys.executable).parent / "helm"
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("helm") or "helm"

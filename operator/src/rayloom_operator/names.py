@@ -147,7 +147,7 @@ def labels(service: LLMService, revision: str = "", number: int = 0) -> dict[str
 
 
 def app_labels(service: LLMService, image: str, component: str = "engine") -> dict[str, str]:
-    """Returns the recommended labels of Kubernetes for the pods of a component, which tools use to group pods.
+    """Returns Kubernetes' recommended labels for the pods of a component. Tools group pods by these labels.
 
     See https://kubernetes.io/docs/concepts/overview/working-with-objects/common-labels/. The version is the image's
     tag, if it has one. No selector uses these labels, and no revision depends on them.

@@ -19,7 +19,7 @@ def head(text: str, most: int) -> str:
 
 
 def tail(text: str, most: int) -> str:
-    """Returns the text; if it is longer than `most` characters, `...` and the end of it, together `most` characters."""
+    """Returns the text, cut to its last characters if it is longer than `most`; the cut text begins with `...`."""
     return text if len(text) <= most else "..." + text[3 - most :]
 
 

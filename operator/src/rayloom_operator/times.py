@@ -8,14 +8,14 @@ from datetime import UTC, datetime
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """The current time on both clocks. Decisions get it as an argument and read no clock themselves."""
+    """The current time on both clocks. Decisions get this time as an argument and read no clock themselves."""
 
     wall: datetime  # date and time with a time zone; comparable with the times in Kubernetes objects
     mono: float  # seconds of the event loop's clock; comparable with the arrival times of engines' answers
 
 
 def moment(text: str) -> datetime:
-    """Parses a time of a Kubernetes object. An empty text gives 1970."""
+    """Parses a time of a Kubernetes object. An empty text is the beginning of 1970."""
     return datetime.fromisoformat(text or "1970-01-01T00:00:00Z")
 
 

@@ -13,9 +13,9 @@ from local_kubernetes.machine.place import Place
 
 
 def chosen_cluster(environ: Mapping[str, str], index: int = 0) -> Cluster:
-    """The cluster named by $E2E_CLUSTER, `local` (the default) or `kind`, or the existing one of $E2E_KUBECONFIG.
+    """The existing cluster whose kubeconfig $E2E_KUBECONFIG names, or else a cluster of the kind $E2E_CLUSTER.
 
-    Raises ValueError for any other name.
+    $E2E_CLUSTER is `local` (the default) or `kind`. Raises ValueError for any other value.
     """
     if given := environ.get("E2E_KUBECONFIG"):
         return ExistingCluster(Path(given))

@@ -17,7 +17,7 @@ class ExistingCluster:
     kubeconfig: Path
 
     def up(self, mode: Mode) -> None:
-        """Raises ClusterError when the cluster does not answer."""
+        """Only checks the cluster: raises ClusterError when it does not answer."""
         Kubectl(self.kubeconfig)("get", "--raw", "/readyz")
 
     def down(self) -> None:

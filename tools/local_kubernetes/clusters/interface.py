@@ -17,19 +17,19 @@ class Cluster(Protocol):
         """The path of an administrator's kubeconfig."""
 
     def up(self, mode: Mode) -> None:
-        """Starts the cluster, or repairs one that runs partly. Returns quickly if the cluster already works."""
+        """Starts those parts of the cluster that do not run. Returns quickly if all of them run."""
 
     def down(self) -> None:
-        """Removes everything that `up` created, even from a cluster that runs partly."""
+        """Removes everything that `up` created, even if only parts of the cluster run."""
 
     def build_images(self) -> tuple[str, ...]:
-        """Names of Rayloom's images. Builds an image whose sources changed."""
+        """Builds those of Rayloom's images whose sources changed. Returns the names of all of them."""
 
     def derive_image(self, name: str, folder: Path, arguments: Mapping[str, str]) -> None:
-        """Builds an image of this name FROM the engine's image, by `folder`'s Dockerfile with these build arguments."""
+        """Builds the image `name` from the engine's image, by the Dockerfile in `folder` with these build arguments."""
 
     def load_image(self, name: str) -> None:
-        """Lets every node start containers of a built image without a registry."""
+        """Makes a built image available on every node, without a registry."""
 
     def node_names(self) -> tuple[str, ...]:
         """Names of the nodes that run pods."""
@@ -41,7 +41,7 @@ class Cluster(Protocol):
         """Restarts a stopped node. Returns when it is Ready."""
 
     def cut_link(self, name: str) -> None:
-        """Cuts the node's network. All its processes keep running."""
+        """Cuts the node's network. All processes of the node keep running."""
 
     def mend_link(self, name: str) -> None:
         """Reverts `cut_link`. Returns at once."""

@@ -1,4 +1,4 @@
-"""A cluster of this machine's processes: real Kubernetes and real containers, without Docker and without a registry."""
+"""A cluster of processes on this machine: real Kubernetes and real containers, without Docker or a registry."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class LocalCluster:
         with self._lock():
             had = self._finished_mode()
             if had is None or (had, mode) == ("api", "full"):
-                # Either these are remains of an unfinished `up` or of the time before a reboot, or the API server has
-                # an address that nodes cannot reach.
+                # Either an unfinished `up`, or an `up` before the last reboot, has left remains. Or the API server of a
+                # cluster without nodes has an address that nodes cannot reach.
                 self._remove()
             wanted: Mode = "full" if had == "full" else mode
             self._place.state.mkdir(parents=True, exist_ok=True, mode=0o755)
@@ -86,7 +86,8 @@ class LocalCluster:
         with storage_lock():
             for image in images.IMAGES:
                 images.build_with_buildah(image, base)
-            # All clusters of this machine share the storage, so the layers that any cluster uses must stay.
+            # All clusters of this machine share buildah's storage, so a layer must stay while any of the clusters uses
+            # it.
             nodes = [root for state in living_clusters() for root in state.glob("nodes/*/containerd")]
             images.remove_unused(base, frozenset().union(*(grafted_layers(root) for root in nodes)))
         return tuple(image.name for image in images.IMAGES)
@@ -166,7 +167,7 @@ class LocalCluster:
             wait_until(f"{name} to be Ready", lambda name=name: is_ready(kubectl, name), PROGRAM_S, f"its log is {log}")  # type: ignore[misc]
 
     def _nodes(self) -> list[Node]:
-        """The nodes that were started."""
+        """The nodes of this cluster that were started, whether they still run or not."""
         return [self._node(name) for name in NODE_NAMES if self._place.node(name).socket.exists()]
 
     def _node(self, name: str) -> Node:
@@ -182,7 +183,7 @@ class LocalCluster:
         self._remove_cgroups()
         if Path(f"/sys/class/net/{self._place.bridge}").exists():
             for name in NODE_NAMES:
-                # The kernel removes the link, too, shortly after the node's network namespace.
+                # The link may be gone: the kernel removes it shortly after the node's network namespace.
                 with contextlib.suppress(ClusterError):
                     run("ip", "link", "delete", self._place.node(name).link)
             run("ip", "link", "delete", self._place.bridge)

@@ -21,7 +21,7 @@ class Certificate:
 
 
 class Authority:
-    """Creates missing files in `folder`. A file gets its final name only when it is complete."""
+    """A certificate authority with its files in `folder`. A file gets its final name only when it is complete."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -34,7 +34,10 @@ class Authority:
             _rename(partial, self.ca)
 
     def issue(self, name: str, subject: str, alternative_names: Sequence[str] = ()) -> Certificate:
-        """A pair for servers and clients. Examples: subject `/O=GROUP/CN=USER`, alternative name `IP:127.0.0.1`."""
+        """Returns a certificate for servers and clients, with its key. Creates both if the certificate is missing.
+
+        Examples: subject `/O=GROUP/CN=USER`, alternative name `IP:127.0.0.1`.
+        """
         pair = self._pair(name)
         if pair.certificate.exists():
             return pair
@@ -52,7 +55,7 @@ class Authority:
         return pair
 
     def signing_key(self, name: str) -> Certificate:
-        """A key pair without a certificate: `certificate` is the public key."""
+        """A key pair without a certificate: the result's `certificate` is the file of the public key."""
         pair = self._pair(name)
         if not pair.certificate.exists():
             partial = self._pair(f"{name}.partial")
@@ -84,7 +87,7 @@ class Authority:
 
 
 def _rename(partial: Certificate, final: Certificate) -> None:
-    # The certificate is renamed last, so a certificate always has its key.
+    # The certificate is renamed last, so if a certificate exists, its key exists, too.
     partial.key.rename(final.key)
     partial.certificate.rename(final.certificate)
 

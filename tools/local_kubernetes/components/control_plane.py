@@ -14,7 +14,8 @@ from local_kubernetes.machine.shell import PROGRAM_S, wait_until
 from local_kubernetes.parts.build import Parts
 
 _USUAL_API_PORT = 6443
-# Controllers that clusters of simulated nodes do not need, because EndpointSlices are enough there.
+# Controllers of the old Endpoints API. Clusters with simulated nodes do not need them, because EndpointSlices are
+# enough there.
 _OF_OLD_ENDPOINTS = ("-endpoints-controller", "-endpointslice-mirroring-controller")
 
 
@@ -34,7 +35,7 @@ class ControlPlane:
         self._kubectl = Kubectl(place.kubeconfig)
 
     def ensure_api(self) -> None:
-        """Starts etcd, the API server and the controllers where they do not run, and waits until they work."""
+        """Starts those of etcd, the API server and the controllers that do not run, and waits until all work."""
         place = self._place
         client, peer = (f"http://127.0.0.1:{place.port(port)}" for port in (2379, 2380))
         self._component(
@@ -59,7 +60,8 @@ class ControlPlane:
             "kube-apiserver",
             etcd_servers=client,
             bind_address=self._address,
-            # The API server refuses a loopback address as the endpoint of the `kubernetes` Service.
+            # Without nodes there is no endpoint of the `kubernetes` Service, because the API server refuses a loopback
+            # address.
             **({"advertise_address": self._address} if self._has_nodes else {"endpoint_reconciler_type": "none"}),
             secure_port=place.port(_USUAL_API_PORT),
             authorization_mode="Node,RBAC",

@@ -23,7 +23,8 @@ _CNI_PLUGINS = "/usr/lib/cni"
 _CGROUPS = Path("/sys/fs/cgroup")
 # Controllers that the kubelet needs for limits of pods.
 _CONTROLLERS = ("cpu", "cpuset", "memory", "hugetlb", "pids")
-# Mounts each node's own folders over the fixed paths to which containerd and the kubelet write. $0: the first process.
+# Mounts the node's own folders over the fixed paths to which containerd and the kubelet write, and then runs $0, the
+# program of the node's first process.
 _OWN_FOLDERS = """\
 set -e
 mkdir -p /var/lib/kubelet
@@ -51,9 +52,9 @@ class Node:
         graft(store, image, self.place.socket)
 
     def disconnect(self) -> None:
-        """Sets the node's network link down and ends its kubelet. Its containers keep running, but are unreachable.
+        """Sets the node's network link down and ends its kubelet.
 
-        `ensure` reconnects the node.
+        The node's containers keep running, but are unreachable. `ensure` reconnects the node.
         """
         self.cut_link()
         self._processes.stop(self._name("kubelet"))
@@ -71,20 +72,21 @@ class Node:
         return f"{self.place.name}.{process}"
 
     def _ensure_namespaces(self) -> int:
-        """The id of the node's first process, started if it does not run."""
+        """Starts the node's first process if it does not run, and returns its id."""
         new = ("unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
         parent = self._processes.ensure(self._name("init"), *new, "sh", "-c", _OWN_FOLDERS, self._parts.pause)
         wait_until(f"{self.place.name}'s first process", lambda: child_of(parent) is not None, PROGRAM_S)
         first = child_of(parent)
         assert first is not None
-        # The shell starts the program only after the mounts.
+        # The shell runs this program only after it has mounted the node's folders.
         wait_until(f"{self.place.name}'s first process", lambda: _program(first) == self._parts.pause, PROGRAM_S)
         return first
 
     def _ensure_network(self, inside: int) -> None:
         place, cluster = self.place, self.place.cluster
         if not self._is_connected(inside):
-            # The kernel removes the link of the node's former network namespace shortly after that namespace.
+            # The link of the node's former network namespace may be left: the kernel removes it shortly after that
+            # namespace.
             with contextlib.suppress(ClusterError):
                 run("ip", "link", "delete", place.link)
             run("ip", "link", "add", place.link, "type", "veth", "peer", "name", "eth0", "netns", inside)

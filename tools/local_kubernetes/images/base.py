@@ -1,4 +1,4 @@
-"""The base image of engine and operator (Debian with Python), and the image with every pod's pause program."""
+"""The base image of engine and operator (Debian with Python), and the image of the pause program in every pod."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BASE_RELEASE = "bookworm"
 
 
 def base_image() -> str:
-    """The name of a local image with Debian and its Python, used instead of a public image. debootstrap makes it."""
+    """The name of a local image with Debian and Debian's Python, made by debootstrap in place of a public image."""
     key = digest(_BASE_RELEASE.encode(), *(package.encode() for package in _BASE_PACKAGES))
     name = f"{BASE}:{key}"
     with storage_lock():

@@ -33,13 +33,13 @@ class Image:
     cached_stages: tuple[str, ...]
     """Build stages to keep, although the image does not contain them."""
     scripts: tuple[str, ...]
-    """Files in the Dockerfile's folder that it copies."""
+    """Files in the Dockerfile's folder that the Dockerfile copies."""
     limit_bytes: int | None
     """Upper bound of the bytes of all layers above the base; None: no bound."""
     build_files: tuple[str, ...] = ()
-    """Files of the project, beside pyproject.toml, that determine how its package is built."""
+    """Files of the project, beside pyproject.toml, that determine how the package is built."""
     more_sources: tuple[str, ...] = ()
-    """Folders of the project, beside src/, that its package is built from."""
+    """Folders of the project, beside src/, from which the package is built."""
 
     @property
     def name(self) -> str:
@@ -76,7 +76,7 @@ IMAGES = (OPERATOR, ENGINE)
 
 
 def source_files(folder: Path) -> list[Path]:
-    """The files below a folder from which an image is built, in order, as .dockerignore selects them.
+    """The files below a folder from which an image is built: those that .dockerignore does not exclude, sorted.
 
     Folders that `make venv` or a test may remove at any moment are skipped: bytecode, metadata of a package, and the
     hidden folder in which the CPU library is compiled.
@@ -116,7 +116,7 @@ def build_with_buildah(image: Image, base: str) -> None:
 
 
 def derive_with_buildah(name: str, folder: Path, arguments: Mapping[str, str]) -> None:
-    """Builds an image of this name, FROM the engine's image, by the folder's Dockerfile, if one of its inputs changed.
+    """Builds the image `name` from the engine's image, by the Dockerfile in `folder`, if an input of the build changed.
 
     `remove_unused` removes the image as soon as no node has it, provided that its name has the engine's repository.
     """

@@ -40,7 +40,7 @@ def graft(store: Store, name: str, socket: Path) -> None:
             _link(socket, layer, chain_id, parent)
             with_root.append(chain_id)
     _run(socket, "images", "import", "-", stdin=archive)
-    # From here on the image itself protects its snapshots: containerd removes them once the image is replaced and
+    # From here on, the image protects its snapshots: containerd removes them only once the image is replaced and
     # unused.
     for snapshot in with_root:
         _run(socket, "snapshots", "label", snapshot, "containerd.io/gc.root=")
@@ -93,7 +93,7 @@ def _link(socket: Path, layer: Layer, chain_id: str, parent: str) -> None:
 
 
 def _remove_leftover(socket: Path, key: str) -> None:
-    """Removes the snapshot that a run has left that was killed between two calls of containerd."""
+    """Removes the snapshot, if a run that was killed between two calls of containerd has left it."""
     if _has_snapshot(socket, key):
         _run(socket, "snapshots", "remove", key)
 

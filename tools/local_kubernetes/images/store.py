@@ -130,7 +130,7 @@ def storage_lock() -> Iterator[None]:
 
 
 def _root() -> Path:
-    """Raises ClusterError unless buildah keeps layers as plain folders."""
+    """The folder of buildah's storage. Raises ClusterError unless buildah keeps layers as plain folders."""
     found = json.loads(run("buildah", "info"))["store"]
     if found["GraphDriverName"] != "overlay":
         driver = found["GraphDriverName"]

@@ -22,7 +22,7 @@ def write_whole(path: Path, content: str) -> None:
 
 def remove_folder(folder: Path) -> None:
     """Removes the folder, if it exists. Raises ClusterError while a file system is mounted in it."""
-    # KERNEL-ID PARENT DEVICE ROOT MOUNT-POINT ...
+    # fields of a line: KERNEL-ID PARENT DEVICE ROOT MOUNT-POINT ...
     mount_points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     if below := [one for one in mount_points if Path(one).is_relative_to(folder)]:
         raise ClusterError(f"{folder} cannot be removed before this is unmounted: {' '.join(below)}")

@@ -40,7 +40,7 @@ class Place:
 
     @classmethod
     def of(cls, index: int = 0) -> Place:
-        """The place of the cluster with this index. Raises ValueError for an index outside of 0 to 9."""
+        """Returns the place of the cluster with this index. Raises ValueError for an index outside of 0 to 9."""
         if index not in INDICES:
             raise ValueError(f"cluster index {index}: 0 to 9 is possible")
         # The path is short because sockets are below it, and Linux limits paths of sockets to 107 characters.

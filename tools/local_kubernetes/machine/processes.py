@@ -60,7 +60,8 @@ class Processes:
                 start_new_session=True,
             )
         _started.append(process)
-        # In the first moment of a process, /proc shows no environment of it, so `stop` would overlook the process.
+        # /proc does not show the environment of a process in its first moment. Until then, `stop` would overlook the
+        # process.
         own = f"{_PROCESS}={name}".encode()
 
         def has_begun() -> bool:

@@ -66,7 +66,7 @@ def _ancestors(pid: int) -> list[int]:
 
 
 def _with_descendants(pids: set[int]) -> set[int]:
-    """Returns these processes and their descendants. A build step, for example, has no mark in its environment."""
+    """Returns these processes and their descendants. A descendant, such as a build step, may lack the mark."""
     parents = _parents()
     found = set(pids)
     while more := {pid for pid, parent in parents.items() if parent in found} - found:

@@ -28,7 +28,7 @@ _GATEWAY_MODULE = "sigs.k8s.io/gateway-api"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    kube: Path  # etcd and all of Kubernetes; the first argument chooses a program
+    kube: Path  # the program of etcd and all of Kubernetes; its first argument chooses the component
     kuberay: Path
     kuberay_crds: Path  # a folder of manifests
     coredns: Path
@@ -36,7 +36,7 @@ class Parts:
 
 
 def build_parts() -> Parts:
-    """The programs. Compiles them if they are not in the cache, which takes minutes.
+    """Returns the programs. Compiles them if they are not in the cache, which takes minutes.
 
     All programs have one go.mod and one set of flags, and one command compiles them, because they share most packages:
     KubeRay and CoreDNS add 175 packages to the 2,607 of Kubernetes.

@@ -40,7 +40,10 @@ UNKNOWN_NODES = NodeMemory(None, f"the operator has not listed the cluster's nod
 
 
 def node_set_key(accelerator: Accelerator, node_selector: Mapping[str, str]) -> str:
-    """Returns a key for the set of nodes to read. A stored memory stays valid while the key stays the same."""
+    """Returns a key for the nodes whose labels give the memory.
+
+    A stored memory stays valid while the key is the same.
+    """
     return ",".join([accelerator.resource, *(f"{name}={value}" for name, value in sorted(node_selector.items()))])
 
 

@@ -1,4 +1,4 @@
-"""Adapter: a LoRA adapter of a service, `spec.model.adapters`. Its folder is read from a claim, or from the nodes."""
+"""Adapter: a LoRA adapter in `spec.model.adapters`. Pods read its folder from a claim, or from the nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rayloom_operator.api.base import MAP_BY_NAME, Part, rules
 from rayloom_operator.api.pod_template.reserved_parts import ADAPTER_VOLUMES, ADAPTERS_FOLDER, OWN_FOLDERS
 
 MAX_ADAPTERS = 64
-# Claims and folders of nodes that a pod mounts for adapters. The operator reserves a volume name for each.
+# The most claims and folders of nodes that a pod mounts for adapters. The operator reserves a volume name for each.
 MAX_PLACES = len(ADAPTER_VOLUMES)
 _NAME = r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$"
 _CLAIM = r"pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[\w.-]+)*/?"
@@ -42,10 +42,11 @@ _IMAGE_FOLDERS = (
     "/usr",
     "/var/run",
 )
-# These folders contain some of _IMAGE_FOLDERS, so they cannot be mounted as a whole. Their other subfolders can.
+# These folders contain some of _IMAGE_FOLDERS, so nothing is mounted at these two paths, but their other subfolders
+# can be mounted.
 _IMAGE_PARENTS = ("/opt", "/var")
 _CLOSED = (ADAPTERS_FOLDER, *_IMAGE_FOLDERS)  # nothing can be mounted inside these folders
-_HIDING = sorted(  # a mount of one of these folders as a whole would hide a folder of the pod
+_HIDING = sorted(  # a mount at one of these folders would hide a folder of the pod
     folder
     for folder in (*_IMAGE_PARENTS, *OWN_FOLDERS)
     if folder != MODELS_FOLDER and not any(folder.startswith(f"{each}/") for each in _CLOSED)
@@ -145,14 +146,14 @@ Adapters = Annotated[
 def volume_sources(adapters: Iterable[Adapter], model_claim: str | None, model_path: str | None) -> list[str]:
     """Returns the claims and folders that pods mount for adapters alone.
 
-    `model_claim` and `model_path` are mounted for the model.
+    `model_claim` and `model_path` are left out, because pods mount them for the model.
     """
     given = tuple(adapters)
     return [*(claim for claim in claims(given) if claim != model_claim), *host_folders(given, model_path)]
 
 
 def adapter_folders(adapters: Iterable[Adapter]) -> list[str]:
-    """Returns the paths in containers that no other mount may hide: each adapter's path, and the folder of claims."""
+    """Returns the paths in containers that no other mount may hide: each adapter's path, and ADAPTERS_FOLDER."""
     paths = (each.path if each.claim is None else f"{ADAPTERS_FOLDER}/{each.claim}/{each.path}" for each in adapters)
     return [ADAPTERS_FOLDER, *paths]
 

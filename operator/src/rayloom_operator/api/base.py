@@ -25,7 +25,7 @@ def _cut(text: object) -> object:
     return head(text, MAX_MESSAGE) if isinstance(text, str) else text
 
 
-# A message in a status. It is cut to the length that the CRD allows, because parts of it may come from an engine.
+# A message in a status. The text is cut to the length that the CRD allows, because parts of it may come from an engine.
 Message = Annotated[str, BeforeValidator(_cut), Field(max_length=MAX_MESSAGE)]
 
 

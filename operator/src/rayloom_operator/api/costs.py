@@ -1,8 +1,8 @@
-"""Costs: the memory that a model takes, in parts. The engine's `inspect` returns the parts, and sizing adds them.
+"""Costs: the memory that a model needs, in parts. The engine's `inspect` returns the parts, and sizing adds them.
 
-A tenant chooses the image that writes this document, and the operator, which serves all tenants, computes with the
-numbers in it. So each number and each list has a limit, far beyond any existing model. The limits are also checked when
-a status is read back.
+A tenant chooses the image that writes the document with the costs, and the operator, which serves all tenants, computes
+with the numbers in this document. So each number and each list has a limit, far beyond any existing model. The limits
+are also checked when a status is read back.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ MAX_POSITIONS = 1 << 30
 # Limit of a model's parameters, so that their bytes fit into the 64-bit numbers of a status.
 MAX_PARAMETERS = 1 << 50
 _MAX_BYTES = 4 * MAX_PARAMETERS
-_MAX_NUMBERS = 64  # tensor sizes: each divides the number of heads; a number up to 4,096 has at most 48 divisors
-_MAX_KINDS = 26  # kinds of layers, one for each letter
+# The most numbers in a list, which has one number for each tensor size. Each tensor size divides the number of heads: a
+# number up to 4,096 has at most 48 divisors.
+_MAX_NUMBERS = 64
+_MAX_KINDS = 26  # kinds of layers: each has a letter in `Costs.layers`
 _MAX_HEAD_LAYERS = 1e15
 _MAX_RANK_MULTIPLE = 256
-_MAX_PAGE_BYTES = 1 << 30  # the largest huge page of any processor
+_MAX_PAGE_BYTES = 1 << 30  # bytes of the largest huge page of any processor
 _RUN = re.compile(r"([1-9][0-9]{0,3})?([a-z])")
 
 Count = Annotated[int, Field(ge=0, le=_MAX_BYTES)]
@@ -58,7 +60,7 @@ class Amounts(CostsPart):
 
     @property
     def lists(self) -> tuple[tuple[int, ...], ...]:
-        """The lists that are given."""
+        """The lists of numbers that the document gives; the others are None and left out."""
         given = (self.elements, self.packed, self.kept_elements, self.kept_bytes)
         return tuple(numbers for numbers in given if numbers is not None)
 
@@ -137,12 +139,12 @@ class Costs(CostsPart):
 
     @cached_property
     def runs(self) -> tuple[tuple[int, int], ...]:
-        """The runs of equal layers, in the order of the model, each as (number of layers, index of their kind)."""
+        """The runs of equal layers, in the order of the model: (number of layers, index of the kind in `kinds`)."""
         return tuple((int(number or 1), ord(letter) - ord("a")) for number, letter in _RUN.findall(self.layers))
 
     @cached_property
     def numbers(self) -> tuple[int, ...]:
-        """The number of layers of each of `kinds`."""
+        """The number of layers of each kind in `kinds`."""
         return tuple(sum(number for number, kind in self.runs if kind == at) for at in range(len(self.kinds)))
 
     @property
@@ -151,7 +153,7 @@ class Costs(CostsPart):
 
     @property
     def max_pipeline(self) -> int:
-        """The largest number of stages."""
+        """The largest number of pipeline stages that the model can have."""
         return min(self.num_layers, self.most_stages or self.num_layers)
 
     @cached_property

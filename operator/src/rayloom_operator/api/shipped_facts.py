@@ -24,7 +24,7 @@ _BUILTIN = "builtin://"
 class PublishedModel:
     """A model of the hub. Either `facts` or `refusal` is set."""
 
-    sources: tuple[str, ...]  # as in spec.model.source; all have the same sizes
+    sources: tuple[str, ...]  # values of spec.model.source; their models are equally large
     facts: ModelFacts | None
     refusal: str  # why the engine cannot serve the model
 
@@ -65,8 +65,8 @@ def builtin_facts(model: Model) -> ModelFacts | None:
 
 
 def known_facts(model: Model, backend: str | None) -> ModelFacts | None:
-    """Returns the shipped facts of a model; None if the model is not among them, or if the spec names a revision other
-    than main or a backend that computes the model otherwise.
+    """Returns the shipped facts of a model; None if no facts of the model are shipped, or if the spec names a revision
+    other than main or a backend that computes the model otherwise.
 
     `backend`: as in spec.engine.args.modelBackend.
     """
@@ -78,7 +78,7 @@ def known_facts(model: Model, backend: str | None) -> ModelFacts | None:
 
 
 def known_refusal(model: Model, backend: str | None) -> str:
-    """Returns why the engine cannot serve a published model, as known without an inspection; empty otherwise."""
+    """Returns why the engine cannot serve a published model; empty if no reason is known before an inspection."""
     if model.revision not in (None, "main") or backend not in (None, "auto"):
         return ""
     refusals = (each.refusal for each in published_models().values() if model.source in each.sources)

@@ -58,7 +58,7 @@ class Reason(StrEnum):
     SCHEDULED = "Scheduled"  # condition Scheduled
     HEALTHY = "Healthy"  # condition Degraded is False
     SUSPENDED = "Suspended"  # spec.replicas is 0; conditions Available, Scheduled and ModelReady
-    # the scaler set spec.replicas to 0; the first request starts an engine; same conditions
+    # the scaler set spec.replicas to 0; a request starts an engine; conditions as for Suspended
     SCALED_TO_ZERO = "ScaledToZero"
     ADAPTER_FAILED = "AdapterFailed"  # an engine cannot load a LoRA adapter; condition Degraded
     GATEWAY_NOT_READY = "GatewayNotReady"  # an engine serves, but no gateway pod accepts requests; condition Available

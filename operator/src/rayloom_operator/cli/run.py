@@ -111,9 +111,9 @@ def _settings(flags: RunFlags) -> RuntimeSettings:
 
 
 def _collect_seldom() -> None:
-    """Makes garbage collections rare: with Python's defaults, they take half of the time for reading a list's page."""
+    """Makes garbage collections rare: with Python's defaults, they take half of the time in which a list is read."""
     gc.collect()
-    gc.freeze()  # exempts the imported modules from collections
+    gc.freeze()  # exempts the imported modules from garbage collections
     gc.set_threshold(*_COLLECT)
 
 

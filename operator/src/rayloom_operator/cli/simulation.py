@@ -34,10 +34,10 @@ class SimulatedEngine:
     age_s: int = 0  # seconds since the engine's pods were scheduled
     is_routed: bool = False
     is_listed: bool = False
-    is_drained: bool = False  # True if the engine was asked to drain
+    is_drained: bool = False  # the engine was asked to drain
     unlisted_s: int = 0  # seconds since the engine was last routed or listed in an EndpointSlice
     num_in_flight: int = 0
-    served_s: int = 0  # seconds for which the engine was available
+    served_s: int = 0  # seconds for which the engine was available so far
     ends_s: int | None = None  # seconds until the deletion is complete; None if the engine is not being deleted
 
     @property
@@ -87,7 +87,7 @@ class SimulatedEngine:
 
 
 class SimulatedService:
-    """A simulated service with the spec `desired`. `stored`: the rollout state that the last reconcile stored."""
+    """A simulated service with the spec `desired`. `stored`: the rollout state that the last reconcile has stored."""
 
     def __init__(self, desired: Desired, name: str = "chat") -> None:
         self.desired = desired

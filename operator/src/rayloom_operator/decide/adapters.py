@@ -39,7 +39,7 @@ def adapter_list_requests(situation: Situation) -> Iterator[AdapterListRequest]:
     meta = situation.resolved.service.metadata
     for replica in situation.observed.replicas:
         if replica.reading is None or replica.reading.failing_since is not None:
-            continue  # the first answer of a silent engine causes a reconcile
+            continue  # a silent engine gets its request in the reconcile that its next answer causes
         wanted = _wanted(situation, replica)
         reported = _reported(replica)
         if wanted is None or reported is None or replica.head is None or not replica.head.ip:
@@ -53,7 +53,7 @@ def adapter_list_requests(situation: Situation) -> Iterator[AdapterListRequest]:
 
 
 def adapter_statuses(evidence: Evidence) -> tuple[AdapterStatus, ...]:
-    """Returns the state of each adapter of the spec on the engines that stay.
+    """Returns the state of each adapter of the spec on the engines that the rollout does not terminate.
 
     While the spec cannot be used, these are the last written states.
     """
@@ -121,7 +121,8 @@ def _written(previous: Mapping[str, Any]) -> tuple[AdapterStatus, ...]:
 def _wanted(situation: Situation, replica: EngineReplica) -> dict[str, str] | None:
     """Returns name -> folder of the adapters for an engine; None if the engine must keep its present adapters.
 
-    An engine keeps them if its spec is not known, or if the present spec has no `adapters`: it is about to be replaced.
+    An engine keeps them if the spec from which it was created is not known. It also keeps them if the present spec has
+    no `adapters`, because the engine is about to be replaced then.
     """
     model = _model(situation)
     made_from = _model_of(situation, replica)

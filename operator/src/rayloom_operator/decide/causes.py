@@ -19,8 +19,8 @@ from rayloom_operator.observe.verdict import SILENCE_LIMIT_S, is_well, judge, si
 from rayloom_operator.resolve.resolved import Resolved
 from rayloom_operator.times import Now, moment
 
-# The engine itself gives up after rebuildSeconds. The operator acts this many seconds later, so that operator and
-# engine do not act at the same time.
+# The engine itself gives up after rebuildSeconds. The operator replaces the engine this many seconds later, so that
+# engine and operator do not act at the same time.
 _LATER_S = 30.0
 
 

@@ -27,7 +27,7 @@ def gateway_status(situation: Situation, *, is_refused: bool) -> GatewayStatus |
 def _pods_status(situation: Situation, *, is_refused: bool) -> GatewayStatus | None:
     resolved, stored = situation.resolved, stored_gateway(situation.previous)
     if resolved is None or not situation.can_create:
-        # Nothing is created or deleted, so the same objects exist as before.
+        # This reconcile creates and deletes nothing, so the objects in the last written status still exist.
         return None if stored is None else _status_of(stored.replicas, situation)
     wanted = num_wanted(resolved)
     if is_refused and stored is not None and stored.replicas > 0 and wanted == 0:
@@ -54,7 +54,10 @@ def clients_endpoint(situation: Situation, resolved: Resolved) -> str:
 
 
 def gateway_problem(situation: Situation) -> Verdict | None:
-    """Returns why clients reach no engine by status.endpoint; None if they do, or if it is not the gateways' URL."""
+    """Returns why clients reach no engine by status.endpoint.
+
+    None if a gateway pod is ready, or if status.endpoint is the engines' URL.
+    """
     service, resolved = situation.service, situation.resolved
     shown = situation.previous.get("endpoint") if resolved is None else clients_endpoint(situation, resolved)
     if service is None or shown != gateway_endpoint(service) or _num_ready(situation) > 0:

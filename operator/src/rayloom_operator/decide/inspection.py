@@ -84,7 +84,7 @@ class Tried:
     pods: Sequence[Manifest] = ()  # all pods that carry the service's label
     # uid of a Job or pod -> text of the Event that says why the Job has no pod, or why the pod's volume is not mounted
     failures: Mapping[str, str] = field(default_factory=dict)
-    # A Job with the service's image, which may be deleted by now, inspected the model and gave no costs.
+    # A Job with the service's image inspected the model and gave no costs. This Job may be deleted by now.
     gives_no_costs: bool = False
 
 
@@ -242,7 +242,7 @@ def _pod_of(job: Manifest, pods: Sequence[Manifest]) -> Manifest | None:
 def _outcome(service: LLMService, job: Manifest, own: Manifest | None) -> ModelFacts | _Ended | None:
     """Returns the facts that an attempt found, or its failure; None while it runs. `own`: the pod of the Job."""
     containers = own.get("status", {}).get("containerStatuses", ()) if own is not None else ()
-    # Other containers, such as injected sidecars, have termination messages as well.
+    # Other containers, such as injected sidecars, have termination messages that are not read.
     states = (each["state"] for each in containers if each["name"] == INSPECT_CONTAINER)
     ended = next((each["terminated"] for each in states if "terminated" in each), None)
     if ended is not None:
@@ -293,7 +293,7 @@ def _read(service: LLMService, ended: Manifest, at: str) -> ModelFacts | _Ended:
 
 def _ended(service: LLMService, reason: Reason, message: str, at: str) -> _Ended:
     token = " The token comes from the Secret that spec.model.tokenSecretRef names." if reason in _TOKEN else ""
-    # The message does not name the Job: each attempt has the same message.
+    # The command selects the Jobs by a label and not by name, so each attempt has the same message.
     label = f"{SERVICE_LABEL}={service.metadata.name}"
     again = f" It is tried again within 5 min; at once after: kubectl delete jobs -l {label}"
     return _Ended(Verdict(reason=reason, message=message + token + again), datetime.fromisoformat(at))

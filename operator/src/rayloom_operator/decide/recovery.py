@@ -78,7 +78,7 @@ def back_off_seconds(restarts: int, recovery: Recovery) -> int:
     """
     if restarts > recovery.restart_budget:
         return recovery.backoff_max_seconds
-    # 2 ** 17 s are more than a day.
+    # The exponent has a limit, because 2 ** 17 s are more than a day.
     growth = 0 if restarts < 2 else 2 ** min(restarts - 2, 17)
     return min(recovery.backoff_base_seconds * growth, recovery.backoff_max_seconds)
 
@@ -139,7 +139,10 @@ def _existing(need: Need, observed: Observed, memory: Memory) -> dict[str, Engin
 def _kept(
     names: _Names, known: Set[str], existing: Mapping[str, EngineReplica], memory: Memory, need: Need, now: Now
 ) -> tuple[list[str], int]:
-    """Returns the names, of `memory` and of existing replicas, that keep their place, and the number of new places."""
+    """Returns the names that keep their places, and the number of new places.
+
+    `known`: the names of existing replicas, and those in `memory`.
+    """
 
     def rank(name: str) -> tuple[bool, bool, int]:
         replica = existing.get(name)

@@ -39,7 +39,7 @@ def requeue_after_s(situation: Situation, planned: Plan) -> float:
 def _reasons_to_requeue(situation: Situation, planned: Plan) -> Iterator[float]:
     yield REGULAR_S if _is_well(situation) else STALE_S
     if planned.adapters:
-        yield STALE_S  # an engine that does not answer PUT /adapters gets it again; a changed /status is an event
+        yield STALE_S  # PUT /adapters is repeated after this time, unless a changed /status is an event before
     yield from _mounts(situation)
     yield from _silent_engines(situation)
     for time in (*planned.waits, *situation.observed.waits):

@@ -91,7 +91,7 @@ def judged_route(route: GatewayRoute, namespace: str, sight: RouteSight) -> Rout
 
 
 def former_kind(route: GatewayRoute, seen: Mapping[str, SeenRoute]) -> str:
-    """Returns the kind of an object that exists beside the route's own kind; empty if there is none.
+    """Returns the kind of an existing object whose kind differs from the route's; empty if there is none.
 
     `seen`: kind -> object.
     """
@@ -141,7 +141,7 @@ def _judgement(route: GatewayRoute, namespace: str, sight: RouteSight) -> _Judge
 
 
 def _answer_of_gateways(route: HttpRoute, namespace: str, seen: SeenRoute, now: datetime) -> _Judgement:
-    """Returns a refusal if a Gateway refuses the route, else the lack of an answer, else the acceptance."""
+    """Returns the first refusal by a Gateway, else the missing answer of a Gateway, else the acceptance by all."""
     silent = []
     for parent in route.parent_refs:
         reports = [each for each in seen.parents if _is_about(each, parent, namespace)]

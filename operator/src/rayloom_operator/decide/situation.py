@@ -49,7 +49,8 @@ class Situation:
     # The rollout: the next step, and the places of each revision. Both are empty while `resolved` is None.
     step: Step | None = None
     revisions: tuple[RevisionPlaces, ...] = ()
-    scaling: ScalingDecision | None = None  # None without spec.autoscaling, or while `resolved` is None
+    # the scaler's decision; None without spec.autoscaling, or while `resolved` is None
+    scaling: ScalingDecision | None = None
     sample_s: float = 2.0  # seconds between two samples of the load, if there is spec.autoscaling
 
     @property

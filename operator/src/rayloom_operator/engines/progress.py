@@ -37,7 +37,7 @@ def interval_s(num_engines: int) -> float:
 def start_progress(
     before: StartProgress, startup: tuple[Phase, ...], now: float, min_interval_s: float
 ) -> StartProgress:
-    """Returns the progress at `now`, or `before` if it has the same phase and is younger than `min_interval_s`."""
+    """Returns the progress at `now`, or `before` if that has the same phase and is younger than `min_interval_s`."""
     current = next((phase for phase in startup if not phase.finished), None)
     if current is None:
         return before if before.phase == "" else NO_PROGRESS

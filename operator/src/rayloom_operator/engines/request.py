@@ -16,10 +16,11 @@ from typing import cast
 from rayloom_operator.errors import EngineUnavailable
 
 _TIMEOUT_S = 3.0
-# Most bytes of headers and body. A minimal status has a few thousand bytes, with a thousand ranks 60 thousand.
+# The most bytes of headers and body together. A status of the minimal form, which `Prefer` requests, has a few thousand
+# bytes, or 60 thousand with a thousand ranks.
 MAX_BYTES = 64 << 10
-# The most bytes of a response without `Preference-Applied`: engines of the previous version send the full status, which
-# has 150 thousand bytes.
+# The most bytes of a response without `Preference-Applied`: engines of the previous version ignore `Prefer` and send
+# the full status, which has 150 thousand bytes.
 MAX_FULL_BYTES = 256 << 10
 _MAX_CHUNKS = 256
 _UNAUTHORIZED = 401

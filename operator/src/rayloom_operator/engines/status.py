@@ -79,7 +79,7 @@ class Requests(AnswerPart):
     """Numbers of HTTP requests and sequences. Engines of older versions leave some of them out."""
 
     in_flight: Count = 0  # accepted by the engine's own API port and not yet answered in full
-    running: Count = 0  # sequences in the core's batch, those of gateways as well
+    running: Count = 0  # sequences in the core's batch, including those that gateways sent
     waiting: Count = 0  # sequences in the core's queue; in a gateway: sequences that wait for an engine
     finished: Count = 0  # requests that ended since the API server process started, with or without an error
     failed: Count = 0  # the part of `finished` that ended in an error of the engine
@@ -126,7 +126,7 @@ class GatewayReport(AnswerPart):
     """The models file that a gateway with several models has read."""
 
     models_hash: str  # hash of the file that is in force
-    refusal: Text  # why the gateway cannot use a newer file; or empty
+    refusal: Text  # why the gateway cannot use a newer file; empty if it can
     problems: tuple[Text, ...]  # a sentence for each entry of the file that the gateway does not serve
     unusable_keys: tuple[UnusableKeys, ...]
 

@@ -18,7 +18,7 @@ from rayloom_operator.names import FIELD_MANAGER, Manifest, path_of
 logger = logging.getLogger(__name__)
 
 _MAX_CONNECTIONS = 16
-_PAGE = "250"  # objects
+_PAGE = "250"  # objects in a page of a list
 _REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=30)
 # On a watch without events, the API server sends a bookmark each minute. A longer silence means a dead connection.
 _WATCH_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=90)
@@ -30,7 +30,7 @@ _LOGIN_SECONDS = 300.0
 _VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 
 NOT_FOUND = 404
-_UNREADABLE = 502  # the code with which a proxy reports an answer that it cannot read
+_UNREADABLE = 502  # 502 Bad Gateway: a proxy sends this code for an answer that it cannot read
 CONFLICT = 409  # the name is taken, or the request gives another uid or version than the object has
 INVALID = 422
 
@@ -80,7 +80,8 @@ class Kube:
         self._on_request = on_request
         self._logged_in_at = time.monotonic()
         self._info = login()
-        # A new connection costs both sides more than a request, so requests wait for a free connection.
+        # A new connection costs this process and the API server more than a request, so requests wait for a free
+        # connection.
         self._session = self._connect(_MAX_CONNECTIONS)
         self._watching = self._connect(0)  # no limit: a watch keeps its connection
 

@@ -17,7 +17,7 @@ _WRITING_PART = 0.75
 
 
 class LeaseLost(OperatorError):
-    """Another process leads, or has led since this process led."""
+    """Another process leads now, or has led since this process last led."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

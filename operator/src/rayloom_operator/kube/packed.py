@@ -39,7 +39,7 @@ class Packer:
         self._examples = [b""]
 
     def pack(self, document: Any) -> bytes:
-        """Returns the document, which is JSON, as a few bytes."""
+        """Returns the packed document, a few bytes. `document` consists of JSON values."""
         text = msgspec.json.encode(document)
         packed = self._deflated(text)
         examples = self._examples[-1]
@@ -50,7 +50,7 @@ class Packer:
         return packed
 
     def unpack(self, packed: bytes) -> Any:
-        """Returns the document, a new object at each call."""
+        """Returns the unpacked document, a new object at each call."""
         return msgspec.json.decode(zlib.decompressobj(_RAW, self._examples[packed[0]]).decompress(packed[1:]))
 
     def _deflated(self, text: bytes) -> bytes:

@@ -20,7 +20,7 @@ _FIRST_DELAY_S = 0.5
 _MAX_DELAY_S = 30.0
 # The delay if the API server does not know the kind, which may be installed at any time.
 _UNKNOWN_DELAY_S = 2.0
-_LIVED_S = 1.0  # seconds; a watch that ends sooner counts as a failure, whatever its error
+_LIVED_S = 1.0  # a watch that ends within this many seconds counts as a failure, even without an error
 _GONE = 410  # the version to watch from is too old
 
 
@@ -115,7 +115,7 @@ class Reflector:
         return {self._key_at[at] for at in self._objects.marked(mark)}
 
     def silence_seconds(self, now: float) -> float:
-        """Returns the seconds since the last answer or failure of the quietest path; `now` is the loop's time."""
+        """Returns the longest time, over all paths, since a path's last answer or failure; `now` is the loop's time."""
         return now - min(self._alive_at.values())
 
     async def run(self) -> None:
@@ -145,7 +145,7 @@ class Reflector:
         version = ""
         loop = asyncio.get_running_loop()
         while True:
-            began = math.inf  # the time at which the watch began; a list alone does not count
+            began = math.inf  # loop time at which the watch began; infinity before
             self._alive_at[path] = loop.time()
             try:
                 if not version:

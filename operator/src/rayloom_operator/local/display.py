@@ -16,8 +16,8 @@ class StartupDisplay:
     """Prints phases to a stream.
 
     On a terminal, each phase of a single engine has a line, which is redrawn. If there are several processes, each
-    process has a line with its current phase. Elsewhere a new line is printed when a phase begins, after each quarter
-    of its total, and when the phase ends.
+    process has a line with its current phase. On any other stream, a new line is printed when a phase begins, after
+    each quarter of its total, and when the phase ends.
     """
 
     def __init__(self, stream: TextIO) -> None:

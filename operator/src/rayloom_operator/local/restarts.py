@@ -1,11 +1,11 @@
-"""Restarts: the back-off of a local process that ends by itself. Pure, with the rules of the operator in a cluster."""
+"""Restarts: the back-off of a local process that ends by itself. Pure. The operator in a cluster has the same rules."""
 
 from __future__ import annotations
 
 from rayloom_operator.api.recovery import Recovery
 from rayloom_operator.decide.recovery import back_off_seconds
 
-FORGET_AFTER_S = 600.0  # after a process has served for this time, its earlier ends do not count
+FORGET_AFTER_S = 600.0  # once a process has served for this many seconds, its earlier ends do not count
 
 
 class Restarts:

@@ -36,7 +36,7 @@ _STATUS_INTERVAL_S = 0.5
 # An engine puts its sockets into a folder `rayloom-XXXXXXXX` of the folder for temporary files, unless the path of that
 # folder has more than 37 bytes (rayloom_engine/supervisor/sockets.py).
 _MAX_FOLDER_BYTES = 37 - len("/rayloom-XXXXXXXX")
-_STOP_GRACE_S = 2.5  # time for processes to end after SIGINT; also added to the seconds of a drain
+_STOP_GRACE_S = 2.5  # seconds for processes to end after SIGINT; a drain may last drainSeconds and these seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ class Several:
                 held,
                 command=command,
                 folder=folder,
-                # Killed engines leave their run folders behind. Inside `folder`, these are deleted when the run ends.
+                # A killed engine leaves its run folder behind. Inside `folder`, the run folder is deleted at the end.
                 environment={**run.environment, "TMPDIR": str(folder)},
                 recovery=run.service.spec.recovery,
             )

@@ -10,7 +10,8 @@ from types import FrameType
 
 # SIGHUP is included: an engine has its own session, so a closed terminal alone does not end the engine.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Wrappers such as `timeout` and some shells repeat the terminal's Ctrl-C at once. A user needs longer for a second one.
+# Wrappers such as `timeout` and some shells repeat the terminal's Ctrl-C at once. A user who presses Ctrl-C again needs
+# longer.
 _REPEAT_S = 0.5
 
 
@@ -19,7 +20,7 @@ class StopRequested(BaseException):
 
 
 class StopSignals:
-    """Raises StopRequested inside `raising()` at the first stop signal; on entry, if the signal came before.
+    """Raises StopRequested inside `raising()` when the first stop signal arrives, or on entry if it arrived before.
 
     So no signal interrupts the start of a child process. After an interrupted start, the child could keep running.
     Further signals raise nothing. A later signal sets `is_urgent`, unless a wrapper repeats the first signal.
@@ -39,7 +40,7 @@ class StopSignals:
 
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:
-        """Inside this context a stop signal raises StopRequested. An earlier signal raises it on entry."""
+        """Inside this context a stop signal raises StopRequested. The entry raises it if a signal came earlier."""
         self._raises = True
         try:
             if self._first_at is not None:

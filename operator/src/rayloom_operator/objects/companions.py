@@ -74,5 +74,5 @@ def admin_secret(service: LLMService, revision: str, operator_key: bytes, number
 
 
 def admin_token(operator_key: bytes, namespace: str, service_uid: str, group: str) -> str:
-    """HMAC-SHA256 of namespace, uid and engine replica. A recreated LLMService has another uid, and so other tokens."""
+    """HMAC-SHA256 of namespace, uid and replica name. A recreated LLMService has another uid, and so other tokens."""
     return hmac.new(operator_key, f"{namespace}/{service_uid}/{group}".encode(), hashlib.sha256).hexdigest()

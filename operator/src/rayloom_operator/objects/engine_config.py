@@ -59,7 +59,7 @@ def pod_engine_config(resolved: Resolved) -> dict[str, JsonValue]:
         "rank_port": RANK_PORT,
         "placement_seconds": _PLACEMENT_SECONDS,
     }
-    # With the Ray executor, `auto` would check for GPUs at start-up, before worker pods exist.
+    # The device is set here: with `auto`, the engine would look for GPUs at its start, before worker pods exist.
     if document.get("device", "auto") == "auto":
         document["device"] = "cpu" if resolved.service.spec.accelerator is None else "cuda"
     if resolved.stages_per_pod > 1:

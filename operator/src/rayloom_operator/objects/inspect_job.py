@@ -36,7 +36,7 @@ _RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory
 
 
 def inspect_job(service: LLMService, image: str, hub: Hub, attempt: int, commit: str | None = None) -> Manifest:
-    """The Job of attempt `attempt`, counted from 0. It inspects `commit`; if that is None, spec.model.revision."""
+    """The Job of attempt `attempt`, counted from 0. `commit`: the commit to inspect; None: spec.model.revision."""
     model = service.spec.model
     command = ["rayloom-engine", "inspect", "--model", engine_model(model)]
     if revision := commit or model.revision:

@@ -40,7 +40,7 @@ def old_spec(resolved: Resolved, revision: str, model: InspectedModel | None) ->
     if model is not None:
         data["model"] = model.model_dump(mode="json", by_alias=True, exclude_none=True)
     if resolved.sizing is not None:
-        # Only the chosen numbers are needed.
+        # Alternatives and advice are left out, because only the chosen candidate is needed.
         data["sizing"] = resolved.sizing.model_dump(
             mode="json", by_alias=True, exclude={"alternatives", "advice"}, exclude_none=True
         )

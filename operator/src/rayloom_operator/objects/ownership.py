@@ -20,7 +20,7 @@ class Whose(Enum):
 
 
 def is_owned(meta: Manifest, uid: str) -> bool:
-    """True if `uid` is an owner of the object with this metadata, so that Kubernetes deletes it with the owner."""
+    """True if the object with this metadata has an owner with this uid, and so is deleted with that owner."""
     return any(owner["uid"] == uid for owner in meta.get("ownerReferences", ()))
 
 

@@ -38,8 +38,8 @@ _RAYLET_PORT = 6380
 _ALIVE_FILE = "/tmp/ray/engine.alive"
 _IS_ALIVE = f'[ -e {_ALIVE_FILE} ] && {{ [ ! -s {_ALIVE_FILE} ] || kill -0 "$(cat {_ALIVE_FILE})"; }}'
 _WAIT_FOR_ENGINE = f"while {_IS_ALIVE}; do sleep 0.1; done 2> /dev/null"
-# The preStop hook of worker pods, which keeps the ranks until the engine has drained. The port of Ray's head is not
-# passed: it is the default of `linger`, and engines of older versions have no option for it.
+# The preStop hook of worker pods, which keeps the ranks running until the engine has drained. The port of Ray's head is
+# not passed: it is the default of `linger`, and engines of older versions have no option for it.
 _WAIT_FOR_DRAIN = ["python3", "-m", "rayloom_engine.linger"]
 _WAIT_FOR_DRAIN += ["--rank-port", str(names.RANK_PORT), "--port", str(names.API_PORT)]
 # Seconds between the removal of a terminating pod's endpoint and SIGTERM: kube-proxy on every node needs a moment to
@@ -58,7 +58,7 @@ _LEAST_RANK_MIB = 1024
 # estimate.
 _CUDA_RANK_MIB = 4096
 # Sizes of /dev/shm in MiB, which count towards the pod's memory: for Ray, whose object store uses 75 MiB, and for each
-# rank on a GPU, because NCCL uses some for each pair of ranks.
+# rank on a GPU, because NCCL needs shared memory for each pair of ranks.
 _SHARED_MIB, _NCCL_MIB = 512, 512
 
 # With Ray's defaults a lost node is detected after a minute, with these settings within 6 s. Head and workers must have
@@ -85,7 +85,7 @@ _ENGINE_VARIABLES = {
     "RAYLOOM_TERMINATION_LOG": "/dev/termination-log",
     "RAYLOOM_ALIVE_FILE": _ALIVE_FILE,
 }
-# Ports are given: by default, Ray chooses random ones, which firewall rules cannot name.
+# The ports are fixed: by default, Ray chooses random ports, which firewall rules cannot name.
 _RAY_START = {
     "disable-usage-stats": "true",
     "include-log-monitor": "no",  # KubeRay drops a parameter whose value is "false"

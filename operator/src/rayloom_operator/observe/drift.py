@@ -72,7 +72,7 @@ class Drift:
         self._written: dict[ServiceKey, dict[str, str]] = {}  # uid -> version after our apply, or in the first list
         # uid -> version that a watch reported later, if it differs from the version in `_written`; "" if deleted
         self._seen: dict[ServiceKey, dict[str, str]] = {}
-        # (kind, name) -> uid of our object, until somebody else changes it
+        # (kind, name) -> uid of our object, until somebody else changes that object
         self._ours: dict[ServiceKey, dict[tuple[str, str], str]] = {}
         self._listed: dict[ServiceKey, ListedObjects] = {}  # only until a service's first reconcile
         self.deployments = Deployments(on_change)
@@ -170,7 +170,8 @@ class Drift:
 def _version(kind: str, found: Manifest) -> str:
     meta = found["metadata"]
     if kind in ROUTE_VERSIONS:
-        # Annotations and labels are settings of a route, and no part of its generation.
+        # A route's labels and annotations are settings, too, but a change of them does not change the route's
+        # generation.
         marks = msgspec.json.encode([meta.get("labels"), meta.get("annotations")], order="sorted")
         return f"{meta.get('generation', '')} {hash(marks)}"
     field = "generation" if kind in _WITH_STATUS else "resourceVersion"

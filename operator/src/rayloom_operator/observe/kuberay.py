@@ -1,4 +1,4 @@
-"""Checks the CustomResourceDefinition of RayClusters: can the operator use the cluster's KubeRay? Pure.
+"""Checks by the CustomResourceDefinition of RayClusters whether the operator can use the cluster's KubeRay. Pure.
 
 The API server silently drops fields that the definition lacks. With the definition of an old KubeRay, engine replicas
 would fail in ways that nobody can explain.

@@ -11,8 +11,8 @@ from rayloom_operator.engines.progress import NO_PROGRESS, StartProgress
 from rayloom_operator.engines.status import MAX_RANKS, EngineStatus
 from rayloom_operator.texts import head, plain
 
-# The period, in seconds, for which the pods that KubeRay creates for an engine replica are counted. A high number means
-# that the replica's pods keep failing, because KubeRay replaces each failed pod at once.
+# The pods that KubeRay has created for an engine replica within this many seconds are counted. A high number means that
+# the replica's pods keep failing, because KubeRay replaces each failed pod at once.
 NEW_POD_S = 600.0
 MAX_MESSAGE = 600  # the most characters of another program's text that a message in the status quotes
 
@@ -23,7 +23,7 @@ class Verdict:
 
     reason: Reason
     message: str
-    is_loaded: bool = False  # every rank has the model
+    is_loaded: bool = False  # every rank has loaded the model
 
 
 def refused_pod(message: str) -> Verdict:
@@ -42,20 +42,20 @@ class Pod:
     namespace: str
     name: str
     uid: str
-    ip: str  # empty until the pod has one
-    node: str  # empty until the pod is scheduled
+    ip: str  # the pod's IP address; empty until it has one
+    node: str  # name of the pod's node; empty until the pod is scheduled
     is_head: bool
     is_ready: bool  # the pod's condition Ready, without which a Service sends it no requests
     is_engine_ready: bool  # the engine accepts requests; False for workers
-    is_routed: bool  # carries the route label
-    is_mounting: bool  # scheduled, and its containers wait, perhaps for volumes
+    is_routed: bool  # the pod carries the route label
+    is_mounting: bool  # the pod is scheduled, and its containers wait, perhaps for volumes
     running_since: datetime | None  # start of the container that started last; None while any container does not run
     is_exhausted: bool  # the engine gave up, or a container keeps crashing; False if only settings are wrong
     num_engine_starts: int  # restarts of the engine's container: 0 after its first start
     owner_uid: str  # uid of the pod's RayCluster
     grace_s: float | None  # the grace period of a terminating pod; None for other pods
     fault: Verdict | None
-    stays_when_cordoned: bool = False  # tolerates a cordoned node
+    stays_when_cordoned: bool = False  # the pod tolerates a cordoned node
     models_label: str = ""  # value of a gateway pod's MODELS_LABEL; empty without this label
     was_starved: bool = False  # a container was killed for lack of memory (OOMKilled), and may have been restarted
 
@@ -87,15 +87,15 @@ class EngineReplica:
     pods: tuple[Pod, ...]
     refusal: str  # the reason why KubeRay could not create a pod; empty if it could
     is_headless: bool  # the head pod existed and is gone; KubeRay does not recreate it
-    num_new_pods: int  # pods, including deleted pods, that were created within the last NEW_POD_S seconds
+    num_new_pods: int  # number of pods, including deleted pods, that were created within the last NEW_POD_S seconds
     reading: Reading | None  # None until the poller has an answer, or has failed to get one
-    num_ranks: int = MAX_RANKS  # an upper bound
+    num_ranks: int = MAX_RANKS  # an upper bound of the number of ranks
     is_found: bool = False  # an EndpointSlice of the service lists the head pod, so clients can reach the engine
     is_cordoned: bool = False  # a pod is on a cordoned node, and does not tolerate the cordon
     # A pod is on a cordoned node and tolerates the cordon. The pod's replacement might be placed there again, so moving
     # the replica is of no use.
     is_tolerant: bool = False
-    is_suspended: bool = False  # KubeRay creates no pods: a queue has not admitted the RayCluster, or not any more
+    is_suspended: bool = False  # KubeRay creates no pods: a queue has not admitted the RayCluster, or has evicted it
     is_head_evicted: bool = False  # the head pod was deleted or evicted from outside, on a node that is ready
 
     @property
@@ -120,11 +120,11 @@ class EngineReplica:
 class DeploymentProgress:
     """The progress of the Deployment controller with the Deployment of the gateway pods."""
 
-    is_seen: bool  # the controller has seen the last change
+    is_seen: bool  # the controller has seen the last change of the Deployment
     num_pods: int  # without terminating pods
     num_updated: int  # pods with the present settings
     refusal: str = ""  # why a pod could not be created; empty if it could
-    is_late: bool = False  # True without progress within the Deployment's progress deadline
+    is_late: bool = False  # no progress within the Deployment's progress deadline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,10 +143,10 @@ class ParentReport:
     """A controller's report on whether a Gateway in an HTTPRoute's parentRefs accepts the route."""
 
     name: str
-    namespace: str  # empty: the namespace of the HTTPRoute
+    namespace: str  # namespace of the Gateway; empty: the namespace of the HTTPRoute
     section_name: str | None
     port: int | None
-    refused: str = ""  # the condition that is False, Accepted or ResolvedRefs; empty if the Gateway accepts the route
+    refused: str = ""  # Accepted or ResolvedRefs, whichever condition is False; empty if the Gateway accepts the route
     reason: str = ""
     message: str = ""
 
@@ -157,7 +157,7 @@ class SeenRoute:
 
     uid: str
     created_at: datetime
-    parents: tuple[ParentReport, ...] = ()  # answers about the present spec of an HTTPRoute
+    parents: tuple[ParentReport, ...] = ()  # the controllers' reports about the present spec of an HTTPRoute
     address: str = ""  # the first address that a controller wrote into an Ingress; empty if there is none
 
 
@@ -180,5 +180,5 @@ class Observed:
     num_ending: int = 0  # terminating RayClusters; they hold their nodes until they are gone
     terminating_pods: tuple[Pod, ...] = ()  # terminating pods of all RayClusters
     lost_nodes: frozenset[str] = frozenset()  # nodes that have not been ready for `recovery.nodeLossSeconds`
-    waits: tuple[datetime, ...] = ()  # times at which other nodes that are not ready will count as lost
+    waits: tuple[datetime, ...] = ()  # times at which further nodes, which are not ready now, will count as lost
     knows_nodes: bool = True  # the watch of nodes works; without it, no node counts as cordoned

@@ -44,7 +44,7 @@ class Observer:
         self._admin_tokens = admin_tokens
         self.events = FailureEvents(kube)
         self._names = RestingNames(kube, watches.clusters, watches.pods)
-        # uid of a pod -> (uid of its RayCluster, time of its creation)
+        # uid of a pod -> (uid of its RayCluster, time at which the pod was created)
         self._new_pods: dict[ServiceKey, dict[str, tuple[str, datetime]]] = {}
         self._evicted: dict[ServiceKey, frozenset[str]] = {}  # uids of RayClusters whose head pods were evicted
 
@@ -84,7 +84,7 @@ class Observer:
         await self._names.find_gone(key, uid, remembered, now)
         documents = self._documents(key, uid, mount_failures, now)
         grouped = group(documents)
-        # `follow` drops the answers of head pods that were replaced, so the readings are taken after this call.
+        # The readings are read after the call of `follow`, because `follow` drops the answers of replaced head pods.
         llmgateways = self._watches.llmgateways_of(key) if polls_gateways else ()
         gateways = self._gateway_targets(key, uid, grouped.gateways, llmgateways or ()) if polls_gateways else {}
         self._poller.follow(key, self._targets(key, uid, grouped.replicas) | gateways)

@@ -111,7 +111,7 @@ def _running_since(status: Manifest) -> datetime | None:
 
 
 def _fault(document: Manifest, conditions: Mapping[str, Manifest], mount_failure: str) -> Verdict | None:
-    """Returns the pod's first fault, in the order of a pod's life."""
+    """Returns the pod's first fault. The checks are in the order of a pod's life, from scheduling to its containers."""
     name, status = document["metadata"]["name"], document.get("status", {})
     labels = document["metadata"].get("labels", {})
     fault = (

@@ -60,9 +60,9 @@ class Target(NamedTuple):
     num_starts: int = 0  # restarts of the engine's container: answers from before a restart do not count any more
     max_ranks: int = MAX_RANKS
     old_token: str = ""  # derived from the operator's previous key; empty if the key was never changed
-    is_gateway: bool = False  # a gateway makes no tokens, and is never polled more often than an engine that serves
+    is_gateway: bool = False  # a gateway generates no tokens, and is never polled more often than an engine that serves
     model: str = ""  # name of a model at a gateway with several models: this model's status is polled
-    has_models: bool = False  # a gateway with several models, whose status describes the models file that it has read
+    has_models: bool = False  # a gateway with several models: its status describes the models file that it has read
 
 
 @dataclass(slots=True, kw_only=True)
@@ -164,7 +164,8 @@ class EnginePoller:
             engine.is_nudged.clear()
             reading = await self._read(engine, before)
             if engine.reading is not before:
-                continue  # The poll began before the request to drain, or to accept requests again.
+                # The answer is ignored: it may be from before the request to drain, or to accept requests again.
+                continue
             engine.reading = reading
             self.num_failing += _is_failing(reading) - _is_failing(before)
             has_turned = _is_failing(reading) != _is_failing(before)
@@ -206,7 +207,10 @@ class EnginePoller:
             )
 
     def _interval_s(self, engine: _PolledEngine, has_turned: bool) -> float:
-        """Returns the seconds until the next request. After a first failure, the next request follows soon."""
+        """Returns the seconds until the next request. After a first failure, the next request follows soon.
+
+        `has_turned`: either the last request or the request before failed, but not both.
+        """
         reading = engine.reading
         if _is_failing(reading):
             return _OTHER_INTERVAL_S if has_turned else min(self.retry_interval_s(), _MAX_SERVING_INTERVAL_S)

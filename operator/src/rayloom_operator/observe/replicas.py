@@ -15,7 +15,7 @@ from rayloom_operator.observe.pods import pod
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Documents:
-    """The objects of one service in the caches of the watches, and the observer's records of its earlier pods."""
+    """The objects of one service in the caches of the watches, and what the observer has recorded of earlier pods."""
 
     service_uid: str
     clusters: Sequence[Manifest] = ()  # RayClusters that carry the service's label
@@ -23,7 +23,7 @@ class Documents:
     slices: Sequence[Manifest] = ()  # EndpointSlices of the service
     cordoned: Set[str] = frozenset()  # names of cordoned nodes
     mount_failures: Mapping[str, str] = field(default_factory=dict)  # uid of a pod -> the kubelet's message
-    num_new_pods: Mapping[str, int] = field(default_factory=dict)  # uid of a RayCluster -> pods created lately
+    num_new_pods: Mapping[str, int] = field(default_factory=dict)  # RayCluster's uid -> pods created within NEW_POD_S
     evicted: Set[str] = frozenset()  # uids of RayClusters whose head pods were deleted or evicted from outside
 
 
@@ -45,7 +45,7 @@ def group(documents: Documents) -> Grouped:
         meta = cluster["metadata"]
         is_ours = is_owned(meta, documents.service_uid)
         if is_ours and not _is_terminating(cluster):
-            # Compared by uid, because pods of an earlier RayCluster of this name may be left.
+            # The owner is compared by uid, because pods of an earlier RayCluster of this name may be left.
             own = [each for each in remaining if is_owned(each["metadata"], meta["uid"])]
             replicas.append(_replica(cluster, own, found, documents))
             continue

@@ -23,7 +23,8 @@ SILENCE_LIMIT_S = 8.0
 # apart, and a request fails after 3 s.
 _ANSWER_AGE_LIMIT_S = 9.0
 # The last answer, however old, stays valid for this many seconds after the first request that fails. With thousands of
-# engines, requests are more than 5 s apart. A second request is sent within 4 s, and an engine that serves answers it.
+# engines, requests are more than 5 s apart. A second request is sent within 4 s. If the engine serves, it answers this
+# second request.
 _SECOND_ANSWER_S = 4.5
 # An answer that is older than this many seconds is not valid, even if no request has failed. Engines that serve are
 # polled at least every 15 s.
@@ -55,7 +56,7 @@ def judge(replica: EngineReplica | None, now: float) -> Verdict:
 
 
 def is_well(replica: EngineReplica, now: float) -> bool:
-    """Returns whether tokens go through every rank and the head pod is ready: the engine may get requests."""
+    """Returns whether tokens pass through every rank and the head pod is ready: the engine may get requests."""
     head, reading = replica.head, replica.reading
     if head is None or reading is None or reading.status is None or not head.is_ready:
         return False
@@ -64,7 +65,7 @@ def is_well(replica: EngineReplica, now: float) -> bool:
 
 
 def silence(reading: Reading | None, now: float) -> float | None:
-    """Returns the seconds for which the engine has not answered; None while it answers, or if it was not asked yet."""
+    """Returns the seconds for which the engine has not answered; None while it answers, or before the first request."""
     if reading is None:
         return None
     if reading.failing_since is not None:
@@ -92,7 +93,7 @@ def _counts(replica: EngineReplica, reading: Reading, now: float) -> bool:
 
 
 def _is_unreachable(head: Pod, reading: Reading, now: float) -> bool:
-    """Returns whether the engine does not answer although it should: it runs and has answered before, or is ready."""
+    """Returns whether the engine does not answer although it is ready, or although it runs and has answered before."""
     should_answer = head.is_engine_ready or (reading.status is not None and head.is_running)
     return should_answer and now >= unreachable_at(reading)
 

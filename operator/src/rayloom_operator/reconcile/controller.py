@@ -147,7 +147,7 @@ class Controller:
             await self._poller.close()
 
     async def drain(self) -> None:
-        """Starts no more reconciles, and returns when the running ones have ended."""
+        """Starts no more reconciles, and returns when the running reconciles have ended."""
         await self._queue.drain()
 
     def _conditions(self) -> Iterator[tuple[str, str]]:

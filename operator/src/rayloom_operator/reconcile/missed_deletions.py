@@ -56,7 +56,7 @@ class MissedDeletions:
             await self.compare()
 
     async def compare(self) -> None:
-        """Lists all services once and reports the deleted ones."""
+        """Lists all services once and reports the deleted services."""
         known = dict(self._known_uids())
         listed = await self.list_uids()
         for key, uid in known.items():

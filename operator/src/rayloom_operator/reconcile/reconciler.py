@@ -33,7 +33,7 @@ _UNWRITTEN_S = 0.5
 
 
 class Reconciler:
-    """Reconciles one service a call.
+    """Reconciles one service per call.
 
     Not thread-safe: used in one event loop. `requeue_after(key, seconds)` puts a service into the work queue after that
     time.

@@ -82,7 +82,7 @@ class WorkQueue:
         self._is_open = True
 
     async def drain(self) -> None:
-        """Starts no more reconciles, and returns when the running ones have ended."""
+        """Starts no more reconciles, and returns when the running reconciles have ended."""
         self._is_closed = True
         self._changed.set()
         while self._working:
@@ -93,7 +93,7 @@ class WorkQueue:
         """Queues the key for a reconcile. A key that is in the queue already is not added twice.
 
         If the last reconcile of the key failed, the next one begins at the earliest 2 s after the failure. A service
-        that `is_changed` or `is_new` does not wait.
+        that `is_changed` or `is_new` does not wait for these 2 s.
         """
         if is_changed or is_new:
             self._num_failures.pop(key, None)

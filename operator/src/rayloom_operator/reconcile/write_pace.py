@@ -22,7 +22,7 @@ _WRITES_PER_S = 2.0
 
 @dataclass(slots=True)
 class _Pace:
-    words_at: float = float("-inf")  # time of the last write that changed nothing in `without_words`
+    words_at: float = float("-inf")  # time of the last write that left `without_words` of the status unchanged
     left: float = _BURST  # writes left in the budget
     at: float = field(default=0.0)  # time at which `left` was computed
 

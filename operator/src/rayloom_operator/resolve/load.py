@@ -72,7 +72,7 @@ class Scale:
         return known
 
     def _room(self, rank: RankMemory, memory: int | None, reserve: int) -> tuple[int, int, int]:
-        """Returns (number of KV blocks that there is room for, bytes of one block, bytes for all blocks) of a rank.
+        """Returns for a rank: (number of KV blocks that fit, bytes of one block, bytes for all blocks).
 
         `memory`: the bytes that the rank has; None if unknown. The rank's process needs `reserve` bytes of them.
         """
@@ -158,5 +158,5 @@ def _kv_room(question: Question, tensor: int, free: int | None, adapters: int) -
     if not question.is_cpu:
         return max(0, min(int(free * GPU_SHARE), free - step))
     room = min(CPU_CAP // tensor, int(free * CPU_SHARE))
-    # The other half of the memory is enough for a step, but not always for a step and adapters.
+    # The half that CPU_SHARE leaves free is enough for a step, but not always for a step and adapters.
     return max(0, min(room, free - step - adapters) if adapters else room)

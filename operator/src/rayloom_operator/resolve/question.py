@@ -24,12 +24,12 @@ class Question:
     """All inputs of a sizing."""
 
     shape: ModelShape  # the model's shape
-    dtype: str  # type of weights and KV cache
+    dtype: str  # type of the numbers in weights and KV cache
     per_node: int | None  # accelerators per node; None on CPU
     memory: int | None  # bytes of an accelerator; on CPU, bytes of a pod; None if unknown
     tensor: int | None  # tensor parallel size; None: to be computed
     pipeline: int | None
-    max_model_len: int | None  # None: the model's limit, or less if that does not fit
+    max_model_len: int | None  # None: the model's limit, or less if the limit does not fit
     num_requests: int  # requests of max_model_len tokens that must fit into the KV cache at once
     # The costs are None if an engine of an earlier version inspected the model. They are not part of the hash: another
     # version of the engine may compute other costs for the same model, and that must not change running services.
@@ -39,10 +39,12 @@ class Question:
     num_step_tokens: int | None = None
     kv_cache_memory_bytes: int | None = None
     num_kv_blocks: int | None = None
-    # With none, int8 or DENSE, memory is computed as if all weights were dense. Only none is part of the hash.
+    # With "none", "int8" or DENSE, memory is computed as if all weights were dense. Of all values, only "none" is part
+    # of the hash.
     quantization: str | None = None
-    # True if ranks keep memory for LoRA adapters, and the costs give its size. Otherwise None, like the other two: None
-    # is not part of the hash, so services without adapters, and models with facts of an earlier version, keep theirs.
+    # True if ranks keep memory for LoRA adapters and the costs give the size of that memory, else None. In the second
+    # case, the next two fields are None, too. None is not part of the hash, so the hash stays the same for services
+    # without adapters, and for models whose facts are of an earlier version.
     keeps_adapters: bool | None = None
     max_loras: int | None = None
     max_lora_rank: int | None = None

@@ -26,7 +26,7 @@ _MOST_ADAPTERS_BYTES = 1 << 52
 class RankMemory:
     weights: int  # bytes
     kv_block: int  # bytes of one KV block, for the rank's layers and heads
-    adapters: int = 0  # bytes of LoRA adapters, and of what they add to a step
+    adapters: int = 0  # bytes of LoRA adapters, and bytes that the adapters add to the largest step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ class Cut:
         self._weights = Layers(costs, of_kinds)
         self._kv = Layers(costs, [kind.kv.bytes_at(index, element_bytes) * BLOCK_SIZE for kind in costs.kinds])
         self._adapters = adapters
-        self._adapter_layer = 0  # bytes of LoRA rank 1 in one layer
+        self._adapter_layer = 0  # bytes of an adapter of LoRA rank 1 in one layer
         self._adapter_step = 0
         if adapters is not None:
             layer = adapters.costs.layer
@@ -142,7 +142,7 @@ def _rounded_up(number: int, multiple: int) -> int:
 
 
 def step_bytes(costs: Costs, tensor: int, *, element_bytes: int, num_tokens: int, num_seqs: int) -> int:
-    """Returns the bytes that the largest step takes on a rank in addition to weights and KV cache."""
+    """Returns the bytes that the largest step needs on a rank in addition to weights and KV cache."""
     of_token = costs.step.token.bytes_at(costs.tensor.index(tensor), element_bytes)
     return num_tokens * of_token + num_seqs * costs.step.sequence_bytes
 

@@ -26,11 +26,12 @@ _NO_COSTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hub:
-    """Settings with which pods reach the models' hub. Running engines keep the settings of their creation."""
+    """Settings with which pods reach the models' hub. A running engine keeps those with which it was created."""
 
     endpoint: str = ""  # URL of a mirror; empty for huggingface.co
     allows_own: bool = False  # HF_ENDPOINT in a manifest may name another hub, even if pods send a token to that hub
-    ca_config_map: str = ""  # ConfigMap with CA certificates, in each service's namespace; empty: those of the image
+    # ConfigMap with CA certificates, in each service's namespace; empty: pods use the image's certificates
+    ca_config_map: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +79,11 @@ def resolve(
 ) -> Resolved:
     """Returns the service with image, parallelism, commit and context length decided.
 
-    `image`: the image of the engine's pods. `facts`: None until the model is inspected; only a service on CPU can be
-    resolved then. Facts without costs also suffice if the spec gives both numbers of ranks.
+    `image`: the image of the engine's pods. `facts`: None until the model is inspected. Without facts, only a service
+    on CPU can be resolved. Facts without costs also suffice if the spec gives both numbers of ranks.
 
-    `previous`: the last written status. If it has a sizing with the same inputs, that sizing stays, even if this
-    version of the operator would choose differently.
+    `previous`: the last written status. If this status has a sizing with the same inputs, that sizing stays, even if
+    this version of the operator would choose differently.
 
     `memory_of` is called only if the spec leaves out the accelerator's memory, and only for a new choice. So a node
     that joins later changes no running service.
@@ -218,7 +219,8 @@ def question(service: LLMService, facts: ModelFacts, memory: int | None = None) 
 def _quantization(service: LLMService) -> str | None:
     """Returns the setting, or DENSE if the engine makes all weights dense although the spec does not demand it.
 
-    A GGUF file with a given dtype has dense weights. So has every model in float16, which the CPU library lacks.
+    A GGUF file or a built-in model has dense weights if the spec gives a dtype. A model in float16 has dense weights,
+    too, because the CPU library lacks float16.
     """
     model = service.spec.model
     is_gguf = model.is_gguf or model.source_kind == "builtin"

@@ -49,7 +49,7 @@ def revision(resolved: Resolved) -> str:
     spec["parallelism"] = {name: number for name, number in shape.items() if number != 1}
     if service.spec.accelerator is not None:
         spec["accelerator"] = service.spec.accelerator.resource
-    elif service.spec.engine.args.device == "cuda":  # without an accelerator, auto means cpu, so only cuda differs
+    elif service.spec.engine.args.device == "cuda":  # without an accelerator, auto means cpu, so only cuda is hashed
         spec["device"] = "cuda"
     if resolved.max_model_len is not None:
         spec["maxModelLen"] = resolved.max_model_len

@@ -68,7 +68,7 @@ def candidates(question: Question, scales: dict[int, Scale]) -> list[Candidate]:
         for pipeline in numbers:
             tried.append(pipeline)
             if scale.load(pipeline).fits:
-                break  # more stages need more accelerators
+                break  # candidates with more stages need more accelerators, so they are not chosen
         found += [_candidate(question, tensor, pipeline, scale.load(pipeline)) for pipeline in tried]
     return sorted(found, key=cost)
 
@@ -77,7 +77,7 @@ def _candidate(question: Question, tensor: int, pipeline: int, load: Load) -> Ca
     num_blocks = load.num_blocks if load.fits else 0
     length = load.length if load.fits else 0
     if not load.is_given:
-        # The engine allocates no more blocks than the largest number of sequences can use.
+        # The engine allocates no more blocks than `most_seqs` sequences of this length can use.
         num_blocks = min(num_blocks, question.most_seqs * question.num_blocks_of(length))
     pods, nodes = places(question.per_node, tensor, pipeline)
     return Candidate(

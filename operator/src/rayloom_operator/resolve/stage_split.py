@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-# The best number of layers of the last stage is at most this far from the number that balances all stages, because
-# layers are whole and floats are rounded.
+# The best number of layers of the last stage is at most this far from the number that balances all stages, because a
+# stage has a whole number of layers and floats are rounded.
 _NEAR = 3
 
 
@@ -19,7 +19,7 @@ class Stages(NamedTuple):
     """Layers of each kind of stage, 0 if there is none. A stage in the middle has `longer` or `shorter` layers."""
 
     only: int = 0  # layers of a single stage, which has the embedding, the final norm and the head
-    first: int = 0  # has the embedding
+    first: int = 0  # layers of the first stage, which has the embedding
     longer: int = 0
     shorter: int = 0
     last: int = 0  # layers of the last stage, which has the final norm and the head

@@ -26,7 +26,7 @@ from rayloom_operator.telemetry.scaling_metrics import SERVICE_LABELS, ScalingMe
 
 _PREFIX = "rayloom_operator"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-_WAIT_SECONDS = (*_SECONDS, 60, 300, 900)  # thousands of services may wait
+_WAIT_SECONDS = (*_SECONDS, 60, 300, 900)  # up to 15 min, because thousands of services may wait
 _ROLLOUT_SECONDS = (15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 43200)  # an engine may load for an hour
 
 # The gauges: name -> help text.

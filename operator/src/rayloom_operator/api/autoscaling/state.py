@@ -11,40 +11,40 @@ from enum import StrEnum
 
 
 class ScalingReason(StrEnum):
-    """The causes of a number of engines."""
+    """The reasons that the scaler gives for the number of engines."""
 
-    STEADY = "Steady"  # the load fits the engines, or no window is full yet
+    STEADY = "Steady"  # the load needs no other number of engines, or no window is full yet
     SCALED_UP = "ScaledUp"
     SCALED_DOWN = "ScaledDown"
     SCALING_TO_ZERO = "ScalingToZero"  # replicas becomes 0 with the next write; this reason is stored before that write
     SCALED_TO_ZERO = "ScaledToZero"
-    WOKEN = "Woken"  # a gateway held a request, or needed an engine for its tokenizer, so the first engine was created
+    WOKEN = "Woken"  # the first engine was created: a gateway held a request, or had no tokenizer
     BOUNDED = "Bounded"  # replicas was below minReplicas or above maxReplicas
     AT_MAXIMUM = "AtMaximum"  # the load needs more engines than maxReplicas
     FIGURES_MISSING = "FiguresMissing"  # an engine does not report its load, so no engine is removed
     ROLLING_OUT = "RollingOut"  # engines are being replaced
-    WAITING_FOR_CAPACITY = "WaitingForCapacity"  # an engine finds no node
+    WAITING_FOR_CAPACITY = "WaitingForCapacity"  # an engine is unschedulable: no node has room for one of its pods
     OTHER_WRITER = "OtherWriter"  # another client set replicas last
     SUSPENDED = "Suspended"  # replicas is 0, and the scaler did not set it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingInputs:
-    """The figures of the last change, all engines together."""
+    """The figures from which the scaler computes a number of engines, for all engines together."""
 
     engines: int = 0  # engines that reported their load
     queued_tokens: int = 0
     running_tokens: int = 0
     held_tokens: int = 0  # tokens of requests that a gateway holds
     held_requests: int = 0
-    tokens_per_second: int = 0  # prompt tokens that the engines compute a second; without engines, the last figure
-    needed_engines: str = "0"  # number with two decimals, as text, because the status has no fractions
+    tokens_per_second: int = 0  # prompt tokens per second; while no rate is measured, an engine's earlier rate
+    needed_engines: str = "0"  # needed engines with two decimals; a text, because the status has no fractions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingState:
     desired: int = 0
-    writer: str = ""  # field manager that last set replicas; empty before the first change that was noticed
+    writer: str = ""  # field manager that last set replicas; empty before the scaler sees a first change
     reason: str = ""  # a ScalingReason; empty before the first reconcile
     message: str = ""
     inputs: ScalingInputs = field(default_factory=ScalingInputs)

@@ -15,7 +15,7 @@ from rayloom_operator.api.base import Part, rules
 _MAX_HOST = 253  # characters of a DNS name
 _HOST = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?([.][a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*"
 _HOST_IN_WORDS = "use a DNS name in lower case, without port, path and '*', such as llm.example.com"
-# Both APIs refuse addresses as host names.
+# HTTPRoute and Ingress accept no IP address as a host name.
 _ADDRESS = "[0-9.]*"
 _HOST_RULE = f"self.matches('^{_HOST}$') && !self.matches('^{_ADDRESS}$')"
 # Every endpoint that generates text is below this path.
@@ -185,15 +185,16 @@ class GatewayRoute(Part):
 
     @property
     def kind(self) -> str:
-        """HTTPRoute or Ingress."""
+        """The kind of the route's object: HTTPRoute or Ingress."""
         return "Ingress" if self.http_route is None else "HTTPRoute"
 
     @property
     def url(self) -> str:
         """The URL for clients outside of the cluster.
 
-        The operator reads no Gateway. So the URL begins with https:// unless every parentRef of the HTTPRoute names
-        port 80. The URL has the port of the first parentRef, if that parentRef names a port.
+        The operator reads no Gateway, so it does not know whether a listener uses TLS. The URL begins with https://
+        unless every parentRef of the HTTPRoute names port 80. The URL has the port of the first parentRef, if that
+        parentRef names a port.
         """
         if self.ingress is not None:
             scheme = "http" if self.ingress.tls_secret_name is None else "https"

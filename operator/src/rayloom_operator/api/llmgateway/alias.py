@@ -14,7 +14,7 @@ MAX_WEIGHT = 1000
 _MAX_TARGETS = 16
 _NO_WEIGHT_IN_WORDS = "every target has weight 0; raise the weight of at least one"
 _NO_TARGETS_IN_WORDS = "an alias without targets cannot answer requests; add a target, or remove the alias"
-# The gateway pods write the name into an HTTP header, so they accept no other names.
+# The longest name, and the characters of a name: gateway pods write names into an HTTP header.
 MAX_NAME = 256
 _NAME = "[!-~]+"
 NAME_IN_WORDS = f"use 1 to {MAX_NAME} letters, digits and signs of ASCII, without spaces"
@@ -29,7 +29,7 @@ def _is_a_weight(number: int) -> int:
 
 
 def is_name(text: str) -> bool:
-    """Returns whether gateway pods can serve a model by this name."""
+    """Returns whether gateway pods can serve a model under this name."""
     return len(text) <= MAX_NAME and re.fullmatch(_NAME, text) is not None
 
 

@@ -239,7 +239,7 @@ class Container(Part):
 
     @property
     def is_own(self) -> bool:
-        """True if the operator builds this container. Then the template only changes parts of it."""
+        """True if the operator builds this container. If so, the template only changes parts of the container."""
         return self.name in OWN_CONTAINERS
 
 

@@ -30,7 +30,7 @@ VOLUME_KINDS = frozenset(
         *("persistentVolumeClaim", "projected", "secret"),
     }
 )
-# Lists of https://kubernetes.io/docs/concepts/security/pod-security-standards/#baseline
+# The values that https://kubernetes.io/docs/concepts/security/pod-security-standards/#baseline allows.
 _SE_LINUX_TYPES = ("", "container_t", "container_init_t", "container_kvm_t", "container_engine_t")
 _PROFILE_TYPES = ("RuntimeDefault", "Localhost")
 SAFE_SYSCTLS = (

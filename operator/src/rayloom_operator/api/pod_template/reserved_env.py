@@ -1,7 +1,8 @@
 """Names of environment variables that a manifest may not set, because the operator or KubeRay sets them.
 
 Some of these variables protect an engine: Ray requires its token only if RAY_AUTH_MODE is `token`, and a shell in the
-head's container runs the value of KUBERAY_GEN_RAY_START_CMD. With the others, the operator configures the engine.
+head's container runs the value of KUBERAY_GEN_RAY_START_CMD. The operator configures the engine with the other
+variables.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ _OWNED: dict[str, tuple[str, str]] = {
 
 
 def _schema(*own_pairs: tuple[str, str]) -> Any:
-    """Returns a function that adds the fields of `_OWNED` to a pod's schema, each with a CEL rule that refuses it.
+    """Returns a function that adds the fields of `_OWNED` to a pod's schema, and for each a CEL rule that refuses it.
 
     The message of such a rule says what to use instead. `own_pairs` are further rules with their messages.
     """
@@ -110,7 +110,7 @@ def _mounts_rule(kind: str) -> str:
 
 
 def _only(own: tuple[str, ...], pod: str) -> tuple[str, str]:
-    """Returns a CEL rule and its message: of the operator's containers, a template may name only `own`."""
+    """Returns a CEL rule and its message. `own`: the only containers of the operator that a template may name."""
     others = [name for name in OWN_CONTAINERS if name not in own]
     words = (
         f"containers of {pod} pods cannot have the name {' or '.join(others)}: the operator's own there "

@@ -35,7 +35,7 @@ class AnalysisWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutFailure:
-    """The failure of the update revision. It is tried again only after the spec has had another revision."""
+    """The failure of the update revision. The revision is tried again only after the spec has had another revision."""
 
     revision: str
     reason: FailureReason
@@ -51,16 +51,20 @@ class RolloutState:
     update_revision: str = ""  # the spec's revision; empty before the first reconcile
     has_served: bool = False  # an engine of the current revision has served
     is_promoted: bool = False  # the first engine of the update revision has passed its analysis
-    counts: Mapping[str, int] = field(default_factory=dict)  # revision -> wanted number of engines, if that is not 0
+    # revision -> wanted number of engines; revisions with 0 are left out
+    counts: Mapping[str, int] = field(default_factory=dict)
     # Name of an engine that is to be drained and deleted -> time at which its drain began; empty before.
     terminating: Mapping[str, str] = field(default_factory=dict)
     window: AnalysisWindow | None = None  # None while no analysis runs
     failure: RolloutFailure | None = None  # None unless the update revision has failed
-    # Time at which the rollout began. Empty once every engine is of the update revision; kept if that revision failed.
+    # Time at which the rollout began. Empty once every engine is of the update revision. A failed rollout keeps its
+    # start time.
     start_time: str = ""
     step: str = ""  # a `phases.RolloutStep`; empty before the first reconcile
     step_time: str = ""  # time at which the step began
-    deadline_start_time: str = ""  # time from which rollout.progressDeadlineSeconds count; empty: they do not count
+    deadline_start_time: str = ""  # time from which rollout.progressDeadlineSeconds count; empty: no deadline runs
     peak_available: int = 0  # the most engines of the update revision that were available at once
-    eviction_hold_time: str = ""  # time since which evictions wait for the next engine to move; empty: none waits
-    no_capacity_time: str = ""  # time since which no node has room for the engines that must move; empty: there is room
+    # time since which evictions wait for the next engine to move; empty: no wait
+    eviction_hold_time: str = ""
+    # time since which no node has room for the engines that must move; empty: a node has room
+    no_capacity_time: str = ""

@@ -1,8 +1,8 @@
 """The changes that one reconcile makes to the cluster, so that it matches the spec of a service. Pure.
 
 `decide.rollout` chooses how many engine replicas each revision has, and which replicas are terminated.
-`decide.recovery` finds the replicas that have failed. Of an existing engine replica's pods and RayCluster, only the
-head pod's route label is ever changed.
+`decide.recovery` finds the replicas that have failed. The RayCluster and the pods of an existing engine replica are
+never changed, except for the head pod's route label.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _shared_objects(situation: Situation, resolved: Resolved, step: Step) -> tup
 
 
 def _num_pods(situation: Situation, resolved: Resolved, step: Step) -> int:
-    """Returns an upper bound of the pods to protect from eviction, now and once all wanted replicas exist."""
+    """Returns the most pods that have to be protected from eviction, now or once all wanted replicas exist."""
     observed = situation.observed
     num_coming = len(observed.replicas) + observed.num_ending + sum(step.make.values())
     num_replicas = max(resolved.service.spec.replicas, num_coming)
@@ -194,8 +194,8 @@ def _waits(place: Place, situation: Situation, resolved: Resolved) -> list[datet
     if place.replica is None and retry_at is not None and retry_at > now:
         found.append(retry_at)
     if place.name not in situation.memory:
-        # The status does not have the failure under this name yet. If the operator created the replica now and stopped,
-        # the failure would be lost.
+        # The status does not have the failure under the new replica's name yet. If the operator created the replica now
+        # and then stopped, the failure would be lost.
         found.append(now)
     return found
 
@@ -218,7 +218,7 @@ def _deletions(situation: Situation, resolved: Resolved, step: Step) -> Iterator
     for replica in situation.observed.replicas:
         if replica.name in step.delete:
             yield from replica_deletions(replica, namespace)
-    # The objects of replicas whose RayClusters are gone, and whose places have new names.
+    # If a replica's RayCluster is gone, its place has a new name. The other objects of the old name are deleted here.
     places = situation.places
     gone = (
         situation.memory.keys() - {each.name for each in places} - {each.name for each in situation.observed.replicas}

@@ -21,16 +21,16 @@ from rayloom_operator.observe.observed import SeenRoute
 class RoutePlan:
     """The route to the gateway pods of an owner, as the spec asks for it, and the routes that exist."""
 
-    metadata: Manifest  # of the route. The Service of the gateway pods has the same name
+    metadata: Manifest  # metadata of the route, which has the name of the gateway pods' Service
     owner_uid: str
-    route: GatewayRoute | None  # of the spec
+    route: GatewayRoute | None  # the route in the spec; None if there is none
     permissions: Permissions
     seen: Mapping[str, SeenRoute]  # kind -> route that exists
     unknown_kinds: Set[str]  # kinds that the API server does not know
-    is_accepted: bool  # every Gateway has accepted the HTTPRoute of the spec, or its Ingress has an address
+    is_accepted: bool  # every Gateway has accepted the spec's HTTPRoute, or the spec's Ingress has an address
 
     def objects(self) -> Iterator[Manifest]:
-        """Yields the route to apply; none while the API server does not know its kind."""
+        """Yields the route to apply; nothing while the API server does not know the kind of the route."""
         route = self._wanted()
         if route is not None and route.kind not in self.unknown_kinds:
             yield route_object(route, self.metadata, self.metadata["name"])

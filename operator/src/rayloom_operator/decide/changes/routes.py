@@ -56,7 +56,7 @@ def _is_wanted(replica: EngineReplica, head: Pod, situation: Situation, *, has_s
     if not head.is_engine_ready or status is None or status.state not in _TAKES_REQUESTS:
         return False
     if is_well(replica, situation.now.mono):
-        # Only the rollout gives a new route: an engine of a failed revision gets no route, although it serves.
+        # Only the rollout adds a label: otherwise an engine of a failed revision that serves would get requests.
         return head.is_routed or step is None or replica.name in step.route_on
     # Requests may wait in an engine that recovers or does not answer, but only while no other engine accepts requests.
     return not has_serving

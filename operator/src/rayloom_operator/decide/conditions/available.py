@@ -1,6 +1,6 @@
 """Available: a token passed through every rank of an engine a moment ago, and requests reach that engine.
 
-Running pods alone prove neither of the two.
+Running pods alone do not prove this.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class JudgedReplica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """`situation`, and a verdict on each of its engine replicas."""
+    """The situation of a service, and a verdict on each of its engine replicas."""
 
     situation: Situation
     accepted: Verdict  # VALID, or why the spec cannot be used, or why an object of the plan was refused

@@ -52,7 +52,7 @@ def _findings(evidence: Evidence) -> Iterator[Finding]:
         yield judge(evidence)
     situation = evidence.situation
     # `unplanned`: why no step can be planned. A refusal (of the spec, of an object such as the inspection Job, or of
-    # KubeRay) comes before the inspection's verdict.
+    # KubeRay) takes precedence over the inspection's verdict.
     unplanned = (situation.inspection.verdict if evidence.is_accepted else None) or evidence.accepted
     for finding in rollout_conditions(evidence.step, situation.previous, unplanned):
         yield Finding(*finding)

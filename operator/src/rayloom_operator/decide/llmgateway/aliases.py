@@ -15,7 +15,7 @@ from rayloom_operator.objects.llmgateway.models_file import AliasEntry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AliasState:
-    """An alias, and the services that answer for it."""
+    """An alias, and the services that answer requests for the alias."""
 
     name: str
     state: NameState

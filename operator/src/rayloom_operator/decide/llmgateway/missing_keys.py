@@ -19,7 +19,7 @@ from rayloom_operator.decide.llmgateway.aliases import AliasState
 from rayloom_operator.decide.llmgateway.members import SelectedService
 from rayloom_operator.engines.status import GatewayReport
 
-LISTED_NAMES = 32  # names at most in a gateway pod's report
+LISTED_NAMES = 32  # the most names that a gateway pod's report lists
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ def key_faults(
     """
     with_keys = {each.name for each in gateway.spec.aliases if each.auth is not None}
     common = "spec.auth" if gateway.spec.auth is not None else ""
-    named: dict[str, tuple[SecretKey, str]] = {}  # name -> key of the Secret with its API keys, field that names it
+    named: dict[str, tuple[SecretKey, str]] = {}  # name -> (Secret and key of its API keys, field that gives them)
     for member in members:
         if member.entry is not None and member.entry.auth is not None:
             field = common or f"spec.auth of the LLMService {member.service}"

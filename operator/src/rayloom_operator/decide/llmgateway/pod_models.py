@@ -20,7 +20,7 @@ _NO_ANSWER = "The pod has not answered the operator yet."
 class PodModels:
     """The models file of a gateway pod."""
 
-    name: str  # of the pod
+    name: str  # name of the pod
     state: ReadState
     models_hash: str = ""  # hash of the file that is in force in the pod; empty if unknown
     message: str = ""  # cause of the state; empty if it is Current
@@ -35,7 +35,7 @@ def pod_models(
 ) -> tuple[PodModels, ...]:
     """Returns the models file of each pod, sorted by the pods' names. `present_hash`: the hash of the present file.
 
-    `stored`: status.pods as last written, which counts for pods from which this operator process has no answer yet.
+    `stored`: status.pods as last written. It is used for pods that have not answered this operator process yet.
     """
     before = {each.name: each for each in stored}
     return tuple(

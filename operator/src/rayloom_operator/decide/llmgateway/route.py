@@ -31,7 +31,7 @@ def route_plan(situation: GatewaySituation) -> RoutePlan | None:
 
 
 def route_status(situation: GatewaySituation) -> RouteStatus | None:
-    """Returns status.route; None without a route. While the spec cannot be read, it is status.route as last written."""
+    """Returns status.route; None without a route. While the spec cannot be read: status.route as last written."""
     gateway = situation.gateway
     if gateway is None:
         return stored_status(situation.previous).route

@@ -71,7 +71,7 @@ class GatewaySituation:
             return ()
         ready = [each.name for each in self.pods if each.is_ready]
         if any(name not in self.readings for name in ready):
-            return stored_faults(stored_status(self.previous))  # the operator or the pod has just started
+            return stored_faults(stored_status(self.previous))  # a ready pod has not answered this process yet
         reports = [fresh_report(self.readings[name], self.now.mono) for name in ready]
         return key_faults(self.gateway, self.members, self.aliases, reports)
 

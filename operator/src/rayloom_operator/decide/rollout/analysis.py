@@ -83,7 +83,7 @@ def is_over(
 
 
 def _found_hold_s(analysis: Analysis) -> int:
-    """Returns the seconds after which gateways have surely known the new engine for holdSeconds."""
+    """Returns the seconds from the start until gateways have surely known the new engine for holdSeconds."""
     return analysis.hold_seconds + DISCOVERY_S if analysis.hold_seconds else 0
 
 

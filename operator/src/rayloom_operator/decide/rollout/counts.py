@@ -76,7 +76,7 @@ def _is_proven(desired: Desired, state: RolloutState) -> bool:
 
 
 def _num_decided(desired: Desired, state: RolloutState, view: View) -> int:
-    """Returns how many engines of the target revision may run: its stored count, or fewer if room is short.
+    """Returns how many engines of the target revision may run: its stored count, or fewer if there is not enough room.
 
     If there are too many engines, for example after `replicas` was lowered, engines of the unproven revision are
     terminated first.

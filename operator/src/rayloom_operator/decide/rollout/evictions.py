@@ -24,7 +24,7 @@ _NO_CAPACITY_S = 30
 def with_eviction_hold(
     desired: Desired, stored: RolloutState, state: RolloutState, view: View, wall: datetime
 ) -> RolloutState:
-    """Returns `state` with the two times of the eviction hold; both are empty while evictions wait for no engine.
+    """Returns `state` with the two times of the eviction hold; both are empty while no eviction has to wait.
 
     `eviction_hold_time`: when evictions began to wait for an engine to move. `no_capacity_time`: when moving stopped
     for lack of a node with room; empty while engines can move.
@@ -85,7 +85,7 @@ def _is_guarded(desired: Desired, state: RolloutState, engine: ReplicaView, wall
 
 def _is_moving(desired: Desired, state: RolloutState, view: View, wall: datetime) -> bool:
     """Returns True while moving engines makes progress: an engine starts, drains or is analysed, or there is room to
-    create one. False while an engine finds no node."""
+    create one. False while an engine is unschedulable."""
     engines = [engine for engine in view.of(target_revision(desired, state)) if not engine.is_cordoned]
     if any(engine.state == "unschedulable" for engine in engines):
         return False

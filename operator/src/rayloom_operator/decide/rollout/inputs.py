@@ -13,7 +13,7 @@ EngineState: TypeAlias = Literal[
     "unschedulable",  # pending, because no node has room for one of the engine's pods
     "starting",  # the engine has not served yet
     "well",  # a token passed through every rank a moment ago
-    "ill",  # the engine has served and does not now; it may hold requests
+    "ill",  # the engine has served before and does not serve now; it may hold requests
     "draining",  # the engine accepts no new requests
 ]
 # An engine in one of these states has no requests.
@@ -33,12 +33,12 @@ class ReplicaView:
     is_tolerant: bool = (
         False  # one of the pods is on a cordoned node and tolerates the cordon, so moving the engine is of no use
     )
-    num_in_flight: int = 0  # unfinished requests or sequences, also those of gateways
+    num_in_flight: int = 0  # number of unfinished requests or sequences, including those that gateways sent
     counts: RequestCounts = field(default_factory=RequestCounts)
 
     @property
     def is_available(self) -> bool:
-        """Returns whether the engine makes tokens, and the Service sends it requests."""
+        """Returns whether the engine generates tokens, and the Service sends it requests."""
         return self.state == "well" and self.is_routed and self.is_listed
 
 
@@ -59,7 +59,7 @@ class Desired:
 
     @property
     def min_available(self) -> int:
-        """The lowest number of available engines that the planner leaves."""
+        """The number of available engines below which the planner terminates no available engine."""
         return max(0, self.replicas - self.rollout.max_unavailable)
 
 

@@ -49,7 +49,7 @@ class _Trial:
     num_available: int  # available engines of the update revision
     window: AnalysisWindow | None  # None while no analysis runs
     has_window_ended: bool
-    problem: str  # found by the analysis; empty if none
+    problem: str  # the problem that the analysis found; empty if it found none
     deadline_start_time: str  # empty while the deadline does not run
     peak_available: int  # the most engines of the update revision that were available at once
 

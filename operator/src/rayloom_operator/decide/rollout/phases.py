@@ -47,8 +47,8 @@ class _Facts:
     is_paused: bool
     is_promoted: bool
     is_analyzing: bool
-    unschedulable: str  # name of an engine of the target revision that finds no node; empty where there is none
-    advice: str  # how the rollout could do without a further node; empty if it could not
+    unschedulable: str  # name of an unschedulable engine of the target revision; empty where there is none
+    advice: str  # how to continue the rollout without a further node; empty if that is impossible
 
 
 def step_and_message(desired: Desired, state: RolloutState, view: View, *, had_ended: bool) -> tuple[RolloutStep, str]:

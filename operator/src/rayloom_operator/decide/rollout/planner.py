@@ -3,8 +3,8 @@
 | step | engines of the new revision | engines of the old revision | end of the step |
 |---|---|---|---|
 | Starting | one is created | stay; with maxSurge 0 one is terminated first | the new one is available |
-| WaitingForCapacity | one finds no node | stay | a node has room; until then the deadline does not run |
-| Analyzing | one takes its share of requests | take the other requests | the analysis is over: passed or failed |
+| WaitingForCapacity | one is unschedulable | stay | a node has room; until then the deadline does not run |
+| Analyzing | one gets its share of requests | get the other requests | the analysis is over: passed or failed |
 | Promoting | created up to `replicas` | terminated, as maxUnavailable allows | no old engine is left: Complete |
 | Paused, Halted | stay | stay | `paused` is false (Paused); the spec changes (Halted) |
 | RollingBack | are terminated | are taken back, or recreated | all engines are of the old revision: RolledBack |
@@ -190,7 +190,7 @@ def _missing(desired: Desired, state: RolloutState, view: View) -> dict[str, int
 
 
 def _requeue_times(desired: Desired, state: RolloutState, wall: datetime) -> Iterator[float]:
-    """Yields, for each reason, the seconds until the next step may change without an event."""
+    """Yields the seconds until the next step may change without an event, for each cause of such a change."""
     if state.window is not None or state.terminating:
         yield _REQUEUE_S
     yield from (max(left_s, _REQUEUE_S) for left_s in hold_seconds_left(desired, state, wall) if left_s > 0)

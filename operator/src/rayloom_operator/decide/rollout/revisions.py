@@ -24,7 +24,7 @@ class RevisionPlaces:
 
 
 def old_revisions(step: Step) -> list[str]:
-    """Returns the revisions whose engines the step may create, without the spec's revision."""
+    """Returns the revisions whose engines the step may create, except the spec's revision."""
     state = step.state
     return sorted({*state.counts, state.current_revision} - {state.update_revision, ""})
 

@@ -51,7 +51,7 @@ def engines_to_terminate(desired: Desired, state: RolloutState, view: View) -> d
 
 
 def engines_to_move(desired: Desired, state: RolloutState, view: View) -> list[ReplicaView]:
-    """Returns the engines on cordoned nodes that can go because `replicas` engines remain without them.
+    """Returns the engines on cordoned nodes that can be terminated because `replicas` other engines remain.
 
     At most maxSurge engines are returned, because additional engines have replaced no more than maxSurge engines.
     Further engines on cordoned nodes may be surplus, like engines on other nodes.

@@ -41,7 +41,7 @@ def next_state(desired: Desired, stored: RolloutState, view: View, wall: datetim
 
 
 def _try_begin(desired: Desired, stored: RolloutState, view: View) -> RolloutState | None:
-    """If no state is stored (at the beginning, or because it was lost), returns a state made from the existing engines.
+    """Returns a state made from the existing engines if no state is stored (at first, or after a loss); else None.
 
     The current revision is the revision with the most available engines, or the spec's if no engine is available.
     """
@@ -80,7 +80,8 @@ def _try_settle(desired: Desired, state: RolloutState, view: View) -> RolloutSta
 
 
 def _try_complete(desired: Desired, state: RolloutState, view: View) -> RolloutState | None:
-    """Once every engine is of the update revision and serves, returns a state with it as the current revision."""
+    """Returns a state with the update revision as its current revision, once all engines are of that revision and
+    serve; None before."""
     update = state.update_revision
     is_rolling = target_revision(desired, state) != state.current_revision and not is_stopped(desired, state)
     is_proven = state.is_promoted or desired.replicas == 0
@@ -99,9 +100,9 @@ def _try_complete(desired: Desired, state: RolloutState, view: View) -> RolloutS
 
 
 def _with_drain_times(terminating: dict[str, str], stored: RolloutState, view: View, wall: datetime) -> dict[str, str]:
-    """Returns `terminating` with, per engine, the time at which it left the Service's endpoints.
+    """Returns `terminating` with the time at which each engine left the Service's endpoints.
 
-    `drainSeconds` count from then. The time is empty while clients may still reach the engine.
+    `drainSeconds` count from this time. The time is empty while clients may still reach the engine.
     """
     times = dict(terminating)
     for engine in view.engines:

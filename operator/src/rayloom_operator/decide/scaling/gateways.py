@@ -16,7 +16,8 @@ from rayloom_operator.engines.status import EngineStatus
 from rayloom_operator.observe.observed import Observed, Reading
 from rayloom_operator.observe.verdict import STALE_S
 
-# A gateway whose container was restarted loads its tokenizer from its volume in a second or two.
+# A gateway pod counts as a pod without a tokenizer only after this many seconds: a restarted container loads the
+# tokenizer from the pod's volume in a second or two.
 _TEXT_PATIENCE_S = 5.0
 _WITHOUT_TEXT = "starting"  # state of a gateway before it has a tokenizer
 
@@ -39,8 +40,8 @@ def can_hold(spec: Spec, observed: Observed) -> bool:
 def held_in(observed: Observed, num_wanted: int, ended_before: Mapping[str, int] | None, mono: float) -> Held:
     """Returns the requests in the gateways.
 
-    `num_wanted`: gateway pods that the spec asks for. `ended_before`: the result of `ended_requests` in the last
-    reconcile; None in the first reconcile.
+    `num_wanted`: number of gateway pods that the spec asks for. `ended_before`: the result of `ended_requests` in the
+    last reconcile; None in the first reconcile.
     """
     others = [each for gateway in observed.llmgateways or () for each in gateway.pods]
     pods = (*observed.gateways, *others)

@@ -17,7 +17,7 @@ class RolloutActivity(Enum):
     SETTLED = "settled"  # the planner does nothing, or creates or deletes engines of one revision
     ROLLING = "rolling"  # the planner replaces engines
     STOPPED = "stopped"  # a rollout is paused or halted: engines of two revisions stay
-    WAITING = "waiting"  # an engine finds no node
+    WAITING = "waiting"  # an engine is unschedulable: no node has room for one of its pods
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,18 +36,18 @@ class Fleet:
 
     replicas: int  # spec.replicas
     num_available: int
-    num_for_load: int  # engines that should exist, without unproven engines
-    # Engines without requests, of a revision that a waiting or stopped rollout has not proven. They stay if `replicas`
-    # becomes less.
+    num_for_load: int  # number of engines that should exist; unproven engines are not counted
+    # Engines without requests, of a new revision that is not promoted yet, or whose rollout is stopped. They stay if
+    # `replicas` becomes less.
     num_unproven: int = 0
     num_surge: int = 0  # unproven engines that are kept beyond `replicas`; no engine is created beyond `replicas`
-    num_unschedulable: int = 0  # other engines that find no node; they are terminated first if `replicas` becomes less
+    num_unschedulable: int = 0  # other unschedulable engines; they are terminated first if `replicas` becomes less
     rollout: RolloutActivity
     load: ServiceLoad
-    samples: tuple[Sample, ...]  # taken since the last change of `replicas`, the present sample included
+    samples: tuple[Sample, ...]  # samples since the last change of `replicas`, up to the present sample
     held: Held = NOTHING_HELD
     idle_s: float = 0.0  # seconds for which every reconcile of this process has found the service idle
-    writer: str = ""  # the field manager that set `replicas`; empty if the stored state has this number
+    writer: str = ""  # the field manager that set `replicas`; empty if the stored state has the same number
 
     @property
     def has_all(self) -> bool:
@@ -56,7 +56,7 @@ class Fleet:
 
     @property
     def has_all_with_nodes(self) -> bool:
-        """True if at least `num_for_load` engines are available or find no node."""
+        """True if at least `num_for_load` engines are available or unschedulable."""
         return self.num_available + self.num_unschedulable >= self.num_for_load
 
     def replicas_for_more(self, number: int) -> int:

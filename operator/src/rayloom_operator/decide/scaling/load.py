@@ -17,7 +17,8 @@ from rayloom_operator.api.autoscaling.state import ScalingInputs
 # The mean wait in a queue may take this share of the goal, because waits differ: the longest of ten waits is about
 # twice the mean.
 _QUEUE_SHARE = 0.5
-# From this share of its slots or KV cache on, an engine is full: a sequence gets a slot only when another has ended.
+# An engine is full if it uses at least this share of its slots or KV cache. A waiting sequence then gets a slot only
+# when a running sequence ends.
 _FULL = 0.95
 _MOST_ENGINES = 99_999.0
 
@@ -32,7 +33,7 @@ class EngineLoad:
     in_flight: int = 0
     had_requests: bool = False  # requests ended since the last reconcile, or this is the first reconcile
     queued_tokens: int = 0
-    num_waiting: int = 0  # sequences
+    num_waiting: int = 0  # waiting sequences
     running_tokens: int = 0
     max_running_tokens: int = 0
     mean_output_tokens: float = 0.0
@@ -53,7 +54,7 @@ class Held:
     in_flight: int = 0  # all requests that are not answered in full, held or running
     is_complete: bool = True  # every gateway pod that the spec asks for is ready and has answered recently
     had_requests: bool = False  # requests ended since the last reconcile, or this is the first reconcile
-    num_blind: int = 0  # gateway pods without a tokenizer, and ready gateway pods that do not answer
+    num_blind: int = 0  # number of gateway pods that have no tokenizer, or are ready and do not answer
 
     @property
     def wakes(self) -> bool:
@@ -78,9 +79,10 @@ class ServiceLoad:
 
 
 def load_of(engines: Sequence[EngineLoad], held: Held, ttft_s: float, earlier_per_s: float = 0.0) -> ServiceLoad:
-    """Returns the load of all engines together. `ttft_s`: within this time a request should have its first token.
+    """Returns the load of all engines together.
 
-    `earlier_per_s`: tokens of prompts per second that an engine computed before, for a service without engines.
+    `ttft_s`: the seconds within which a request should have its first token. `earlier_per_s`: the
+    earlier rate of one engine, in prompt tokens per second, which is used while no engine has measured its rate.
     """
     known = [each for each in engines if each.is_known]
     rates = [each.prefill_per_s for each in known if each.prefill_per_s]

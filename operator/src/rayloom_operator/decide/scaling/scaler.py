@@ -5,7 +5,7 @@
 | `replicas` is 0, and another client set it | 0: the service is suspended |
 | `replicas` is 0, and the scaler set it | 1 or more once a gateway holds a request, or has no tokenizer |
 | a rollout replaces engines | unchanged |
-| an engine finds no node | unchanged, or less by one of the rules that remove engines |
+| an engine is unschedulable | unchanged, or less by one of the rules that remove engines |
 | outside `minReplicas` and `maxReplicas` | the nearer bound |
 | the load of the panic window needs twice as many engines | as many as the load needs |
 | the load of the usual window needs more engines, and no added engine still starts | as many as the load needs |
@@ -49,8 +49,8 @@ _LASTING = frozenset(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingDecision:
     state: ScalingState  # the state to store
-    seen: ScalingInputs  # the present figures
-    write: int | None = None  # the new spec.replicas; None: it stays
+    seen: ScalingInputs  # the figures of this reconcile
+    write: int | None = None  # the new spec.replicas; None: no change
 
 
 def decide_scaling(bounds: Bounds, stored: ScalingState, fleet: Fleet, windows: Windows, now: Now) -> ScalingDecision:
@@ -62,7 +62,7 @@ def decide_scaling(bounds: Bounds, stored: ScalingState, fleet: Fleet, windows: 
         if reason is ScalingReason.STEADY and state.reason in _LASTING:
             return ScalingDecision(state=state, seen=fleet.load.inputs)
         message = state_sentence(reason, number, bounds)
-        # After a withdrawn announcement, `desired` is still 0.
+        # If a 0 was announced and not written, the stored `desired` is still 0.
         state = replace(state, desired=number, reason=reason.value, message=message)
         return ScalingDecision(state=state, seen=fleet.load.inputs)
     if number == 0 and not is_zero_announced(stored):
@@ -121,7 +121,7 @@ def _noted(bounds: Bounds, stored: ScalingState, fleet: Fleet, wall: datetime) -
 def _idle_since(bounds: Bounds, state: ScalingState, fleet: Fleet, windows: Windows, wall: datetime) -> str:
     """Returns the time since which the service is idle, or an empty text if it has been idle for less than a window.
 
-    Without this minimum, requests that come every few seconds would cause writes of the status.
+    If shorter idle times counted, requests that come every few seconds would cause writes of the status.
     """
     if bounds.least > 0 or not fleet.load.is_idle:
         return ""
@@ -131,7 +131,10 @@ def _idle_since(bounds: Bounds, state: ScalingState, fleet: Fleet, windows: Wind
 
 
 def _own_change(bounds: Bounds, stored: ScalingState, fleet: Fleet, wall: datetime) -> ScalingState:
-    """Returns the state if the scaler changed `replicas` but the status was not written, for example at a restart."""
+    """Returns the state after the scaler has changed `replicas`, if the stored state lacks this change.
+
+    The operator may have stopped between the change and the write of the status.
+    """
     is_more = fleet.replicas > stored.desired
     reason = ScalingReason.SCALED_UP if is_more else ScalingReason.SCALED_DOWN
     if fleet.replicas == 0:

@@ -41,8 +41,8 @@ class Staying:
     """The engines that the rollout planner does not terminate, by name."""
 
     available: frozenset[str]
-    unproven: frozenset[str]  # engines without requests, of a revision whose rollout waits or is stopped
-    unschedulable: frozenset[str]  # other engines that find no node
+    unproven: frozenset[str]  # engines without requests, of a revision that is not promoted, or is stopped
+    unschedulable: frozenset[str]  # other unschedulable engines
     others: frozenset[str]  # engines that start, do not answer or do not serve; they may have requests
 
     @property

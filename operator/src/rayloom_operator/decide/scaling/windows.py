@@ -7,7 +7,7 @@
 | stable window | `stable_s`: several usual windows | the largest mean of these usual windows removes engines |
 
 Samples begin with the last change of `replicas`, because earlier samples are about another number of engines. A
-restarted operator has no samples, so it removes no engine before a whole window has passed.
+restarted operator has no samples, so it removes no engine before its samples cover the stable window.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 # The stable window is at least this many times as long as the last engines took to start ...
 _STARTS = 2
-# ... and at most this many seconds, unless the setting is longer.
+# ... and at most this many seconds, unless `window_s` is longer.
 _MOST_S = 1800.0
 _LEAST_SAMPLES = 2  # a panic window with fewer samples adds no engine
 _PANIC_PART = 0.1
@@ -52,12 +52,15 @@ class Windows:
         return self.panic_s / 3
 
     def stable_s(self, start_s: float) -> float:
-        """The length of the stable window. `start_s`: how long engines take to start."""
+        """The length of the stable window. `start_s`: the seconds that engines take to start."""
         return max(self.window_s, min(_STARTS * start_s, _MOST_S))
 
 
 def panic_mean(samples: Sequence[Sample], windows: Windows, now: float) -> float | None:
-    """Returns the mean load of the panic window, or of the last two samples; None if there are fewer samples."""
+    """Returns the mean load of the panic window; None if there are fewer than two samples.
+
+    If the panic window has fewer than two samples, the mean is that of the last two samples.
+    """
     if len(samples) < _LEAST_SAMPLES:
         return None
     recent = [each.engines for each in samples if each.at > now - windows.panic_s]
@@ -101,5 +104,5 @@ def covers_window(samples: Sequence[Sample], windows: Windows, now: float) -> bo
 
 
 def _covers(samples: Sequence[Sample], seconds: float, windows: Windows, now: float) -> bool:
-    """Returns whether the samples begin at least `seconds` ago."""
+    """Returns whether the oldest sample is `seconds` old. It may be younger by half of `windows.sample_s`."""
     return bool(samples) and samples[0].at <= now - seconds + windows.sample_s / 2

@@ -28,7 +28,7 @@ def gateway_endpoint(service: LLMService) -> str:
 
 
 def engines_service(service: LLMService) -> Manifest:
-    """The headless Service whose DNS records are the engines that may get requests.
+    """The headless Service whose DNS records are the addresses of the engines that may get requests.
 
     It selects the same pods as the Service for clients, so a rollout moves the gateways' requests, too. Pods that are
     not ready are included: a gateway itself finds out which engines serve, and the streams of an engine that drains or

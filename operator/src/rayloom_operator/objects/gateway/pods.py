@@ -33,9 +33,9 @@ _LIVENESS = {"periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayPods:
-    """The parts in which the gateway pods of different owners differ."""
+    """The inputs of `deployment` in which the gateway pods of LLMServices and of LLMGateways differ."""
 
-    metadata: Manifest  # metadata of the Deployment
+    metadata: Manifest  # metadata of the gateway pods' Deployment
     labels: Mapping[str, str]  # further labels of the pods, besides `selector`
     selector: Mapping[str, str]
     replicas: int

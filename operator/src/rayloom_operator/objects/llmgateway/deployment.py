@@ -31,7 +31,7 @@ def gateway_config(gateway: LLMGateway, tls: TlsMode = "off") -> dict[str, Any]:
 
 
 def gateway_deployment(gateway: LLMGateway, default_image: str, keys: Iterable[Auth], tls: TlsMode = "off") -> Manifest:
-    """The Deployment. `keys`: the API keys of all names. Their files are the services' only files that are mounted."""
+    """The Deployment. `keys`: the API keys of all names. No other files of the services' Secrets are mounted."""
     spec = gateway.spec
     image = spec.image or default_image
     models: Manifest = {

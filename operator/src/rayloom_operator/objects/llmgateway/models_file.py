@@ -37,7 +37,7 @@ class ModelEntry:
     service: str
     namespace: str
     uid: str
-    auth: Auth | None  # keys for this name; None: everybody may use it
+    auth: Auth | None  # API keys for this name; None: requests need no key
     settings: Mapping[str, Any] = field(default_factory=dict)  # the settings in MODEL_ARGS that the service sets
     adapters: tuple[str, ...] = ()  # names of the service's LoRA adapters
 
@@ -49,7 +49,7 @@ class AliasEntry:
     name: str
     targets: tuple[tuple[str, int], ...]  # (served name, weight)
     is_sticky: bool  # all requests of one user go to the same target
-    auth: Auth | None  # keys for this name; None: everybody may use it
+    auth: Auth | None  # API keys for this name; None: requests need no key
 
 
 def models_document(
@@ -80,8 +80,8 @@ def models_document(
             }
             for each in aliases
         },
-        # At the top level, gateway pods of an earlier release only report an unknown field. They do not serve a model
-        # whose entry has an unknown field.
+        # The adapters are not part of the models' entries, because gateway pods of an earlier release do not serve a
+        # model whose entry has an unknown field. They only report an unknown field at the top level.
         "adapters": {each.served_name: list(each.adapters) for each in models if each.adapters},
     }
 

@@ -23,8 +23,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 # even if no operator runs for 20 days.
 PERIOD = timedelta(days=10)
 LIFE = 3 * PERIOD
-_CLOCK_SKEW = timedelta(days=1)  # between the machines of the operator and of the pods
-_MOST_KEPT = 4096  # results in memory, 3 kB each
+_CLOCK_SKEW = timedelta(days=1)  # the most by which the clocks of the operator's and of the pods' machines may differ
+_MOST_KEPT = 4096  # the most results that are cached; each takes 3 kB
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Owner:
 
     role: Literal["engine", "gateway"]
     name: str  # DNS name, with the namespace
-    uid: str  # of the LLMService or LLMGateway
+    uid: str  # uid of the LLMService or LLMGateway
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class CertificateFiles:
 
 
 def certificate_files(operator_key: bytes, previous_key: bytes, owner: Owner, now: datetime) -> CertificateFiles:
-    """Returns the files of the current period, which begins at another time of the day for each owner.
+    """Returns the files of the current period. The time of day at which a period begins differs from owner to owner.
 
     `previous_key`: the operator's key before `operator_key`, or empty. As long as there is a previous key, its CA
     signs, and both CAs are trusted: pods read their new files at different times, and some know only the previous CA.

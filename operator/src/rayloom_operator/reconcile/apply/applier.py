@@ -105,7 +105,7 @@ class Applier:
             raise error
 
     async def _drain(self, key: ServiceKey, drains: Sequence[Drain]) -> None:
-        """Asks engines to drain or to accept requests again. If an engine refuses, the next reconcile repeats this."""
+        """Asks engines to drain or to accept requests again. If an engine refuses, the next reconcile asks it again."""
         if drains and not self._kube.may_write():
             raise Deposed("drains: no engine was asked, because another operator may lead")
         await asyncio.gather(*(self._ask(key, each) for each in drains))

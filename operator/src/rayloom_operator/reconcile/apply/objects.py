@@ -22,7 +22,7 @@ from rayloom_operator.reconcile.apply.writer import ObjectWriter
 
 logger = logging.getLogger(__name__)
 
-# The least time between two applies of all objects, in seconds.
+# The least seconds between two applies of all objects of a service.
 _LEAST_S = 10.0
 # These objects start pods, and the pods need all other objects. So RayClusters and Jobs are written last: if one
 # exists, all objects that its pods need were created.
@@ -74,7 +74,8 @@ class ObjectApplier:
         """
         now = asyncio.get_running_loop().time()
         listed = self._drift.take_listed(key)
-        # Removed until all writes have succeeded: after an error there is no entry, so all objects are due again.
+        # The entry is removed until all writes have succeeded: without an entry, as after an error, all objects are
+        # due.
         before = self._applied.pop(key, _Applied())
         hashes = {hash(msgspec.json.encode(each)): each for each in planned.wanted}
         if listed is not None:
@@ -82,7 +83,7 @@ class ObjectApplier:
                 number for number, each in hashes.items() if self._is_right(key, each, planned.new, listed)
             )
             before = _Applied(hashes=right, at=now, share=random.random())
-        # A RayCluster or a Job is planned only while it does not exist.
+        # A RayCluster or Job in the plan is always due: it is planned only while it does not exist.
         new = [each for number, each in hashes.items() if number not in before.hashes or each["kind"] in _LAST]
         if new:
             self._log(key, new)
@@ -117,7 +118,7 @@ class ObjectApplier:
         return self._drift.is_right(key, manifest, listed)
 
     async def _write(self, key: ServiceKey, due: Sequence[Manifest], new: frozenset[str]) -> None:
-        """Writes first the objects that all replicas share, then those of each replica, RayClusters and Jobs, routes.
+        """Writes the objects in this order: shared by all replicas, of each replica, RayClusters and Jobs, routes.
 
         A route that cannot be written is no failure: `route_refusal` has the cause.
         """

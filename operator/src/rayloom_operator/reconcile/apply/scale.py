@@ -11,7 +11,7 @@ from rayloom_operator.kube.client import INVALID, Kube, KubeError
 async def write_scale(kube: Kube, write: ScaleWrite) -> None:
     """Sets `replicas`, unless somebody has changed the spec since the decision, or recreated the service.
 
-    Raises OperatorError in that case, and KubeError if the API server refuses the write.
+    Raises OperatorError in both cases, and KubeError if the API server refuses the write.
     """
     # A Scale shows neither the rest of the spec nor the generation. So the whole object is read here, and the write
     # tests the version that was read.

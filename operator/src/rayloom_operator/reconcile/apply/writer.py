@@ -38,7 +38,8 @@ class ObjectWriter:
         self._kube = kube
         self._drift = drift
         self._on_cluster = on_cluster
-        # Service -> name of a Secret that seems to be another owner's -> event loop time of the first such finding.
+        # Service -> name of a Secret that seems to belong to another owner -> event loop time at which that was first
+        # found.
         self._taken_since: dict[ServiceKey, dict[str, float]] = {}
 
     def forget(self, key: ServiceKey) -> None:
@@ -48,8 +49,8 @@ class ObjectWriter:
     async def write(self, key: ServiceKey, manifest: Manifest, *, is_new: bool) -> None:
         """Creates or applies an object.
 
-        `is_new`: used only for stored specs (ControllerRevisions). The revision is new, so an existing object of its
-        name is a leftover.
+        `is_new`: the revision of a stored spec (a ControllerRevision) is new, so an existing object of that name is a
+        leftover. Objects of other kinds ignore `is_new`.
 
         Raises Refused if an object of that name has another owner, OperatorError or KubeError if a retry may help.
         """
@@ -59,8 +60,8 @@ class ObjectWriter:
             # replaced.
             await self._create(manifest, is_new=is_new)
         elif kind == "Secret" and manifest["metadata"]["labels"].keys() & {LLMGATEWAY_LABEL, RENEWED_LABEL}:
-            # The content changes with services and aliases, or because a certificate is renewed. An update, unlike a
-            # patch, does not return content that the operator may not read.
+            # The Secret's content changes with services and aliases, or when a certificate is renewed. The Secret is
+            # updated and not patched, because a patch would return content that the operator may not read.
             await self._kube.replace(manifest)
         elif kind in ("Job", "Secret"):
             # An existing Secret stays as it is. Its name contains a hash of the service's uid, so it is ours.

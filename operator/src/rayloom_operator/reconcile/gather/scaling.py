@@ -112,7 +112,7 @@ class ScalingGatherer:
     def _sampled(self, history: _History, sample: Sample, window_s: float) -> tuple[Sample, ...]:
         """Adds the sample, unless the last sample is younger than half of the interval, and returns all samples.
 
-        Drops samples that are older than `window_s`, because memory may hold the samples of thousands of services.
+        Drops samples that are older than `window_s`, to limit the memory for the samples of thousands of services.
         """
         sample_s = self.sample_s()
         samples = history.samples

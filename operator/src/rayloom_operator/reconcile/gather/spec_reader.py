@@ -80,13 +80,13 @@ class SpecReader:
         )
 
     async def _resolve(self, service: LLMService, facts: ModelFacts, previous: Manifest) -> Resolved:
-        """Calls `resolve`, in the sizing thread if a sizing has to be computed, because that may take long."""
+        """Calls `resolve`, in the sizing thread if a sizing has to be computed: a sizing may take long."""
         image, hub = self._settings.image(service), self._settings.hub
         if is_sized(service, facts, previous):
             return resolve(service, image, facts, previous, hub)
         accelerator = service.spec.accelerator
         memory = WITHOUT_CLUSTER
         if accelerator is not None and accelerator.memory is None:
-            # Read here and not in the thread, because the event loop changes the nodes.
+            # The memory is read here and not in the sizing thread, because the event loop changes the nodes.
             memory = self._watches.nodes.memory_of(accelerator, service.spec.scheduling.node_selector)
         return await self._sizer.run(resolve, service, image, facts, previous, hub, lambda *_: memory)

@@ -90,7 +90,7 @@ class GatewayController:
         """Returns the LLMGateways whose pods send requests to an LLMService.
 
         Returns None while some LLMGateways of the namespace are unknown, as after a restart. In a cluster without the
-        kind the result is empty.
+        kind LLMGateway, the result is empty.
         """
         if not self._gateways.was_tried.is_set():
             return None
@@ -132,7 +132,7 @@ class GatewayController:
         tasks.create_task(self._queue.work(self._metrics.measured(self._reconcile)))
 
     async def drain(self) -> None:
-        """Starts no more reconciles, and returns when the running ones have ended."""
+        """Starts no more reconciles, and returns when the running reconciles have ended."""
         await self._queue.drain()
 
     def problem(self) -> str:
@@ -143,8 +143,8 @@ class GatewayController:
 
     def _gateway_changed(self, key: ServiceKey) -> None:
         in_namespace = self._in_namespace.setdefault(key[0], set())
-        # A terminating LLMGateway is not reconciled. If the set contained it, `serving` would return None for each
-        # service of the namespace until the LLMGateway is gone.
+        # A terminating LLMGateway is not reconciled. If `in_namespace` contained such an LLMGateway, `serving` would
+        # return None for each service of the namespace until the LLMGateway is gone.
         if any(not _is_terminating(each) for each in self._gateways.of_service(key)):
             in_namespace.add(key)
         else:

@@ -39,13 +39,13 @@ PodsOf = Callable[[ServiceKey], Sequence[Manifest]]
 class Served:
     """The models of the services that the pods of an LLMGateway serve."""
 
-    uid: str  # of the LLMGateway
+    uid: str  # uid of the LLMGateway
     replicas: int
     models: Mapping[str, str]  # LLMService -> name of its model
 
 
 class GatewayReconciler:
-    """Reconciles one LLMGateway a call. Not thread-safe: used in one event loop."""
+    """Reconciles one LLMGateway per call. Not thread-safe: used in one event loop."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class GatewayReconciler:
         self._poller = poller
         # LLMGateway -> the models that its pods serve, by the last spec that could be read.
         self._served: dict[ServiceKey, Served] = {}
-        # An LLMGateway has no RayClusters and no engines to drain.
+        # The two callbacks do nothing, because an LLMGateway has no RayClusters and no engines to drain.
         self._applier = Applier(kube, drift, lambda key, name: None, lambda key, name, wanted: None)
         self._statuses = GatewayStatusWriter(kube)
 
