@@ -19,7 +19,7 @@ _Key = TypeVar("_Key")
 
 
 class AdapterSlots:
-    """The slots, by the adapters' digests."""
+    """The adapter in each slot, and the numbers of running sequences that use it, by the adapters' digests."""
 
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots
@@ -49,7 +49,10 @@ class AdapterSlots:
         return self._num_used_by[tenant] < self._num_slots - len(self._num_users)
 
     def use(self, adapter: Adapter | None, tenant: str = "") -> int:
-        """Returns the adapter's slot, and counts a user. Returns -1 for None. Call it only if `has_room` is true."""
+        """Counts one more sequence that uses the adapter, and returns the adapter's slot; -1 without an adapter.
+
+        Call it only if `has_room` is true.
+        """
         if adapter is None:
             return -1
         digest = adapter.digest
@@ -68,7 +71,7 @@ class AdapterSlots:
         return slot
 
     def leave(self, adapter: Adapter | None, tenant: str = "") -> None:
-        """Removes one user of the adapter from the counts."""
+        """Counts that one sequence no longer uses the adapter."""
         if adapter is None:
             return
         _count_down(self._num_users, adapter.digest)
@@ -77,7 +80,7 @@ class AdapterSlots:
             _count_down(self._num_used_by, tenant)
 
     def could_not_load(self, adapter: Adapter) -> None:
-        """Lets the ranks load the adapter again for its next user."""
+        """Records a failed load, so that the ranks load the adapter again for the next sequence that uses it."""
         if adapter.digest in self._slots:
             self._broken.add(adapter.digest)
 
@@ -88,7 +91,7 @@ class AdapterSlots:
         return loads
 
     def forget_all(self) -> None:
-        """Empties the slots, because the ranks are new. No sequence runs."""
+        """Empties all slots, because the ranks may have lost the adapters. No sequence may run any more."""
         self._slots = {}
         self._num_users = Counter()
         self._num_users_of = Counter()

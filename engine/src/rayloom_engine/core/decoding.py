@@ -53,7 +53,7 @@ class DecodingParams(msgspec.Struct, frozen=True, kw_only=True):
     # With logprobs: the alternatives are these tokens and the chosen token, instead of the most likely tokens.
     logprob_token_ids: tuple[int, ...] = ()
 
-    adapter: Adapter | None = None  # changes the model for this sequence
+    adapter: Adapter | None = None  # LoRA adapter that changes the model for this sequence
 
     @property
     def is_greedy(self) -> bool:

@@ -172,7 +172,7 @@ class Sequence:
         return self._hashes[first:num_blocks]
 
     def adopt_hashes(self, other: Sequence, block_size: int) -> None:
-        """Copies the prompt's block hashes that `other` has computed, if equal prompts have equal hashes in both."""
+        """Copies the prompt's block hashes from `other`, if both sequences have the same prompt and share a cache."""
         if not self._hashes and self.shares_cache_with(other) and self.has_prompt_of(other):
             self._hashes = other._hashes[: self.num_prompt_tokens // block_size]
 
@@ -210,8 +210,8 @@ class Sequence:
         if known is not None:
             num_known_tokens = self.num_prompt_tokens
             has_known_grammar = bool(params.grammar) and params.grammar == known.sequence.params.grammar
-            # Block tables of two sequences have entries in common only through a fork or the prefix cache. Entries
-            # before `first` are never read.
+            # Two block tables have entries in common only through a fork or the prefix cache, so only registered blocks
+            # are compared. Entries before `first` are never read.
             first = self.first_block
             num = self.num_registered_blocks
             if num <= known.num_blocks and known.sequence.block_ids[first:num] == self.block_ids[first:num]:
@@ -245,7 +245,7 @@ class Sequence:
 
 
 def order_of(sequence: Sequence) -> tuple[int, float, int]:
-    """`Sequence.order` as a sort key."""
+    """Returns the order of the sequence: a function for the `key` of a sort."""
     return sequence.order
 
 

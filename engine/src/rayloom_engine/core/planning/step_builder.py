@@ -67,7 +67,7 @@ class StepBuilder:
         self.take(sequence, len(draft), is_prompt=False)
 
     def drop(self, sequence: Sequence) -> None:
-        """Removes the sequence from the step and returns its tokens to the budget, and to the limits of prompts."""
+        """Removes the sequence from the step. Its tokens no longer count in the budget and in the limits of prompts."""
         self.budget += self.num_tokens.pop(sequence, 0)
         self.copies.pop(sequence, None)
         self.drafts.pop(sequence, None)
@@ -91,9 +91,9 @@ class StepBuilder:
         """
         new_slots = []
         slots = []
-        # id(prompt) -> a sequence with this prompt that the ranks have, and the number of its blocks that the ranks
-        # have when they add this plan's new slots. New blocks of older slots do not count, because the ranks append
-        # these blocks after they have added the new slots.
+        # id(prompt) -> a sequence with this prompt that has a slot on the ranks, and the number of its blocks that the
+        # ranks know when they add this plan's new slots. Blocks that this plan appends to older slots do not count,
+        # because the ranks append them after they have added the new slots.
         known: dict[int, KnownPrompt] = {}
         if any(sequence.num_sent_blocks == 0 for sequence in self.num_tokens):
             known = {

@@ -79,7 +79,7 @@ class WaitingQueue:
         self._admissions.pop(sequence.tenant, None)
         self._admissions[sequence.tenant] = self._num_admissions
         if len(self._admissions) > _MAX_TENANTS:
-            # Drops the oldest entry. Its tenant comes first with or without the entry.
+            # Drops the oldest entry: its tenant comes before all others in any case, as a tenant without an entry does.
             del self._admissions[next(iter(self._admissions))]
 
     def in_turns(self, num_running: Mapping[str, int]) -> Iterator[tuple[int, Sequence]]:
@@ -101,8 +101,8 @@ class WaitingQueue:
             yield position, sequence
 
     def _entry(self, position: int, sequence: Sequence, index: int) -> tuple[int, int, float, int, int, Sequence]:
-        # The number is unique, so the heap never compares two sequences. Priority is left out, because it only orders
-        # the sequences of one tenant.
+        # `sequence.number` is unique, so the heap never compares two sequences. Priority is left out, because it only
+        # orders the sequences of one tenant.
         last_admission = self._admissions.get(sequence.tenant, 0)
         return position, last_admission, sequence.arrival, sequence.number, index, sequence
 

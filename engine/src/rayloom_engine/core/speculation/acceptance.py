@@ -1,11 +1,11 @@
 """Acceptance: computes from the verified drafts of a sequence how many draft tokens are worth their time.
 
 Let r be the probability that a draft token is accepted if all tokens before it in the draft are accepted. Then the i-th
-token of a draft saves the time of a token with probability r ** i. It is worth verifying if r ** i is greater than its
-cost: the time that it adds to a step, divided by the time that a step without drafts takes for each of its tokens. So a
-draft has the largest length i with r ** i > cost. If not even one token is worth its cost, the sequence gets no drafts
-for its next 32 tokens, and then a short draft. If the tokens of this draft are rejected as well, the next pause is
-twice as long.
+token of a draft makes a later decode unnecessary with probability r ** i. It is worth verifying if r ** i is greater
+than its cost: the time that it adds to a step, divided by the time that a step without drafts takes for each of its
+tokens. So a draft has the largest length i with r ** i > cost. If not even one token is worth its cost, the sequence
+gets no drafts for its next 32 tokens, and then a short draft. If the tokens of this draft are rejected as well, the
+next pause is twice as long.
 """
 
 from __future__ import annotations
