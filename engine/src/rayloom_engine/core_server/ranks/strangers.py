@@ -2,7 +2,7 @@
 
 A thread or a coroutine waits for the greeting of each stranger. So the number of strangers is bounded: a new stranger
 beyond the limit disconnects the oldest. Ranks and gateways greet within milliseconds, so a stranger that is older than
-many others is neither.
+many others is neither a rank nor a gateway.
 """
 
 from __future__ import annotations
