@@ -1,4 +1,4 @@
-"""The listening sockets and the run folder of a server. They outlive all of its processes except the supervisor."""
+"""The listening sockets and the run folder of a server. They outlive all processes of the server but the supervisor."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def bind_front_socket(config: EngineConfig) -> socket.socket | None:
 
 
 def bind_rank_socket(config: EngineConfig, job: JobPlace | None) -> socket.socket:
-    """Returns the EngineCore's listening socket for ranks. It is open to other machines only if they may run ranks.
+    """Returns the EngineCore's listening socket for ranks. Other machines can connect only if they may run ranks.
 
     The supervisor keeps the socket open, so ranks that connect while the EngineCore restarts wait and are not refused.
     """
@@ -62,7 +62,7 @@ def bind_rank_socket(config: EngineConfig, job: JobPlace | None) -> socket.socke
 
 
 def starts_ray(config: EngineConfig) -> bool:
-    """True if the server starts a Ray on this machine, because no Ray cluster is configured."""
+    """True if the server starts Ray on this machine, because no Ray cluster is configured."""
     return config.executor == "ray" and not (config.ray_address or os.environ.get("RAY_ADDRESS"))
 
 
