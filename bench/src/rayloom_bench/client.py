@@ -18,7 +18,7 @@ from rayloom_bench.workload import LONG_ARRAY, Workload
 
 Prompt = tuple[int, ...] | str
 
-SILENCE_S = 600  # seconds without a byte after which a stream has failed; a slow prefill takes far less
+SILENCE_S = 600  # seconds without a byte after which a stream counts as failed; a slow prefill takes far less
 
 FIRST_TOKEN_QUESTION = "What is the capital of France? Answer in one sentence."
 
@@ -46,7 +46,7 @@ class RequestOptions:
 
 
 class BadAnswer(ValueError):
-    """The server's answer is not as requested; the message has the difference."""
+    """The server's answer is not as requested. The message states the difference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +207,7 @@ async def read_stream(client: aiohttp.ClientSession, url: str, body: bytes | Map
 
 
 def _checked(index: int, prompt: Prompt, num_output: int, stream: ReadStream) -> RequestRecord:
-    """The record of a stream. Raises BadAnswer unless its token counts are the requested ones."""
+    """The record of a stream. Raises BadAnswer unless the stream has the requested token counts."""
     usage = stream.usage
     if usage is None:
         raise BadAnswer("no usage in the stream, though stream_options.include_usage was set")

@@ -43,7 +43,7 @@ class ContextTooLong(RequestError):
 RANGES: Mapping[str, Range] = MappingProxyType(
     {
         "n": Range(low=1, high=MAX_CHOICES, is_whole=True),
-        # OpenAI's maximum is 2. Higher values only make answers more random, and users of other servers send them.
+        # OpenAI's maximum is 2, but higher values only make answers more random, and users of other servers send them.
         "temperature": Range(low=0.0),
         "top_p": Range(low=0.0, high=1.0),
         "top_k": Range(low=-1, high=MAX_COUNT, is_whole=True),

@@ -21,7 +21,7 @@ def limits_text(limits: GpuLimits) -> str:
 
 
 def decode_table(times: Sequence[DecodeTime], limits: GpuLimits) -> str:
-    """A row for each step: its time, and the share of it that reads of weights and KV take at the memory's limit."""
+    """A row for each step: its time, and the share of this time in which a full memory bus reads weights and KV."""
     return table(
         ("sequences", "context", "CUDA graph", "ms of a step", "tok/s", "share of the memory's limit"),
         (

@@ -1,7 +1,7 @@
 """Medians and ratios over the rounds of a run. Pure.
 
-A ratio is computed from the figures of one round, which are measured about a minute apart. Then the ratios of all
-rounds are summarised.
+Each ratio is computed from two figures of the same round, which are measured about a minute apart. Then the ratios of
+all rounds are summarised.
 """
 
 from __future__ import annotations
