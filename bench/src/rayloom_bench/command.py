@@ -53,7 +53,7 @@ SUBCOMMANDS = {
 def add_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Adds flags and the function `run` to the engine's parser of the `bench` command.
 
-    `arguments` are those after the command's name. A subcommand in them gets its own flags instead.
+    `arguments`: those after the command's name. If they begin with a subcommand, adds the subcommand's flags instead.
     """
     if arguments and arguments[0] in SUBCOMMANDS:
         module = importlib.import_module(f"rayloom_bench.{SUBCOMMANDS[arguments[0]]}")

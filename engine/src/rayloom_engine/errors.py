@@ -52,7 +52,7 @@ class QueueFull(EngineError):
 
 
 class PoisonousRequest(EngineError):
-    """A request that was ended because the engine crashed each time when it computed this request."""
+    """A request that was ended because the engine crashed whenever it computed this request."""
 
 
 class CorruptLogits(EngineError):

@@ -158,7 +158,7 @@ class LLM:
             del self._engine
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Returns the settings of the model's generation_config.json, which `generate` uses if it gets none."""
+        """Returns the settings of the model's generation_config.json, which `generate` uses by default."""
         settings: dict[str, Any] = dict(self._defaults.settings)
         if self._defaults.max_tokens is not None:
             settings["max_tokens"] = self._defaults.max_tokens

@@ -226,7 +226,7 @@ class SamplingParams:
     def check_logprobs(self, max_logprobs: int, vocab_size: int) -> SamplingParams:
         """Returns these settings with the vocabulary's size as the number of alternatives if that number is -1.
 
-        `max_logprobs`: the server's setting of that name. Raises RequestError for more alternatives than it allows.
+        `max_logprobs`: the server's setting of that name. Raises RequestError for more alternatives than that.
         """
         most = vocab_size if max_logprobs == -1 else max_logprobs
         for name in ("logprobs", "prompt_logprobs"):

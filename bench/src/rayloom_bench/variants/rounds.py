@@ -30,7 +30,7 @@ class Sample:
     """The figures of one variant in one round."""
 
     output_tok_s: float
-    communication: float  # mean fraction of wall time that a rank spends in sums, gathers and waiting for other ranks
+    communication: float  # share of wall time in sums, gathers and waits for other ranks; mean over the ranks
     others_percent: float  # share of CPU time that other processes used
 
 

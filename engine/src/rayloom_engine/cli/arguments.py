@@ -66,7 +66,7 @@ def add_model_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def model_of(args: argparse.Namespace) -> str | None:
-    """Returns the model that a command line names, by flag or position. Raises ConfigError if it names two."""
+    """Returns the model that a command line names, by flag or position. Raises ConfigError if it names two models."""
     positional: str | None = args.positional_model
     by_flag: str | None = args.model
     if positional is not None and by_flag is not None and positional != by_flag:

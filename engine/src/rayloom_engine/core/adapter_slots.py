@@ -24,10 +24,10 @@ class AdapterSlots:
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots
         self._slots: dict[bytes, int] = {}  # digest -> slot; the least recently used adapter first
-        self._num_users: Counter[bytes] = Counter()  # digest -> sequences that use it; unused adapters are left out
-        # (tenant, digest) -> the tenant's sequences that use the adapter; pairs without any are left out
+        self._num_users: Counter[bytes] = Counter()  # digest -> number of sequences that use the adapter; never 0
+        # (tenant, digest) -> number of the tenant's sequences that use the adapter; never 0
         self._num_users_of: Counter[tuple[str, bytes]] = Counter()
-        self._num_used_by: Counter[str] = Counter()  # tenant -> adapters that its sequences use
+        self._num_used_by: Counter[str] = Counter()  # tenant -> number of adapters that its sequences use
         self._broken: set[bytes] = set()  # digests of adapters in slots that the ranks could not load
         self._loads: dict[int, Adapter] = {}  # slot -> adapter that the next plan tells the ranks to load
 
@@ -122,7 +122,7 @@ class AdapterSlots:
 
 
 def _count_down(counter: Counter[_Key], key: _Key) -> None:
-    """Lowers a count by 1. Removes it if it is now 0."""
+    """Lowers the count of a key by 1. Removes the key if its count is now 0."""
     counter[key] -= 1
     if not counter[key]:
         del counter[key]

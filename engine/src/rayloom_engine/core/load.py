@@ -23,7 +23,7 @@ class TenantLoad(msgspec.Struct, frozen=True, kw_only=True):
     """The load of one tenant, that is of all clients with the same API key."""
 
     tenant: str  # name of the tenant; empty unless there are several API keys
-    # tokens to compute until each of the tenant's sequences gets its next token, without cached tokens and decodes
+    # uncomputed tokens of the tenant's running prefills and waiting sequences, without tokens found in the cache
     prefill_tokens: int = 0
 
 

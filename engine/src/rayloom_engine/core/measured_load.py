@@ -24,7 +24,7 @@ class MeasuredLoad:
 
 
 def measured_load(scheduler: Scheduler, costs: StepSeconds | None) -> MeasuredLoad:
-    """Returns the present load. `costs`: None until they are measured."""
+    """Returns the present load. `costs`: measured costs of steps; None until there are measurements."""
     config, pool = scheduler.config, scheduler.pool
     held = (pool.num_blocks - pool.num_free) * config.block_size
     most = pool.num_blocks * config.block_size
@@ -32,7 +32,7 @@ def measured_load(scheduler: Scheduler, costs: StepSeconds | None) -> MeasuredLo
         most = min(most, max(held, held * config.max_num_seqs // num_running))
     prefill_per_s = decode_per_s = 0.0
     if costs is not None:
-        # For a chunk of the whole budget, in which each token counts all positions, even masked ones, as in StepWork.
+        # For a chunk of the whole budget: as in StepWork, each token counts as attending to the whole chunk.
         prefill_per_s = 1 / (costs.token_s + costs.pair_s * config.max_num_batched_tokens)
         decode_per_s = config.max_num_seqs / costs.decode_s(config.max_num_seqs)
     return MeasuredLoad(

@@ -118,7 +118,8 @@ class Scheduler:
     def add(self, sequence: Sequence, is_resume: bool = False) -> None:
         """Adds a sequence to the waiting queue.
 
-        Raises RequestError if it can never run, and QueueFull if the queue is full. A resume never raises QueueFull.
+        Raises RequestError if the sequence can never run, and QueueFull if the queue is full. For a resume, QueueFull
+        is never raised.
         """
         longest = self.config.max_model_len
         if sequence.num_prompt_tokens == 0:
@@ -137,7 +138,7 @@ class Scheduler:
             self._waiting.check_room(sequence.tenant, self._running.num_free_slots, self.config.max_queued)
         first_choice = None if sequence.fork_of is None else self._sequences.get(sequence.fork_of)
         if first_choice is not None and sequence.prompt_ids == first_choice.prompt_ids:
-            sequence.prompt_ids = first_choice.prompt_ids  # equal prompts that are one object are compared fast
+            sequence.prompt_ids = first_choice.prompt_ids  # the same object is compared fast
         sequence.number = self._next_number
         self._next_number += 1
         self._sequences[sequence.request_id] = sequence
@@ -145,7 +146,7 @@ class Scheduler:
         self.counters.prompt_tokens += sequence.num_prompt_tokens
 
     def abort(self, request_id: str) -> bool:
-        """Removes a sequence and releases its blocks at once. If it is in flight, its result will be dropped.
+        """Removes a sequence and releases its blocks at once. A result in flight will be dropped.
 
         Returns False if the sequence is unknown or already finished.
         """
@@ -263,7 +264,7 @@ class Scheduler:
                 self._append(sequence, sampled, outputs)
         for sampled in result.sampled:
             sequence = sequences[sampled.slot]
-            if sequence.state is not SequenceState.FINISHED:  # it was not aborted meanwhile, and is not corrupt
+            if sequence.state is not SequenceState.FINISHED:  # neither aborted since the plan, nor ended above
                 self._append(sequence, sampled, outputs)
         for slot in result.dirty_slots:
             if sequences[slot].state is not SequenceState.FINISHED:

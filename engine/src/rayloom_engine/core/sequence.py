@@ -233,7 +233,7 @@ class Sequence:
         )
 
     def finish_reason(self, max_model_len: int) -> str | None:
-        """Returns why the newest token completes the sequence ("stop" or "length"), or None if it does not."""
+        """Returns why the newest token completes the sequence ("stop" or "length"); None if the sequence continues."""
         newest = self.token_ids[-1]
         num_tokens = len(self.token_ids)
         num_generated = num_tokens - self.num_prompt_tokens

@@ -24,7 +24,7 @@ class Counters:
     num_drafts: int = 0  # verified drafts
     draft_tokens: int = 0  # tokens of these drafts
     accepted_tokens: int = 0  # draft tokens that were accepted
-    mean_output_tokens: float = 0.0  # mean output tokens of the sequences that ended last; 0 before the first one ends
+    mean_output_tokens: float = 0.0  # mean output tokens of the sequences that ended last; 0 if none has ended yet
     num_outputs: int = 0  # sequences over which mean_output_tokens is computed
 
     def note_output(self, num_tokens: int) -> None:

@@ -160,7 +160,7 @@ class StepMeter:
 
 
 def _nearest(decode_only: Sequence[tuple[int, float]], num_decodes: int) -> tuple[int, float]:
-    """Returns the last entry with at most `num_decodes` decodes, or the first one if there is none."""
+    """Returns the last entry with at most `num_decodes` decodes, or the first entry if there is no such entry."""
     below = [entry for entry in decode_only if entry[0] <= num_decodes]
     return below[-1] if below else decode_only[0]
 

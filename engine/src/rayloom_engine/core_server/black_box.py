@@ -62,8 +62,8 @@ class BlackBox:
     def died(self, *, was_silent: bool = False) -> bool:
         """Counts the death of a rank or of the previous EngineCore. Returns True if fewer suspects remain.
 
-        `was_silent`: the process had shown no sign of life before it died. An outside cause may have stopped it, so no
-        sequence is blamed.
+        `was_silent`: the process had shown no sign of life before it died. An outside cause may have stopped the
+        process, so no sequence is blamed.
         """
         in_flight = self._in_flight
         suspicion = self.suspicion

@@ -101,5 +101,5 @@ class FrontSocket:
     def _end(self) -> None:
         self._is_closed = True
         self._unsent.clear()
-        with contextlib.suppress(OSError):  # the peer may have ended it already
+        with contextlib.suppress(OSError):  # the peer may have ended the connection already
             self._socket.shutdown(socket.SHUT_RDWR)

@@ -308,5 +308,5 @@ def _request_id(connection: int, attempt: int, sequence_id: str) -> str:
 
 
 def _sequence_id(request_id: str) -> str:
-    """The front's name of a sequence. It is random, so two sequences never share it, even after a core restart."""
+    """The front's name of a sequence. It is random, so no two sequences have the same, even after a restart."""
     return request_id.partition("/")[2]

@@ -23,7 +23,7 @@ from rayloom_engine.common.process import (
 )
 
 if __name__ == "__main__" and (sender := sender_of(sys.argv[1:])) is not None:
-    die_with_parent(sender)  # called before the other imports, because the sender may be killed during that second
+    die_with_parent(sender)  # called before the other imports: they take a second, in which the sender may be killed
 
 import argparse
 import faulthandler

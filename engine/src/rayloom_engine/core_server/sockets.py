@@ -147,7 +147,7 @@ class CoreIo:
         self._thread = threading.Thread(target=self._run, name="core-io", daemon=True)
 
     def start(self) -> None:
-        """Starts the thread and returns once it listens. If it cannot listen, it logs an error and ends the process."""
+        """Starts the thread and returns once it listens. If it cannot listen, the thread ends the process."""
         self._thread.start()
         self._listening.wait()
 

@@ -1,4 +1,4 @@
-"""Threads in which llguidance reads grammars: it recurses along chains of rules, which needs a large stack."""
+"""Threads in which llguidance reads grammars: its recursion along chains of rules needs a large stack."""
 
 from __future__ import annotations
 

@@ -34,7 +34,8 @@ _RULE = re.compile(
 _LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/(?:[^/\\\n]|\\.)+/')
 _EMBEDDED = re.compile(r"%json\s*(?=\{)")
 _MERGES = ("allOf", "anyOf", "oneOf")  # lists of schemas
-# Beside one of these keywords, the schemas of `$ref` and of _MERGES are merged. Beside a description they are not.
+# Beside one of these keywords, the schemas of `$ref` and of _MERGES are merged. Beside a description, these schemas are
+# not merged.
 _CONSTRAINTS = ("$ref", *_MERGES, "type", "properties", "patternProperties", "additionalProperties", "required")
 
 

@@ -57,7 +57,7 @@ def prefill_curves(result: PeersResult) -> tuple[Curve, ...]:
 
 
 def decode_limit_tok_s(batch: int, cost: ModelCost, rates: MachineRates) -> float:
-    """Upper bound: bandwidth limits small batches, and FLOP/s large ones."""
+    """Upper bound: bandwidth limits small batches, and FLOP/s limit large batches."""
     return batch / step_s(batch, cost, rates)
 
 

@@ -21,7 +21,7 @@ class StepBuilder:
     max_decodes: int  # limit of sequences that decode (compute one token) in this step
     share: int | None = None  # limit of prompt tokens of one tenant; None = no limit
     prompt_time: PromptTime | None = None  # limits the prompt tokens of all tenants; None = no limit
-    # True if a prompt that could end in this step shall end in the next one (backlog.py)
+    # True if a prompt that could end in this step shall end in the next step (backlog.py)
     leaves_last_tokens: bool = False
     num_tokens: dict[Sequence, int] = field(default_factory=dict)  # scheduled sequence -> tokens to compute
     copies: dict[Sequence, tuple[int, int]] = field(default_factory=dict)  # sequence -> (from, to) block ids

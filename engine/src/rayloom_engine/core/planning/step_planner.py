@@ -142,7 +142,7 @@ class StepPlanner:
             if builder.budget == 0:
                 break
             if sequence.state is not SequenceState.RUNNING:
-                continue  # an earlier sequence of this loop has preempted it
+                continue  # it was preempted for an earlier sequence of this loop
             lack = len(sequence.token_ids) - sequence.num_computed
             if lack <= 1 and sequence.num_computed < len(sequence.block_ids) * self._config.block_size:
                 builder.take(sequence, 1, is_prompt=False)  # the usual decode: the last block has room
@@ -178,7 +178,7 @@ class StepPlanner:
                     builder.take(sequence, num, is_prompt=True)
 
     def _victim(self, sequence: Sequence) -> Sequence | None:
-        """Returns the sequence to preempt for `sequence`: the one with the highest rank, possibly `sequence` itself.
+        """Returns the sequence to preempt for `sequence`: that with the highest rank, possibly `sequence` itself.
 
         Returns None if `sequence` must wait for sequences in flight. These cannot be preempted: plans write to their
         blocks, and their sampled tokens would be lost.

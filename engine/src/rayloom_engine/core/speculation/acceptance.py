@@ -30,7 +30,7 @@ class Acceptance:
     """The acceptance of one sequence's drafts."""
 
     def __init__(self) -> None:
-        self.rate = _FIRST_RATE  # share of draft tokens that are accepted if the draft tokens before them are
+        self.rate = _FIRST_RATE  # share of draft tokens that are accepted after all draft tokens before them were
         self._pause = _FIRST_PAUSE
         self._resume_at: int | None = None  # number of tokens at which drafts are tried again; None: no pause
 
@@ -61,7 +61,7 @@ class Acceptance:
 
 
 def worthwhile(rate: float, cost: float, most: int) -> int:
-    """Returns the largest number of draft tokens, at most `most`, of which the last one is worth its cost."""
+    """Returns the largest number of draft tokens, at most `most`, whose last token is worth its cost."""
     if rate <= cost:
         return 0
     if cost <= 0:

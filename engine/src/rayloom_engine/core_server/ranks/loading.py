@@ -21,7 +21,7 @@ class Loading:
     """Watches all ranks until they have loaded their weights.
 
     At the first start no rank counts as late: a rank may wait for a node with room, or download for hours. The status
-    tells the user why it waits. In a rebuild, all ranks had loaded before.
+    tells the user why a rank waits. In a rebuild, all ranks had loaded before.
     """
 
     def __init__(self, world_size: int, now: float, *, is_rebuild: bool, missing_s: float, stuck_s: float) -> None:

@@ -1,8 +1,8 @@
 """RankPool: the workers ("ranks") that are connected to the EngineCore's rank port.
 
-A rank opens two connections: "control" for its heartbeats (beats), and "steps" for orders and replies. It is attached
-once both exist. One thread accepts connections, one thread for each control connection reads beats, and the
-EngineCore's main thread does the rest.
+A rank opens two connections: "control" for its heartbeats (beats), and "steps" for orders and replies. The rank is
+attached once both connections exist. One thread accepts connections, one thread for each control connection reads
+beats, and the EngineCore's main thread does the rest.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""RemoteExecutor: runs plans on the attached ranks. All ranks get a plan; the last stage's first rank answers it."""
+"""RemoteExecutor: runs plans on the attached ranks. All ranks get each plan; the last stage's first rank answers."""
 
 from __future__ import annotations
 

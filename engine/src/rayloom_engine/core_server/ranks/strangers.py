@@ -37,7 +37,7 @@ class Strangers:
         self._hosts: dict[socket.socket, str] = {}  # oldest first
 
     def admit(self, connection: socket.socket, host: str) -> None:
-        """Adds a new connection. If this exceeds a limit, disconnects an older one."""
+        """Adds a new connection. If this exceeds a limit, disconnects an older connection."""
         with self._lock:
             self._hosts[connection] = host
             index = crowded_out(list(self._hosts.values()))

@@ -1,4 +1,4 @@
-"""Reads the times between which a certificate is valid. Python's ssl module has them only for a peer's certificate."""
+"""Reads the times between which a certificate is valid. Python's ssl module tells only those of a peer."""
 
 from __future__ import annotations
 
