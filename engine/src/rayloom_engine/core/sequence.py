@@ -37,7 +37,7 @@ class Origin:
     cache_key: bytes = b""  # only sequences with the same key share cached blocks
 
 
-NO_ORIGIN = Origin()  # origin on a server without API keys, and of the engine's own probes
+NO_ORIGIN = Origin()  # origin of all sequences on a server without API keys, and of the engine's own probes
 
 
 class Sequence:

@@ -52,7 +52,7 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     step_token_counts: tuple[int, ...] = (0,) * (len(STEP_TOKEN_BOUNDS) + 1)  # steps by bucket, not cumulative
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0
-    host_seconds: float = 0.0  # scheduling, input preparation and update
+    host_seconds: float = 0.0  # seconds of scheduling, input preparation and update
     # The fields of MeasuredLoad (core/measured_load.py).
     queued_tokens: int = 0
     running_tokens: int = 0

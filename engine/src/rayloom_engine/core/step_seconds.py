@@ -1,6 +1,7 @@
 """StepSeconds: how long the parts of a step take, as StepMeter has measured in earlier steps.
 
-    seconds of a step = decode_s(number of decodes) + for each token of a prompt: token_s + pair_s x positions it sees
+    seconds of a step = decode_s(number of decodes) + for each token of a prompt: token_s + pair_s x number of positions
+    that it sees
 
 A decode is a sequence with one token in the step. The costs of a prompt's tokens are proportional to their
 floating-point operations (StepWork), so one measured number, the seconds per operation, gives token_s and pair_s. An

@@ -97,7 +97,7 @@ class RecoveryLimits:
 
 
 class RecoveryMachine:
-    """The state machine above, run by the EngineCore's main thread."""
+    """The state machine of this module's docstring, run by the EngineCore's main thread."""
 
     def __init__(self, context: CoreContext, pool: RankPool, model: FoundModel, epoch: int) -> None:
         """`epoch`: the epoch of the first assembly. Later assemblies draw new epochs."""

@@ -74,7 +74,7 @@ class Matcher:
             raise GrammarFault(f"{num_tokens} tokens cannot be taken back")
 
     def fill(self, mask: Mask) -> None:
-        """Writes the allowed tokens to `mask`. An end token is allowed exactly if the answer may end here.
+        """Writes the allowed tokens to `mask`. An end token is allowed if and only if the answer may end here.
 
         Raises GrammarFault if the grammar is too complex, or allows no token.
         """

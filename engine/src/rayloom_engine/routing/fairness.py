@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldRequest:
-    """A request that waits outside of every engine."""
+    """A request that waits at the gateway until an engine accepts it."""
 
     request_id: str
     tenant: str = ""

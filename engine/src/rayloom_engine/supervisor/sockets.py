@@ -22,7 +22,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 def bind_sockets(config: EngineConfig) -> tuple[socket.socket, socket.socket]:
     """Returns the listening API and admin sockets.
 
-    Raises ConfigError if a port is taken, or if other machines can reach the admin port and it needs no token.
+    Raises ConfigError if a port is taken, or if other machines can reach the admin port although it needs no token.
     """
     if config.admin_host not in _LOOPBACK and config.admin_token_file is None:
         raise ConfigError(

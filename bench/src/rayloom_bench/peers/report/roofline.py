@@ -22,7 +22,7 @@ class Curve:
 
 
 def is_decode(workload: Workload) -> bool:
-    """True for a workload of the decode sweep, False for one of the prefill sweep, whose answers are one token."""
+    """True for workloads of the decode sweep, False for those of the prefill sweep, whose answers have one token."""
     return workload.num_output > 1
 
 

@@ -10,8 +10,8 @@ from rayloom_engine.core.planning.prompt_time import PromptTime
 from rayloom_engine.core.sequence import KnownPrompt, Sequence
 from rayloom_engine.core.step import SlotStep, StepPlan
 
-# Smallest token budget of a plan when several are in flight. A stage needs almost as long for fewer tokens, because it
-# reads all of its weights in every step.
+# Smallest token budget of a plan when several plans are in flight. A stage needs almost as long for fewer tokens,
+# because it reads all of its weights in every step.
 _LEAST_SHARE = 64
 
 

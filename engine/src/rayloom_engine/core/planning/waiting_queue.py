@@ -110,9 +110,9 @@ class WaitingQueue:
 def has_room(num_own: int, num_waiting: int, num_free_slots: int, max_queued: int) -> bool:
     """True if a tenant that has `num_own` of the `num_waiting` waiting sequences may queue one more.
 
-    The tenant may if the queue has more free places than the tenant occupies. So a single tenant can fill half of the
-    queue. When k tenants send endlessly, max_queued / 2**k places (rounded down) remain for the others. Sequences that
-    fit the free slots are not counted, because they run in the next step.
+    A tenant may queue a sequence if the queue has more free places than this tenant occupies. So a single tenant can
+    fill half of the queue. When k tenants send endlessly, max_queued / 2**k places (rounded down) remain for the
+    others. Sequences that fit the free slots are not counted, because they run in the next step.
     """
     num_free = max_queued - max(0, num_waiting - num_free_slots)
     return max(0, num_own - num_free_slots) < num_free

@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-# The most tokens that one call of `read` adds: a long prompt is read in several steps, each at most 2 ms longer.
+# The most tokens that one call of `read` adds: a long prompt is read over several steps, to delay each by at most 2 ms.
 MAX_READ = 4096
 # The most earlier occurrences that one search compares. In tables and code, an n-gram may occur very often.
 _MAX_CANDIDATES = 32
@@ -89,7 +89,7 @@ class NgramIndex:
         return found
 
     def _num_equal(self, token_ids: Sequence[int], position: int, newest: int) -> int:
-        """Returns how many tokens up to `position` equal those up to `newest`, at most `max_size`."""
+        """Returns how many tokens, backwards from `position` and `newest`, are equal in a row; at most `max_size`."""
         most = min(self._max_size, position + 1)
         size = 0
         while size < most and token_ids[position - size] == token_ids[newest - size]:

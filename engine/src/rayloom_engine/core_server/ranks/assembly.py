@@ -96,7 +96,7 @@ def _wait_until_loaded(pool: RankPool, deadline: float, progress: Progress, is_r
         missing_s=_MISSING_SECONDS,
         stuck_s=_STUCK_SECONDS,
     )
-    shown: set[str] = set()  # phases
+    shown: set[str] = set()  # names of the phases that were reported
     while True:
         pool.take_arrivals()
         ranks = sorted(pool.attached.values(), key=lambda rank: rank.rank)
@@ -138,7 +138,7 @@ def _take_loaded(pool: RankPool, is_rebuild: bool) -> None:
 
 
 def _check_arithmetic(loaded: list[Loaded], is_rebuild: bool) -> None:
-    """Raises ConfigError, in a rebuild RankLost, if two ranks would send each other tensors of different types."""
+    """Raises ConfigError (in a rebuild RankLost) if two ranks would send each other tensors of different types."""
     number = _first_misfit([rank.hidden_dtype for rank in loaded])
     if number is not None:
         own, its = loaded[0], loaded[number]

@@ -51,7 +51,7 @@ class RemoteExecutor:
         self._check_all_there()
 
     def _check_all_there(self) -> None:
-        """Raises RankLost if a rank has connected again, because it has lost its slots and its KV cache."""
+        """Raises RankLost if a rank has connected again, because such a rank has lost its slots and KV cache."""
         arrived = self._pool.take_arrivals()
         if arrived:
             raise RankLost(arrived[0], "it was started again, or lost its connection for a moment", is_alive=True)

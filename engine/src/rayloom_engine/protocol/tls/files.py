@@ -22,7 +22,7 @@ class TlsFiles:
     """The files of a server or of a client. For one thread."""
 
     def __init__(self, paths: TlsPaths, *, is_server: bool) -> None:
-        """Raises ConfigError that names the file which cannot be used."""
+        """Reads the files. Raises ConfigError that names a file which cannot be used."""
         self._paths = paths
         self._is_server = is_server
         self._stamps = self._current_stamps()
