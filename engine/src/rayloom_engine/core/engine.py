@@ -104,8 +104,8 @@ class Engine:
     def add(self, sequence: Sequence, is_resume: bool = False) -> SequenceOutput | None:
         """Queues a sequence. Raises RequestError or QueueFull.
 
-        If the sequence is complete already, because its front has resumed it after the last token, the sequence is not
-        queued and its last output is returned. Otherwise returns None.
+        If the sequence is complete already, because its front has resumed it after the last token, does not queue it
+        but returns its last output. Otherwise returns None.
         """
         reason = sequence.finish_reason(self.scheduler.config.max_model_len) if sequence.num_generated else None
         if reason is not None:

@@ -1,7 +1,6 @@
 """StepSeconds: how long the parts of a step take, as StepMeter has measured in earlier steps.
 
-    seconds of a step = decode_s(number of decodes) + for each token of a prompt: token_s + pair_s x number of positions
-    that it sees
+    seconds of a step = decode_s(number of decodes) + for each token of a prompt: token_s + pair_s x positions it sees
 
 A decode is a sequence with one token in the step. The costs of a prompt's tokens are proportional to their
 floating-point operations (StepWork), so one measured number, the seconds per operation, gives token_s and pair_s. An
@@ -128,7 +127,7 @@ class StepMeter:
         length = num_decodes.bit_length()
         num_mixed = self._num_mixed[length] = self._num_mixed.get(length, 0) + 1
         nearest, decode_s = _nearest(sorted(self._decode_only.values()), num_decodes)
-        # operations of the decodes that this step has more than the measured step
+        # operations of the decodes by which this step exceeds the measured step
         more_flops = max(0, num_decodes - nearest) * self._work.flops_per_token
         all_decodes_s = decode_s + more_flops * self._flop_s
         prompts_s = flops * self._flop_s

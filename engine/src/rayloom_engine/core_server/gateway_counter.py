@@ -1,7 +1,7 @@
 """GatewayCounter: counts the requests of gateways, whose results the engine's own front does not see.
 
 A request counts as finished when its last token is sampled, when a gateway has found a stop string in its text, or when
-the engine ends it because of an error of its own. Three kinds of requests do not count: refused requests, requests that
+an error of the engine ends it. Three kinds of requests do not count: refused requests, requests that
 move to another engine, and requests whose client or gateway has disconnected. For each prompt only the first choice
 counts.
 """

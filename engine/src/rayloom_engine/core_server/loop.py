@@ -172,7 +172,7 @@ class Core:
         scheduler.restrict(frozenset(only) if trial else None)
 
     def _note(self) -> None:
-        """Records the positions in flight in the black box, and sets after how long without progress a plan is hung.
+        """Records the positions in flight in the black box, and sets `patience_s` for these plans.
 
         A sequence that waits for its grammar counts as in flight, because the rank builds the grammar meanwhile.
         """

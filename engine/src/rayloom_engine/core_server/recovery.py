@@ -86,8 +86,8 @@ class RecoveryLimits:
         """Counts a death while SERVING. Returns the reason for giving up, or an empty string to continue.
 
         `is_narrower`: the death left fewer suspects. Such a death does not count in the budget, because the number of
-        suspects already limits the number of such deaths. The back-off that the budget returns is not waited for: it is
-        for ranks that fail during their start.
+        suspects already limits the number of such deaths. The budget's back-off is not applied, because it is for
+        ranks that fail during their start.
         """
         if self.is_job:
             return "start the job again"

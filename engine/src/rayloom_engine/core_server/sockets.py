@@ -87,7 +87,7 @@ class Inbox:
         return taken
 
     def wait(self, seconds: float, at_most: float) -> bool:
-        """Waits for an entry. Returns True as soon as there is one, False after `seconds` or `at_most`, the shorter."""
+        """Waits for an entry, for the lesser of both times. Returns True as soon as there is an entry, else False."""
         return self.event.wait(min(seconds, at_most))
 
 

@@ -102,7 +102,7 @@ class EngineEstimate:
             self._num_decodes = max(0, self._num_decodes - 1)  # the last report may be newer than this decode's end
 
     def refused(self, sequence_id: str) -> None:
-        """Forgets a sequence that the engine has refused. Its blocks no longer count as cached."""
+        """Forgets a sequence that the engine has refused, and its blocks, which the engine will not cache."""
         sent = self._sent.get(sequence_id)
         if sent is not None:
             self._forget_expected(sent.blocks)

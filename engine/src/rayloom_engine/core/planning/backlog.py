@@ -18,7 +18,7 @@ _SHARE = 0.7
 # Several prompts may make a step with decodes at most this many times as long as a step of decodes alone that has one
 # more decode for each of these prompts.
 _PACE = 2.2
-# A single prompt gets as much time in a step as several prompts if at most this many steps then suffice for it.
+# A single prompt gets as much time in a step as several prompts if this many such steps can compute all of it.
 _FEW_STEPS = 4
 
 

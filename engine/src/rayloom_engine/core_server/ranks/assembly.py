@@ -119,7 +119,7 @@ def _wait_until_loaded(pool: RankPool, deadline: float, progress: Progress, is_r
 
 
 def _check_time(pool: RankPool, deadline: float, attached: list[int], loaded: set[int]) -> None:
-    """After the deadline, raises RankLost for the first unconnected rank; if there is none, for an unloaded rank."""
+    """After the deadline, raises RankLost for the first unconnected rank; if there is none, the first unloaded rank."""
     if time.monotonic() > deadline:
         late = [number for number in range(pool.world_size) if number not in attached]
         late = late or [number for number in attached if number not in loaded]

@@ -1,4 +1,4 @@
-"""Reads the times between which a certificate is valid. Python's ssl module tells only those of a peer."""
+"""Reads the validity times of a certificate. Python's ssl module returns them only for a peer's certificate."""
 
 from __future__ import annotations
 
