@@ -16,8 +16,8 @@ When blocks run out, the newest, least urgent running sequence is preempted: its
 Tenants (waiting_queue.py) share slots, blocks and prompt tokens. The rank of a running sequence is the number of
 running sequences of the same tenant that come before it. Part 1 admits a waiting sequence if a running sequence of
 another tenant has a higher rank than the waiting sequence will have. If there is no room, the running sequence with the
-highest rank is preempted. Each such exchange makes the tenants' numbers of running sequences more equal, so it is never
-reversed. With one tenant, part 1 does nothing.
+highest rank is preempted. Each such exchange makes the tenants' numbers of running sequences more equal, so no exchange
+is ever reversed. With one tenant, part 1 does nothing.
 
 Up to `depth` plans are in flight, one for each pipeline stage. Ranks run plans in order, so a plan may depend on
 earlier plans: it may compute the next chunk of a prompt, read blocks that are still being written (fork, prefix hit),
@@ -34,7 +34,7 @@ A sequence with a LoRA adapter runs only while the adapter is in one of the rank
 all slots are used by other adapters, the sequence waits, and other sequences may overtake it (planning/overtaking.py).
 
 With `speculation`, a step of decodes also computes drafts: guesses of the tokens after the newest token. The ranks
-sample at every position of a draft, and the result has the guesses before the first wrong guess, and one token more.
+sample at every position of a draft, and the result has the guesses before the first wrong guess, and one more token.
 Until the result arrives, the draft is in flight (`Sequence.num_drafts`): its tokens count neither as known nor as
 computed.
 

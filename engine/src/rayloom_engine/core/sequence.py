@@ -86,7 +86,7 @@ class Sequence:
         self.drafter: Drafter | None = None
         self.last_turn = (0, 0)  # (id of the last step with this sequence, its index in that step)
         self.num_overtakers = 0  # sequences that overtook this sequence while it waited for blocks or an adapter slot
-        self.num_overtaking_tokens = 0  # tokens of these sequences
+        self.num_overtaking_tokens = 0  # tokens of the sequences that num_overtakers counts
         self.block_ids: list[int] = []  # KV blocks in order of position; those before index `first_block` are released
         self.first_block = 0  # index in block_ids; no later token attends to an earlier block (sliding window)
         self.num_proven = 0  # leading tokens with proven KV: finite logits were computed from this KV
@@ -156,7 +156,7 @@ class Sequence:
 
     @property
     def order(self) -> tuple[int, float, int]:
-        """Sort key: lower runs first. First come, first served within a priority."""
+        """Sort key: the lowest value runs first. First come, first served within a priority."""
         return (self.priority, self.arrival, self.number)
 
     def hashes(self, num_blocks: int, block_size: int, first: int = 0) -> list[bytes]:

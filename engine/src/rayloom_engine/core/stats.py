@@ -22,7 +22,7 @@ class Counters:
     generation_tokens: int = 0
     num_corrupt: int = 0  # sequences that ended because their logits were not finite
     num_drafts: int = 0  # verified drafts
-    draft_tokens: int = 0  # tokens of these drafts
+    draft_tokens: int = 0  # tokens of the verified drafts
     accepted_tokens: int = 0  # draft tokens that were accepted
     mean_output_tokens: float = 0.0  # mean output tokens of the sequences that ended last; 0 if none has ended yet
     num_outputs: int = 0  # sequences over which mean_output_tokens is computed
@@ -45,7 +45,7 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     generation_tokens: int = 0  # sampled tokens
     num_corrupt: int = 0  # sequences that ended because their logits were not finite
     num_drafts: int = 0  # verified drafts
-    draft_tokens: int = 0  # tokens of these drafts
+    draft_tokens: int = 0  # tokens of the verified drafts
     accepted_tokens: int = 0  # draft tokens that were accepted
     num_steps: int = 0
     step_tokens: int = 0  # tokens computed in all steps

@@ -18,7 +18,7 @@ _FIRST_RATE = 0.5
 # within a sentence.
 _WEIGHT = 0.2
 _MOST_RATE = 0.99
-# Generated tokens without drafts before drafts are tried again.
+# If no draft is worth its cost, the sequence generates this many tokens before drafts are tried again.
 _FIRST_PAUSE = 32
 _MOST_PAUSE = 1024
 # When drafts are tried again, the rate is raised to this many times the cost, so that one rejected token does not stop
