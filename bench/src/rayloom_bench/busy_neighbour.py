@@ -21,7 +21,7 @@ while os.getppid() == parent:
 
 @contextmanager
 def busy_neighbour() -> Iterator[psutil.Process]:
-    """Yields a process that computes without a pause, at this process's priority and on its cores, until the end."""
+    """Yields a process that computes without a pause, at this process's priority and on its cores, inside the block."""
     process = subprocess.Popen([sys.executable, "-S", "-E", "-c", SPIN], stdin=subprocess.DEVNULL)
     try:
         yield psutil.Process(process.pid)

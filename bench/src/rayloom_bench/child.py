@@ -21,8 +21,8 @@ def run_child(
 ) -> dict[str, Any]:
     """Runs `python -m module` with the job on its stdin; returns the object of its `{"result": ...}` line.
 
-    Lines `{"progress": N}` are passed to `on_progress`. The process has ended when this function returns or raises.
-    Raises ChildFailed if it ends without a result.
+    For each line `{"progress": N}`, calls `on_progress` with N. The process has ended when this function returns or
+    raises. Raises ChildFailed if it ends without a result.
     """
     # The thread pools of torch read these variables once, when torch is imported.
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}

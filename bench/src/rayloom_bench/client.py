@@ -18,7 +18,7 @@ from rayloom_bench.workload import LONG_ARRAY, Workload
 
 Prompt = tuple[int, ...] | str
 
-SILENCE_S = 600  # seconds without a byte after which a stream has failed; a slow prefill takes far less
+SILENCE_S = 600  # seconds without a byte after which a stream counts as failed; a slow prefill takes far less
 
 FIRST_TOKEN_QUESTION = "What is the capital of France? Answer in one sentence."
 
@@ -39,14 +39,14 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
-    ignores_eos: bool = True  # False leaves ignore_eos and min_tokens out, for servers that refuse them
+    ignores_eos: bool = True  # False: requests have no ignore_eos and min_tokens, for servers that refuse these fields
     # fields that are added to every body, for one kind of server
     extra_fields: Mapping[str, object] = field(default_factory=dict)
     reuses_connections: bool = True  # False for servers that may close a connection after an answer
 
 
 class BadAnswer(ValueError):
-    """The server's answer is not as requested; the message has the difference."""
+    """The server's answer is not as requested. The message states the difference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +207,7 @@ async def read_stream(client: aiohttp.ClientSession, url: str, body: bytes | Map
 
 
 def _checked(index: int, prompt: Prompt, num_output: int, stream: ReadStream) -> RequestRecord:
-    """The record of a stream. Raises BadAnswer unless its token counts are the requested ones."""
+    """The record of a stream. Raises BadAnswer unless the stream has the requested token counts."""
     usage = stream.usage
     if usage is None:
         raise BadAnswer("no usage in the stream, though stream_options.include_usage was set")

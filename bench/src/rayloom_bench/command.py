@@ -53,7 +53,7 @@ SUBCOMMANDS = {
 def add_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Adds flags and the function `run` to the engine's parser of the `bench` command.
 
-    `arguments` are those after the command's name. A subcommand in them gets its own flags instead.
+    `arguments`: those after the command's name. If they begin with a subcommand, adds the subcommand's flags instead.
     """
     if arguments and arguments[0] in SUBCOMMANDS:
         module = importlib.import_module(f"rayloom_bench.{SUBCOMMANDS[arguments[0]]}")
@@ -103,7 +103,10 @@ def add_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures and prints. Returns 0, or 1 if something failed. Raises ConfigError or ModelError."""
+    """Measures and prints. Returns 1 if a request, a peer or a server failed, else 0.
+
+    Raises ConfigError or ModelError.
+    """
     settings = parse_settings(args)
     api_key = os.environ.get(args.api_key_env) if settings.url is not None else None
     previous = signal.signal(signal.SIGTERM, exit_in_order)

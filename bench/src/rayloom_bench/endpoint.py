@@ -26,7 +26,7 @@ class Endpoint:
 
 
 def base_url(url: str) -> str:
-    """The server's address without a trailing `/v1`. Raises ConfigError unless it is an http or https URL."""
+    """The server's address without a trailing `/v1`. Raises ConfigError if `url` is no http or https URL."""
     if not url.startswith(("http://", "https://")):
         raise ConfigError(
             f"--url: {url!r} given; it must start with http:// or https://, such as http://127.0.0.1:8000"

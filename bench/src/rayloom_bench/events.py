@@ -44,7 +44,7 @@ class StreamEvent(msgspec.Struct, frozen=True):
 
     @property
     def has_new_token(self) -> bool:
-        """True if the chunk holds a token: a completion chunk even without text, a chat delta only with text."""
+        """True if the chunk has a token: a chat delta with text, or a completion with text or without finish reason."""
         for choice in self.choices:
             if choice.delta is not None:
                 if choice.delta.content:

@@ -15,8 +15,8 @@ class RequestRecord:
     num_prompt: int
     num_output: int
     start_s: float
-    arrivals_s: tuple[float, ...]  # when new tokens arrived; several tokens may arrive together
-    last_s: float  # when the last token had arrived
+    arrivals_s: tuple[float, ...]  # times at which new tokens arrived; several tokens may arrive together
+    last_s: float  # time at which the last token had arrived
     end_s: float
 
     @property

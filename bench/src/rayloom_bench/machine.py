@@ -47,7 +47,7 @@ def others_percent(before: CpuClock, after: CpuClock, num_cores: int) -> float:
 
 
 def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The system's name of the processor, or its architecture if the system has no name."""
+    """The name that the system gives the processor, or the architecture if the system gives no name."""
     if cpuinfo.exists():
         for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
             key, _, value = line.partition(":")

@@ -73,7 +73,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the parts. Returns 0, or 1 if one failed. Raises ConfigError for a wrong flag."""
+    """Runs the parts. Returns 0, or 1 if a part failed. Raises ConfigError for a wrong flag."""
     parts = parse_parts(args.parts)
     if not args.page.absolute().parent.is_dir():
         raise ConfigError(f"--page: the folder {args.page.absolute().parent} does not exist; make it first")

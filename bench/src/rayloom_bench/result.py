@@ -34,7 +34,7 @@ class StartUp:
 class Memory:
     """Proportional set size of all processes of the server."""
 
-    after: str  # name of the workload after which it was read
+    after: str  # name of the workload after which the memory was read
     pss_bytes: Mapping[str, int]  # process -> bytes
 
     @property
@@ -57,7 +57,7 @@ class RunResult:
 
     about: dict[str, object]  # processor, versions, seed, settings
     workloads: tuple[Workload, ...]
-    ours: str = ""  # name of the engine with which others are compared
+    ours: str = ""  # name of the engine with which the other engines are compared
     measured: dict[str, list[Measured]] = field(default_factory=dict)  # workload name -> engines, in order of running
     failures: list[Failure] = field(default_factory=list)
     peers: dict[str, Peer] = field(default_factory=dict)  # engine -> its figures

@@ -46,7 +46,7 @@ MakePrompts = Callable[[Workload, Purpose], Sequence[Prompt]]
 
 
 def measure(settings: BenchSettings, api_key: str | None, *, log: Log) -> RunResult:
-    """Does the whole run. The result holds failed requests and peers. Raises EngineError for all other failures."""
+    """Does the whole run. Failed requests and peers are in the result. Raises EngineError for all other failures."""
     busy = busy_percent()
     result = RunResult(
         about={
@@ -88,7 +88,7 @@ def _measure_own_engine(settings: BenchSettings, result: RunResult, log: Log) ->
         flags += ["--revision", settings.revision]
     if settings.served_model_name is not None:
         flags += ["--served-model-name", settings.served_model_name]
-    # Label and cost in the result are for dense weights. By default a GGUF file's weights would stay quantised.
+    # The result's label and cost are for dense weights, but by default a GGUF file's weights would stay quantised.
     flags += ["--quantization", "none", *settings.serve_flags]
 
     log("first start of rayloom-engine serve (converts the model if it is not converted yet)")
@@ -189,7 +189,7 @@ def _measure_transformers(settings: BenchSettings, dtype: str, result: RunResult
                 on_progress=lambda done: bar.update(done - bar.n),
             )
     except ChildFailed as error:
-        # The figures of the server are printed nevertheless.
+        # A failed peer does not end the run: the figures of the server are still printed.
         result.failures.append(Failure(name=engine, reason=str(error)))
         return
     _note_others(result, engine, before)
@@ -200,7 +200,7 @@ def _measure_transformers(settings: BenchSettings, dtype: str, result: RunResult
 
 
 def _note_others(result: RunResult, engine: str, before: CpuClock) -> None:
-    """Records the CPU time of other processes. Call it after the engine has ended, or its processes count as others."""
+    """Records the CPU time of other processes. Call it after the engine has ended, else it counts as other."""
     result.others_percent[engine] = others_percent(before, CpuClock.read(), psutil.cpu_count() or 1)
 
 

@@ -20,7 +20,7 @@ from rayloom_bench.endpoint import Endpoint, EndpointError, call_json, first_mod
 from rayloom_engine.errors import EngineError
 from rayloom_engine.status import EngineStatus
 
-READY_POLL_S = 0.02  # seconds between checks; on average, a measured start is longer by half of this
+READY_POLL_S = 0.02  # seconds between checks; a measured start is too long by half of this on average
 STOP_S = 15  # seconds after which a server is killed; an idle server stops in less than a second
 LOG_LINES_SHOWN = 30
 
@@ -227,7 +227,7 @@ def free_ports(count: int) -> tuple[int, ...]:
 
 
 def _role(process: psutil.Process) -> str:
-    """The module that Python runs, such as `rayloom_engine.front`; for other processes and forked ranks the name."""
+    """The module that Python runs, such as `rayloom_engine.front`; for other processes and forked ranks their name."""
     arguments = process.cmdline()
     is_python = bool(arguments) and Path(arguments[0]).name.startswith("python")
     if is_python and "-m" in arguments[:-1] and not process.name().startswith("rank"):

@@ -38,7 +38,7 @@ def text_of(num_tokens: int, rng: random.Random, count_tokens: CountTokens | Non
     """Random words of about `num_tokens` tokens, each after a blank."""
     words = rng.choices(WORDS, k=num_tokens)
     for _ in range(MAX_CORRECTIONS if count_tokens and words else 0):
-        assert count_tokens is not None  # for mypy: without it, the loop does not run
+        assert count_tokens is not None  # for mypy: without `count_tokens`, the loop does not run
         surplus = count_tokens("".join(f" {word}" for word in words)) - num_tokens
         if surplus == 0:
             break

@@ -18,7 +18,7 @@ from rayloom_bench.workload import Workload
 
 @dataclass(slots=True, kw_only=True)
 class TimedStream:
-    """The tokens that arrived within `seconds`: those of ended answers, and the first tokens of the last answer."""
+    """The tokens that arrived within `seconds`: those of complete answers, and those of the last, incomplete answer."""
 
     seconds: float
     num_tokens: int = 0
@@ -58,7 +58,7 @@ async def _until_time_is_over(
                 for body in bodies:
                     await _count_answer(client, f"{endpoint.base_url}/v1/completions", body, workload, found)
     except TimeoutError:
-        # Timers of the event loop may fire a little early, so the clock does not show which time-out has fired.
+        # `limit` itself tells whether its time is over: the clock does not, because timers may fire a little early.
         if not limit.expired():
             raise  # the connection failed; the time is not over
 
@@ -66,7 +66,7 @@ async def _until_time_is_over(
 async def _count_answer(
     client: aiohttp.ClientSession, url: str, body: bytes, workload: Workload, found: TimedStream
 ) -> None:
-    """Adds each token as it arrives. At the end the server's own count replaces that of the events."""
+    """Counts each token as it arrives. At the end of the answer, the server's own count replaces this count."""
     num_before = found.num_tokens
     splitter = EventSplitter()
     async with client.post(url, data=body) as response:

@@ -26,7 +26,7 @@ class Workload:
 
     name: str
     num_requests: int
-    concurrency: int  # when a request finishes, the next is sent at once
+    concurrency: int  # number of requests at a time: when a request finishes, the next request is sent at once
     num_shared: int = 0  # length of the prefix that all prompts share
     num_own: int
     num_output: int
@@ -48,7 +48,7 @@ class Workload:
         return f"{self.num_requests} {noun}, {pace}, {prompt} in / {self.num_output} out{sampling}{form}"
 
     def scaled(self, scale: float) -> Workload:
-        """The workload with fewer requests, rounded up to a whole batch, so that concurrency and lengths stay."""
+        """The workload with fewer requests, rounded up to whole batches. Concurrency and lengths stay the same."""
         num_batches = max(1, math.ceil(self.num_requests * scale / self.concurrency))
         return dataclasses.replace(self, num_requests=min(self.num_requests, num_batches * self.concurrency))
 

@@ -1,4 +1,4 @@
-"""`rayloom-engine` and `python -m rayloom_engine`."""
+"""The entry of `rayloom-engine` and of `python -m rayloom_engine`."""
 
 from __future__ import annotations
 

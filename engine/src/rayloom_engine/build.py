@@ -1,4 +1,4 @@
-"""Builds an engine for a config from a rank, a scheduler and an executor."""
+"""Builds the engine of a config from a rank or rank processes, a scheduler and an executor."""
 
 from __future__ import annotations
 
@@ -141,9 +141,9 @@ class EngineSizes:
 
 def engine_on(config: EngineConfig, executor: Executor, shape: ModelShape, sizes: EngineSizes, epoch: int) -> Engine:
     """Returns an engine with its scheduler, for ranks that have these sizes and are ready for plans of `epoch`."""
-    # A plan ahead has placeholders for tokens that are not sampled yet. Of several ranks, only the sampling rank could
-    # fill in placeholders. Without a rank process, the core computes the plans itself, one after the other. With
-    # speculation, the core must know the newest token's id before it can make the draft that follows.
+    # A plan ahead has placeholders for tokens that are not sampled yet. There is no plan ahead in three cases: of
+    # several ranks, only the sampling rank could fill in placeholders; without a rank process, the core itself computes
+    # the plans, one after the other; with speculation, the core must know the newest token's id to make the next draft.
     speculation = speculation_of(config)
     has_rank_process = config.world_size == 1 and not isinstance(executor, LocalExecutor)
     num_ahead = int(config.async_scheduling and has_rank_process and speculation is None)
@@ -157,7 +157,7 @@ def engine_on(config: EngineConfig, executor: Executor, shape: ModelShape, sizes
             max_queued=config.max_queued_requests,
             enable_prefix_caching=config.enable_prefix_caching,
             num_kept_blocks=sizes.num_kept_blocks,
-            depth=config.pipeline_parallel_size + num_ahead,  # one plan for each stage, and one ahead
+            depth=config.pipeline_parallel_size + num_ahead,  # one plan for each stage, and the plan ahead, if any
             num_ahead=num_ahead,
             max_loras=config.max_loras if config.takes_adapters else 0,
             window=shape.attention_span,

@@ -26,7 +26,7 @@ ReasoningParser = Literal["none", "qwen3", "deepseek_r1", "mistral", "seed_oss",
 Executor = Literal["auto", "uni", "mp", "ray", "external"]
 
 BLOCK_SIZE = 16  # tokens in a KV block
-INT8_GROUP = 32  # consecutive inputs of an int8 matrix whose weights share a scale; kGroup in csrc/cpu/int8.h
+INT8_GROUP = 32  # number of consecutive inputs of an int8 matrix whose weights share a scale; kGroup in csrc/cpu/int8.h
 
 
 class EngineConfig(BaseModel):
@@ -334,7 +334,7 @@ class EngineConfig(BaseModel):
 
     @property
     def parallelism(self) -> str:
-        """Returns the two sizes that multiply to the number of ranks, for messages."""
+        """Returns the two sizes whose product is the number of ranks, as text for messages."""
         return (
             f"tensor_parallel_size {self.tensor_parallel_size} x pipeline_parallel_size {self.pipeline_parallel_size}"
         )
@@ -382,7 +382,7 @@ def parse_config(document: object) -> EngineConfig:
 
 
 def load_config(path: Path) -> EngineConfig:
-    """Returns the EngineConfig in a JSON file. Raises ConfigError if it cannot be read or used."""
+    """Returns the EngineConfig in a JSON file. Raises ConfigError if the file cannot be read or used."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -7,9 +7,9 @@ import json
 import reprlib
 from typing import Literal, TypeAlias
 
-# The kind of fault of a model, for programs; the message is for people. NoAccess: the hub needs a token, or refuses the
-# given token. Gated: the owner of the token must accept the model's terms. Unreachable: a retry may succeed without a
-# change. Invalid: all other faults.
+# The kinds of faults of a model, for programs; the message is for people. NoAccess: the hub needs a token, or refuses
+# the given token. Gated: the owner of the token must accept the model's terms. Unreachable: a retry may succeed without
+# a change. Invalid: all faults without a kind of their own.
 ModelFault: TypeAlias = Literal["NotFound", "NoAccess", "Gated", "Unsupported", "Unreachable", "Invalid"]
 
 
@@ -36,7 +36,7 @@ class ModelError(EngineError, ValueError):
 
 
 class RequestError(EngineError, ValueError):
-    """A refused request. `field`: the wrong field of the request, or None if the fault is in no single field."""
+    """A refused request. `field`: the wrong field of the request; None if no single field is wrong."""
 
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)
@@ -44,7 +44,7 @@ class RequestError(EngineError, ValueError):
 
 
 class QueueFull(EngineError):
-    """No room in the waiting queue; try again in `retry_after_s` seconds."""
+    """The waiting queue has no room for a request. The client may try again in `retry_after_s` seconds."""
 
     def __init__(self, message: str, retry_after_s: int) -> None:
         super().__init__(message)
@@ -52,7 +52,7 @@ class QueueFull(EngineError):
 
 
 class PoisonousRequest(EngineError):
-    """A request that was ended because the engine crashed each time that it computed the request."""
+    """A request that was ended because the engine crashed whenever it computed this request."""
 
 
 class CorruptLogits(EngineError):
@@ -80,8 +80,8 @@ class EngineDead(EngineError):
 class RankLost(EngineError):
     """A rank died, shows no sign of life, or could not carry out an order.
 
-    `is_alive`: the rank's process is alive and can be used again. `is_silent`: the rank shows no sign of life, but its
-    process may only be stopped.
+    `is_alive`: the rank's process is alive and can be used again. `is_silent`: the rank shows no sign of life, which
+    may mean that its process is only stopped.
     """
 
     def __init__(self, rank: int, cause: str, *, is_alive: bool = False, is_silent: bool = False) -> None:
@@ -92,7 +92,7 @@ class RankLost(EngineError):
 
 
 def shown(value: object) -> str:
-    """Returns a value of a file or request in one short, printable line. Writes true, false and null as in JSON."""
+    """Returns a value of a file or request as one short, printable line, with true, false and null as in JSON."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     return _SHORT.repr(value)

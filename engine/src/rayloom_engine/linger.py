@@ -25,8 +25,8 @@ from typing import Literal
 Answer = Literal["draining", "working", "silent", "gone"]
 
 RAY_PORT = 6379  # default port of Ray's head
-# Seconds within which the engine's drain must begin: the kubelet of another node terminates the engine's pod, and the
-# front in that pod begins to drain two seconds later.
+# Seconds within which the engine's drain must begin. It begins later than this hook, because another kubelet terminates
+# the engine's pod, and because the front in that pod begins to drain two seconds after that.
 _PATIENCE_S = 6.0
 _POLL_S = 0.2
 _ANSWER_S = 1.0
@@ -88,9 +88,10 @@ def ask(host: str, port: int) -> Answer:
 
 
 class Look:
-    """A call that returns the engine's state.
+    """A function object that returns the engine's state.
 
-    Sends a request to every address that has or had a connection, because a drain closes connections.
+    Each call sends a request to every address to which this pod has or had a connection, because a drain closes
+    connections. If the answers differ, "draining" counts first, then "silent", then "working".
     """
 
     def __init__(

@@ -69,7 +69,7 @@ class RequestOutput:
 
 
 class _Choice:
-    """A choice that is being generated: its tokens are added as they arrive."""
+    """A choice that is being generated. Its tokens are added as they arrive."""
 
     def __init__(self, decoder: OutputDecoder, prompt_index: int, index: int) -> None:
         self.decoder = decoder
@@ -112,7 +112,7 @@ class LLM:
     """A loaded model that answers batches of prompts. Not thread-safe."""
 
     def __init__(self, model: str = "builtin://smollm2-135m", **settings: Any) -> None:
-        """`settings`: fields of EngineConfig (dtype, max_model_len, num_kv_blocks, threads, ...).
+        """Loads the model. `settings`: fields of EngineConfig (dtype, max_model_len, num_kv_blocks, threads, ...).
 
         Raises ConfigError or ModelError.
         """
@@ -148,17 +148,17 @@ class LLM:
         self.shutdown()
 
     def stats(self) -> SchedulerStats:
-        """Returns the present load, and totals since the start. Not after `shutdown`."""
+        """Returns the present load, and totals since the start. Do not call it after `shutdown`."""
         return self._engine.stats()
 
     def shutdown(self) -> None:
-        """Frees the model and its KV cache. Calling it twice does no harm."""
+        """Frees the model and its KV cache. A second call does nothing."""
         if not self._is_shut_down:
             self._is_shut_down = True
             del self._engine
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Returns the settings of the model's generation_config.json, which `generate` uses if it gets none."""
+        """Returns the settings of the model's generation_config.json, which `generate` uses by default."""
         settings: dict[str, Any] = dict(self._defaults.settings)
         if self._defaults.max_tokens is not None:
             settings["max_tokens"] = self._defaults.max_tokens
@@ -216,7 +216,7 @@ class LLM:
         return ParserSettings(reasoning=formats.reasoning, is_harmony=formats.is_harmony, is_open=is_open)
 
     def _defaults_for(self, prompts: list[list[int]], max_tokens: int | None) -> SamplingParams:
-        """Returns the default SamplingParams for these prompts. `max_tokens`: the default if the model has none."""
+        """Returns the default SamplingParams for these prompts. `max_tokens`: used if the model sets none."""
         settings: dict[str, Any] = dict(self._defaults.settings)
         if self._defaults.max_tokens is None or not prompts:
             return SamplingParams(max_tokens=max_tokens, **settings)
@@ -284,7 +284,7 @@ class LLM:
                     if output.sequence_id not in unfinished:
                         continue  # output of the same step for a choice that a stop string has ended
                     if choices[output.sequence_id].add(output):
-                        # a stop string ended the choice, which the engine does not notice
+                        # a stop string has ended the choice, but the engine would continue the sequence
                         if output.finish_reason is None:
                             self._engine.abort(output.sequence_id)
                         unfinished.discard(output.sequence_id)

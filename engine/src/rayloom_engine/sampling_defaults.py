@@ -28,7 +28,7 @@ _SETTINGS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
-    """Default values of SamplingParams. `max_tokens` is for requests that could otherwise use the whole context."""
+    """Default values of SamplingParams. `max_tokens`: for requests that set no limit of their own."""
 
     settings: Mapping[str, float] = field(default_factory=dict)
     max_tokens: int | None = None
@@ -36,9 +36,9 @@ class SamplingDefaults:
     def with_length(
         self, params: SamplingParams, prompts: Sequence[Sequence[int]], max_model_len: int, most: int | None
     ) -> SamplingParams:
-        """Returns `params` with the default length, as far as the context has room. `most`: limit of the server.
+        """Returns `params` with the default max_tokens, lowered to the room in the context. `most`: the server's limit.
 
-        If the request sets a length, this length is kept.
+        If `params` has a max_tokens, or the model has no default, returns `params` unchanged.
         """
         if self.max_tokens is None or params.max_tokens is not None:
             return params

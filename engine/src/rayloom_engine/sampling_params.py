@@ -31,7 +31,7 @@ MAX_ALLOWED_TOKEN_IDS = 2**20  # the most ids; no vocabulary has as many
 MAX_BAD_WORDS = 500
 MAX_BAD_WORD_CHARS = 16384  # characters of all bad words together
 MAX_COUNT = 2**31 - 1  # limit of token counts and token ids: far above any context, and fits every tensor
-GREEDY_BELOW = 1e-5  # a smaller temperature overflows float32 logits; vLLM treats it as greedy below the same limit
+GREEDY_BELOW = 1e-5  # a smaller temperature would overflow float32 logits and means greedy, as in vLLM
 
 _MAX_NAMED = 5  # the most wrong values that a message names
 
@@ -43,7 +43,7 @@ class ContextTooLong(RequestError):
 RANGES: Mapping[str, Range] = MappingProxyType(
     {
         "n": Range(low=1, high=MAX_CHOICES, is_whole=True),
-        # OpenAI's maximum is 2. Higher values only make answers more random, and users of other servers send them.
+        # OpenAI's maximum is 2, but higher values only make answers more random, and users of other servers send them.
         "temperature": Range(low=0.0),
         "top_p": Range(low=0.0, high=1.0),
         "top_k": Range(low=-1, high=MAX_COUNT, is_whole=True),
@@ -81,7 +81,7 @@ class SamplingParams:
     seed: int | None = None  # None or -1 = a new seed for each request
     stop: str | Iterable[str] | None = ()  # kept as a tuple; an empty string stops nothing
     stop_token_ids: Iterable[int] | None = ()  # kept as a tuple
-    min_tokens: int = 0  # before this many tokens, neither EOS nor a stop id or stop string ends the answer
+    min_tokens: int = 0  # until this many tokens, neither EOS nor a stop id nor a stop string ends the answer
     max_tokens: int | None = 16  # None = up to the end of the context; 0 = no answer, only the prompt's logprobs
     thinking_token_budget: int | None = None  # tokens of a chat's reasoning at most; None or -1 = no limit
     thinking: ThinkingBudget | None = None  # the limit with the tags of the model; only chats set this field
@@ -91,7 +91,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None  # number of alternatives for each token of the prompt
     # With logprobs: the alternatives are the chosen token and these tokens, whatever the number in logprobs.
     logprob_token_ids: Iterable[int] | None = ()
-    bad_words: Iterable[str] | None = ()  # the answer never contains them; kept as a tuple
+    bad_words: Iterable[str] | None = ()  # words that the answer never contains; kept as a tuple
     allowed_token_ids: Iterable[int] | None = None  # only these tokens are chosen; kept as a tuple
     skip_special_tokens: bool = True  # leave special tokens out of the text
     include_stop_str_in_output: bool = False
@@ -111,7 +111,7 @@ class SamplingParams:
         for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "speculation"):
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(f"{name} must be true or false, given {shown(getattr(self, name))}", name)
-        # These fields accept several types and are stored as one, so they are set here once in the frozen dataclass.
+        # These fields accept several types, and are converted here to one type, although the dataclass is frozen.
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
         object.__setattr__(
@@ -224,9 +224,9 @@ class SamplingParams:
         )
 
     def check_logprobs(self, max_logprobs: int, vocab_size: int) -> SamplingParams:
-        """Returns these settings with the vocabulary's size in place of -1.
+        """Returns these settings with the vocabulary's size as the number of alternatives if that number is -1.
 
-        `max_logprobs`: the server's setting of that name. Raises RequestError for more alternatives than it allows.
+        `max_logprobs`: the server's setting of that name. Raises RequestError for more alternatives than that.
         """
         most = vocab_size if max_logprobs == -1 else max_logprobs
         for name in ("logprobs", "prompt_logprobs"):
@@ -250,7 +250,7 @@ class SamplingParams:
     def check_room(self, prompt_len: int, max_model_len: int) -> int:
         """Returns the number of tokens that must fit after the prompt.
 
-        Raises ContextTooLong if they do not fit, and RequestError if the prompt has no tokens.
+        Raises ContextTooLong if these tokens do not fit, and RequestError if the prompt has no tokens.
         """
         if prompt_len < 1:
             raise RequestError("the prompt has no tokens; give at least one", "prompt")

@@ -1,6 +1,6 @@
 """Settings that exclude each other, or need each other. Pure.
 
-config.py checks each setting on its own; ranks check those that depend on the model or on the machine.
+config.py checks each setting alone; ranks check the settings that depend on the model or on the machine.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def check_conflicts(config: EngineConfig) -> None:
 
 
 def _check_quantization(config: EngineConfig) -> None:
-    """Raises ConfigError for settings that exclude quantised weights. A rank checks model and machine."""
+    """Raises ConfigError for settings that exclude quantised weights. Ranks check what depends on model or machine."""
     if config.device == "cuda":
         raise ConfigError(
             f"EngineConfig: quantization: {config.quantization!r} works on CPU only, and device is 'cuda'; "

@@ -1,4 +1,4 @@
-"""The settings of TLS between gateways and engines: three files, and whether clear text is accepted as well."""
+"""The settings of TLS between gateways and engines: three files, and whether connections in clear text are accepted."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Arrival:
         return sum(segment.num_tokens for segment in self.prompt)
 
     def prompt_ids(self) -> tuple[int, ...]:
-        """Returns token ids. They belong to no vocabulary, but equal texts have equal ids."""
+        """Returns the token ids of the prompt. They belong to no vocabulary, but equal texts have equal ids."""
         ids: list[int] = []
         for segment in self.prompt:
             first = segment.text * _MOST_TOKENS

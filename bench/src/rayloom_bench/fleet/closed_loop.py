@@ -14,7 +14,7 @@ _VOCAB = 49_152
 
 
 class ClosedLoop(EngineListener):
-    """Clients that send their next request when their last request is answered."""
+    """Clients, each of which sends its next request as soon as its last request is answered."""
 
     def __init__(self, shape: EngineShape) -> None:
         self._clock = VirtualClock()
@@ -28,7 +28,7 @@ class ClosedLoop(EngineListener):
         return workload.num_requests * workload.num_output / self._run(workload, "measured")
 
     def _run(self, workload: Workload, purpose: Purpose) -> float:
-        """Returns the seconds of all requests."""
+        """Sends all requests of the workload. Returns the seconds until the last request is answered."""
         prompts = token_prompts(workload, seed=0, vocab_size=_VOCAB, purpose=purpose)
         self._waiting.extend(
             Sequence(

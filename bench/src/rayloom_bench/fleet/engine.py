@@ -20,7 +20,7 @@ from rayloom_engine.errors import QueueFull
 from rayloom_engine.protocol.messages import CoreMessage
 
 TOKEN = 5  # id of every sampled token
-_IDLE_REPORT_S = 0.25  # seconds from the last step to a report of the idle engine, as in the core's loop
+_IDLE_REPORT_S = 0.25  # seconds from the last step until the idle engine sends a report, as in the core's loop
 _GATEWAY = 1  # number of the only connection
 
 
@@ -101,7 +101,7 @@ class EngineListener:
     def refused(self, engine: str, sequence_id: str) -> None: ...
 
     def report(self, engine: str, message: CoreMessage) -> bool:
-        """Returns False if the engine must send its whole prefix index."""
+        """Receives a message about prefix index or load. Returns False if the engine must send its whole index."""
         return True
 
 

@@ -27,7 +27,7 @@ class FinishedRequest:
 class FleetOutcome:
     policy: str
     finished: tuple[FinishedRequest, ...]
-    num_lost: int  # requests that a full queue refused, or that ended with their engine
+    num_lost: int  # requests that were refused because of a full queue, or lost with their engine
     span_s: float  # seconds from the first arrival to the last token
     engine_hours: float
     num_failures: int

@@ -23,8 +23,8 @@ from rayloom_engine.routing.fairness import HeldRequest, in_turns
 class FleetSettings:
     shape: EngineShape
     num_engines: int
-    start_s: float = 30.0  # seconds from the decision for an engine, or from a failure, until the engine serves
-    mean_s_between_failures: float | None = None  # mean time between failures of one engine; None: no engine fails
+    start_s: float = 30.0  # seconds from the decision to start an engine, or from a failure, until it serves
+    mean_s_between_failures: float | None = None  # mean seconds between failures of one engine; None: no engine fails
     resumes: bool = True  # True: requests of a lost engine continue on another engine; False: they are lost
     seed: int = 0
 
@@ -44,7 +44,7 @@ class _Member:
     """An engine of the fleet with its unfinished requests."""
 
     engine: SimulatedEngine
-    since_s: float  # time of the decision for this engine: its accelerators are in use from then on
+    since_s: float  # time of the decision to start this engine, from which on its accelerators are in use
     requests: dict[str, _Request] = field(default_factory=dict)
 
 

@@ -71,7 +71,7 @@ def prompt_point(length: int, chunk: int, seconds: float) -> StepPoint:
 
 
 def fit(points: Sequence[StepPoint]) -> StepCost:
-    """Returns the costs with the least squares of relative errors. Raises ConfigError if a cost would be negative."""
+    """Returns the costs with the smallest sum of squared relative errors. Raises ConfigError if one is negative."""
     import numpy as np
 
     seconds = np.array([point.seconds for point in points])

@@ -12,8 +12,8 @@ import uvloop
 
 PATH = "/v1/chat/completions"
 OPENING_S = 0.005  # seconds between the openings of two streams
-# seconds for each stream, slept before the window when all streams have their first event: no stream opens in the
-# window
+# seconds for each stream that pass between the first events of all streams and the window, so that no stream opens in
+# the window
 SETTLING_S = 0.005
 START_S = 120.0  # seconds within which each stream must have its first event
 PROBE_S = 60.0  # seconds within which a single request must have its first event
@@ -31,7 +31,7 @@ class LoadSettings:
 
     num_streams: int
     window_s: float  # seconds in which CPU time and events are counted
-    num_probes: int  # single requests before the streams; the same number after the window, while the streams run
+    num_probes: int  # single requests before the streams open, and again after the window, while the streams run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ def run_load(port: int, settings: LoadSettings, cpu_seconds: Callable[[], float]
 
 
 class StreamClient(asyncio.Protocol):
-    """One connection with one request. Counts events whose beginning is in one received part: nearly all events."""
+    """One connection with one request. Counts an event if its first bytes arrive together, as nearly always."""
 
     def __init__(self, request: bytes) -> None:
         self._request = request

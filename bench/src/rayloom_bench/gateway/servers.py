@@ -51,7 +51,7 @@ http {{
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredServer:
-    """A running server, or one that is not installed (`port` 0)."""
+    """A running server, or a server that is not installed (`port` 0)."""
 
     name: str
     version: str

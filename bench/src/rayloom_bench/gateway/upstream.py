@@ -70,7 +70,7 @@ class Stream(asyncio.Protocol):
         self.send()
 
     def send(self) -> None:
-        """Sends the next event, and after the last one the end."""
+        """Sends the next event, and after the last event the end of the answer."""
         self._transport.write(EVENTS[self._num_events % len(EVENTS)])
         self._num_events += 1
         if self._num_events == self._num_wanted:

@@ -12,8 +12,8 @@ import torch
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelTime:
     name: str
-    calls: int  # in one step
-    us: float  # of all calls together
+    calls: int  # number of calls in one step
+    us: float  # GPU microseconds of all calls together
 
 
 def kernel_times(step: Callable[[], object], rounds: int = 5) -> list[KernelTime]:

@@ -15,7 +15,7 @@ _ROUNDS = 10
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuLimits:
     name: str
-    bytes_per_s: float  # read and written bytes of a copy
+    bytes_per_s: float  # bytes that a copy reads and writes in a second
     flop_per_s: float
 
 

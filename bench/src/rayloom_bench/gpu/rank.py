@@ -68,7 +68,7 @@ class RandomRank:
         return num * 2
 
     def kv_bytes(self, num_tokens: int) -> int:
-        """Bytes of the keys and values of so many tokens."""
+        """Bytes of the keys and values of `num_tokens` tokens."""
         return self.shape.kv_bytes_per_token(2) * num_tokens
 
     def computation(self, limits: DecodeLimits | None) -> TorchComputation:

@@ -32,7 +32,7 @@ class DecodeTime:
     batch_size: int
     context_len: int
     has_graph: bool
-    step_s: float  # by the clock: forward pass, head, greedy choice, and the read of the tokens
+    step_s: float  # wall time of forward pass, head, greedy choice, and the copy of the tokens to the host
     read_bytes: int  # weights and KV that the step must read
 
 
@@ -49,7 +49,7 @@ class EngineTime:
 
     batch_size: int
     step_s: float
-    compute_s: float  # of the forward pass and the sampler, in which the host waits for the GPU
+    compute_s: float  # seconds of forward pass and sampler, in which the host waits for the GPU
     tokens_per_s: float
 
 

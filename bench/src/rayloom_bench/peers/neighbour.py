@@ -16,7 +16,7 @@ STREAM = replace(W3, name="W3n")  # The name gives this measurement its own prom
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeighbourFigures:
-    """Output tokens per second of one stream, a few seconds each."""
+    """Output tokens per second of one stream, measured for a few seconds alone and beside the busy process."""
 
     alone_tok_s: float
     beside_tok_s: float

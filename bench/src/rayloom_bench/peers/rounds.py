@@ -123,7 +123,7 @@ def _compare_answers(
 
 
 def _turn(contestant: Contestant, plan: TurnPlan, result: PeersResult) -> list[Turn]:
-    """The engine's turn as the only item of the list, or no item if it did not start."""
+    """The engine's turn as the only item of a list; an empty list if the engine failed. Records failures."""
     before = CpuClock.read()
     try:
         with contestant.start() as server:
@@ -141,8 +141,8 @@ def _turn(contestant: Contestant, plan: TurnPlan, result: PeersResult) -> list[T
                 turn.neighbour = measure_neighbour(
                     endpoint, options, seed=plan.seed, vocab_size=plan.vocab_size, seconds=plan.neighbour_s
                 )
-            # Read before the end of the server: if vLLM kills a process at its end, no counter has that process's CPU
-            # time.
+            # The CPU time is read before the server ends: if vLLM kills a process when it ends, no counter has the CPU
+            # time of that process.
             clock = CpuClock.read()
             after = replace(clock, own_s=clock.own_s + server.cpu_seconds())
     except (ServerFailed, EndpointError, psutil.Error) as error:

@@ -18,7 +18,7 @@ PREFILL_LENGTHS = (128, 512, 2048, 8190)
 SWEEP_PROMPT = 32
 SWEEP_OUTPUT = 64
 
-# Sizes of the sweeps: one batch whose sequences decode together, and two prompts in a row that get one token each.
+# Sizes of the sweeps: one batch whose sequences decode together; two prompts, one after the other, with one token each.
 DECODE_SWEEP = tuple(
     Workload(name=f"D{batch}", num_requests=batch, concurrency=batch, num_own=SWEEP_PROMPT, num_output=SWEEP_OUTPUT)
     for batch in DECODE_BATCHES

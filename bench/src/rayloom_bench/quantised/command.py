@@ -113,7 +113,7 @@ def _run(
 
 
 def _plan(args: argparse.Namespace, num_threads: int) -> RoundsPlan:
-    """The sizes of the run. All files have the tokenizer of the built-in model, and so its prompts."""
+    """The sizes of the run. All files get the same prompts, because all have the tokenizer of the built-in model."""
     from rayloom_bench.peers.answers.agreement import end_ids
     from rayloom_bench.peers.answers.greedy_prompts import prompts
     from rayloom_bench.peers.engines.contestants import MODEL

@@ -69,7 +69,7 @@ class QuantisedFile:
 
     choice: FileChoice
     path: Path
-    weight_bytes: int  # bytes of all tensors; the head is the embedding, so a decode step reads all of them
+    weight_bytes: int  # bytes of all tensors; a decode step reads all of them, because the embedding is also the head
 
 
 def quantised_files(parent: Path, llama: Path, *, num_jobs: int, log: Log) -> tuple[QuantisedFile, ...]:

@@ -12,7 +12,7 @@ _NO_REQUEST = RoutedRequest("", "", (), BLOCK_SIZE)  # these policies read no fi
 
 
 class UrlChoice:
-    """The choice of a policy of `bench fleet` that needs no reports. Its engines are the URLs."""
+    """A policy of `bench fleet` without reports, which chooses between URLs instead of engines."""
 
     def __init__(self, policy: Policy, urls: Sequence[str]) -> None:
         self._policy = policy

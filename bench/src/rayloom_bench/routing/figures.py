@@ -39,9 +39,9 @@ def figures_of(load: RoutedLoad) -> ChoiceFigures:
 
 
 def best_hit_rate(arrivals: Sequence[Arrival]) -> float:
-    """The share of tokens that an infinite cache would hold: the tokens of every text except its first use.
+    """The share of tokens that an infinite cache would hold: in each prompt, all tokens before its first new text.
 
-    A request that arrives while the first request with its prefix is still computed counts as a hit.
+    A request that arrives while the first request with the same prefix is still computed counts as a hit.
     """
     seen: set[int] = set()
     hits = 0

@@ -23,7 +23,7 @@ class Answered:
     """A request with a complete answer."""
 
     num_prompt: int
-    num_cached: int  # tokens of the prompt that were in the prefix cache of its engine
+    num_cached: int  # tokens of the prompt that the engine had in its prefix cache
     ttft_s: float  # seconds from sending the request to its first token
 
 

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         "enable_prefix_caching": False,
     }
     with LLM(args.model, **settings) as off, LLM(args.model, speculation="ngram", **settings) as ngram:
-        for llm in (off, ngram):  # the first request of each engine measures the costs of its steps
+        for llm in (off, ngram):  # a first request, in which each engine measures the costs of its steps
             _answer(llm, conversations("chat", 1)[0], SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True))
         found = {
             name: _measure(off, ngram, conversations(kind, num_requests), temperature, num_tokens)

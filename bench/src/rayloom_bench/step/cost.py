@@ -19,7 +19,7 @@ class Cost:
     num_flop: int
 
     def limit_s(self, read_bytes_s: float, flop_s: float) -> float:
-        """Returns the seconds that a machine with these rates needs at least."""
+        """Returns the least seconds in which a machine with these rates can do the work."""
         return max(self.num_bytes / read_bytes_s, self.num_flop / flop_s)
 
 
@@ -65,7 +65,7 @@ def total(costs: Sequence[Cost]) -> Cost:
 
 
 def _attention(model: ModelShape, step: StepShape, position_bytes: int) -> Cost:
-    """Operations of scores and weighted values: 4 for each token, query head, head element and visible position."""
+    """Cost of attention: 4 operations for each token, query head, head element and visible position."""
     num_read = num_pairs = 0
     for window in model.layer_windows:
         for start, count in zip(step.starts, step.counts, strict=True):

@@ -24,7 +24,7 @@ def page(conditions: str, tables: Mapping[str, str], panels: Sequence[Panel]) ->
 
 
 def shares(panel: Panel) -> str:
-    """The points of a panel that has a line for the limit, each with the share of the limit that it reaches."""
+    """A row for each measured point, with the share of the limit that it reaches. The panel must have a limit."""
     lines = {line.label: dict(line.points) for line in panel.lines}
     measured, limit = lines[MEASURED], lines[LIMIT]
     rows = ((str(x), number(measured[x]), number(limit[x]), f"{measured[x] / limit[x]:.0%}") for x in measured)

@@ -80,14 +80,14 @@ def _panel(panel: Panel) -> list[str]:
 
 
 def log_range(low: float, high: float) -> tuple[float, float]:
-    """The nearest of 1, 2 and 5 times a power of ten at or below `low`, and at or above `high`."""
+    """The ends of an axis around `low` and `high`: the nearest values that are 1, 2 or 5 times a power of ten."""
     powers = [10.0**exponent for exponent in range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2)]
     values = [factor * power for power in powers for factor in (1, 2, 5)]
     return max(value for value in values if value <= low), min(value for value in values if value >= high)
 
 
 def y_ticks(low: float, high: float, *, is_log: bool) -> list[float]:
-    """Round values: on a logarithmic axis 1, 2 and 5 times powers of ten between the values, else five steps from 0."""
+    """Round values: on a logarithmic axis 1, 2 and 5 times powers of ten in [low, high], else five steps from 0."""
     if is_log:
         exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         values = [factor * 10.0**exponent for exponent in exponents for factor in (1, 2, 5)]

@@ -28,7 +28,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One diagram. `x_label` and `y_label` name the axes; both are logarithmic if `is_log`, else y begins at 0."""
+    """One diagram. `x_label` and `y_label` name the axes. `is_log`: both are logarithmic; otherwise y begins at 0."""
 
     title: str
     x_label: str

@@ -11,7 +11,7 @@ _HEADER = f"{'phase':18}{'ms':>9}{'share':>8}{'MB read':>9}{'MFLOP':>10}{'GB/s':
 
 
 def table(seconds: Mapping[str, float], costs: Mapping[str, Cost], limits: Limits) -> str:
-    """Returns the lines. `of limit`: least seconds that the machine needs, as a share of the measured seconds."""
+    """Returns the lines. Column `of limit`: the least seconds that the machine needs, divided by the measured ones."""
     step_s = sum(seconds.values())
     lines = [_HEADER]
     for name, phase_s in seconds.items():

@@ -30,7 +30,7 @@ class Sample:
     """The figures of one variant in one round."""
 
     output_tok_s: float
-    communication: float  # mean fraction of wall time that a rank spends in sums, gathers and waiting for other ranks
+    communication: float  # share of wall time in sums, gathers and waits for other ranks; mean over the ranks
     others_percent: float  # share of CPU time that other processes used
 
 
@@ -92,7 +92,7 @@ def _measure(server: Server, workload: Workload, seed: int, vocab_size: int) -> 
     if outcome.failures:
         return list(outcome.failures)
     after = CpuClock.read()
-    # Read while the server runs, because the CPU time of ended descendants would include the server's.
+    # `after` is read while the server runs: later, `own_s` would include the server as an ended descendant.
     after = replace(after, own_s=after.own_s + server.cpu_seconds() - cpu_s)
     figures = summarise(outcome.records)
     return Sample(
@@ -103,5 +103,5 @@ def _measure(server: Server, workload: Workload, seed: int, vocab_size: int) -> 
 
 
 def _communication_s(server: Server) -> float:
-    """Mean over the ranks of their seconds of communication since they started."""
+    """Seconds of communication of a rank since its start: the mean over all ranks."""
     return statistics.mean(rank.communication_seconds for rank in server.status().ranks)

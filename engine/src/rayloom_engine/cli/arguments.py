@@ -21,7 +21,7 @@ _SERVING_ONLY = (
     *("adapters", "max_loras", "max_lora_rank", "allow_runtime_lora_updating", "managed_adapters"),
 )
 _ALIASES = {"adapters": ("--lora", "--lora-modules")}  # field -> further names of its flag
-_METAVARS = {"adapters": "NAME=PATH"}  # field -> placeholder of its value; other fields: the last word of the name
+_METAVARS = {"adapters": "NAME=PATH"}  # field -> placeholder of its value; by default the last word of the field
 # Field -> advice for a value that is none of the field's choices.
 _CHOICE_HINTS = {
     "quantization": "auto reads AWQ, GPTQ, fp8 and compressed-tensors from the checkpoint, so leave it out",
@@ -66,7 +66,7 @@ def add_model_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def model_of(args: argparse.Namespace) -> str | None:
-    """Returns the model that a command line names, by flag or position. Raises ConfigError if it names two."""
+    """Returns the model that a command line names, by flag or position. Raises ConfigError if it names two models."""
     positional: str | None = args.positional_model
     by_flag: str | None = args.model
     if positional is not None and by_flag is not None and positional != by_flag:
@@ -135,7 +135,7 @@ def _help(field: FieldInfo) -> str:
 
 
 class _Number:
-    """A type for argparse. Its error message says what to do instead of `auto`, a value that other servers accept."""
+    """A type for argparse. For words such as `auto`, its error message has the advice `otherwise`."""
 
     def __init__(self, kind: Callable[[str], Any], otherwise: str) -> None:
         self._kind = kind
@@ -151,7 +151,7 @@ class _Number:
 
 
 class _ChoiceType:
-    """A type for argparse. Its error message names the choices, and what to do instead of giving another value."""
+    """A type for argparse. Its error message names the choices and has the advice `otherwise`."""
 
     def __init__(self, choices: Collection[str], otherwise: str) -> None:
         self._choices = choices

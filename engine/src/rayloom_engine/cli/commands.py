@@ -34,7 +34,7 @@ examples:
 def run(arguments: Sequence[str], core: PreparedProcess | None = None) -> int:
     """Runs one command and returns its exit code. Raises SystemExit if the command line is not valid.
 
-    `core`: the core of `serve`, whose imports have begun already.
+    `core`: a core process for `serve`, which has begun its imports; None for other commands.
     """
     parser = argparse.ArgumentParser(
         prog="rayloom-engine",

@@ -96,7 +96,7 @@ def _document(resolved: ResolvedModel, shape: ModelShape, inspection: Inspection
 def _inspect(
     model: str, revision: str | None, backend: ModelBackend, seconds: float
 ) -> tuple[ResolvedModel, ModelShape] | None:
-    """Returns the resolved model and its shape; None if that takes longer than `seconds`.
+    """Returns the resolved model and its shape; None if the inspection takes longer than `seconds`.
 
     After that time, the thread that inspects the model continues in the background.
     """

@@ -1,4 +1,4 @@
-"""Messages about unknown flags: what to use instead of another server's flag, or the flag with a similar name."""
+"""Messages about unknown flags: what replaces another server's flag, or which flag has a similar name."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _ELSEWHERE = {
 
 
 def complaints(unknown: Sequence[str], known: Collection[str]) -> list[str]:
-    """Returns a message for each unknown flag. If only values without a flag are unknown, returns one message for all.
+    """Returns a message for each unknown flag. If only arguments without a flag are unknown, returns one message.
 
     `unknown`: the arguments that argparse did not accept, in order. `known`: the command's flags.
     """

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import TypeVar
 
 SHOWN_CHARS = 80
-_MAX_BITS = 1024  # a larger integer is shown only by its number of bits, because computing its digits would take long
+_MAX_BITS = 1024  # of a larger integer, only the number of bits is shown, because computing its digits would take long
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ def shown(value: object) -> str:
 
 
 def first_of(values: Collection[T], most: int, write: Callable[[T], str] = shown) -> str:
-    """Returns the first `most` values with commas between them, and the number of the others."""
+    """Returns the first `most` values with commas between them, and how many more values there are."""
     named = ", ".join(map(write, islice(values, most)))
     return f"{named} and {len(values) - most} more" if len(values) > most else named
 

@@ -26,7 +26,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _LAST_SECONDS = 5.0
 _FAILURE_FILES = {"core": "failure", "front": "front-failure"}
-_YOUNG_OBJECTS = 20_000  # lists, tuples, objects: a few megabytes
+_YOUNG_OBJECTS = 20_000  # number of new lists, tuples and objects after which a collection starts: a few megabytes
 
 
 def set_up_logging(role: str, level: str) -> None:
@@ -54,15 +54,15 @@ def without_garbage_collection() -> Iterator[None]:
 def collect_garbage_seldom() -> None:
     """Exempts the present objects from garbage collection, and makes collections of later ones rare.
 
-    One step of many streams allocates more than 700 objects, Python's threshold for a collection. These objects form no
-    cycles and are freed at once, so a collection would find nothing and delay all streams.
+    A step of many streams allocates more than 700 objects, after which Python starts a collection by default. These
+    objects form no cycles and are freed at once, so a collection would find nothing and delay all streams.
     """
     gc.freeze()
     gc.set_threshold(_YOUNG_OBJECTS, 10, 10)
 
 
 def return_free_memory() -> None:
-    """Gives freed memory back to the operating system, if the C library can do that.
+    """Returns freed memory to the operating system, if the C library can do that.
 
     After weights or a tokenizer are loaded, hundreds of megabytes may be free between objects that are still in use.
     malloc would keep this memory for later allocations.
@@ -83,7 +83,7 @@ def end_with_parent(parent_pid: int, how: signal.Signals = signal.SIGKILL) -> No
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Like `end_with_parent` with SIGKILL, but without a thread, for a process that forks. Works only on Linux."""
+    """Does the same as `end_with_parent` with SIGKILL, without a thread, so that the process can fork. Linux only."""
     _control(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         os._exit(1)
@@ -127,8 +127,8 @@ def _pulse(fd: int, is_up: Callable[[], bool]) -> None:
 def give_sign(fd: int, is_up: bool) -> None:
     """Sends one sign of life. An event loop calls this function every PULSE_SECONDS; others call `start_pulse`."""
     os.set_blocking(fd, False)
-    # The pipe is full if the supervisor is stopped, and broken if the supervisor has ended. In the second case this
-    # process ends too.
+    # The pipe is full if the supervisor is stopped, and broken if the supervisor has ended. After the supervisor, this
+    # process ends, too.
     with contextlib.suppress(OSError):
         os.write(fd, b"1" if is_up else b"0")
 
@@ -162,8 +162,8 @@ def silence_mark(run_dir: Path) -> Path:
 def thread_cpu_clock() -> Callable[[], float]:
     """Returns a clock of the calling thread's CPU seconds, which any other thread may read.
 
-    After the thread has ended, the clock stands still. On systems without such clocks, it shows the whole process's CPU
-    time.
+    After the thread has ended, the clock stops. On systems without clocks of threads, it shows the CPU time of the
+    whole process.
     """
     if not hasattr(time, "pthread_getcpuclockid"):  # macOS has no such clock
         return time.process_time
@@ -182,8 +182,8 @@ def thread_cpu_clock() -> Callable[[], float]:
 def write_failure(run_dir: Path, cause: str, by: Literal["core", "front"] = "core") -> None:
     """Writes the cause of the engine's failure to a file in the run folder, from which the supervisor reads it.
 
-    The EngineCore, the launcher and the supervisor share one file. A front has a file of its own: it gives up for good,
-    while the EngineCore may start to serve at the same moment and forget its own failures.
+    The EngineCore, the launcher and the supervisor share one file, which the EngineCore deletes when it begins to
+    serve. A front that gives up has a file of its own, so that its cause is not deleted at this moment.
     """
     (run_dir / _FAILURE_FILES[by]).write_text(cause)
 
@@ -194,7 +194,7 @@ def forget_failure(run_dir: Path) -> None:
 
 
 def read_failure(run_dir: Path) -> str:
-    """Returns the cause that `write_failure` has written, the front's if there are two; empty if there is none."""
+    """Returns the cause that `write_failure` has written; the front's if there are two, empty if there is none."""
     for file in (_FAILURE_FILES["front"], _FAILURE_FILES["core"]):
         with contextlib.suppress(OSError):
             return (run_dir / file).read_text()

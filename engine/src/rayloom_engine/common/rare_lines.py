@@ -10,7 +10,7 @@ MAX_PROBLEMS = 64  # number of problems that OncePerProblem remembers
 
 
 class RareLines(logging.Filter):
-    """Passes one log record per `every_s` for each of `messages`, with the number of records dropped before it."""
+    """Passes one log record in `every_s` seconds for each of `messages`, with the number of records dropped before."""
 
     def __init__(
         self, messages: Collection[str], every_s: float = 1.0, clock: Callable[[], float] = time.monotonic
@@ -37,13 +37,13 @@ class RareLines(logging.Filter):
 
 
 class OncePerProblem:
-    """Remembers problems, so that each is logged once."""
+    """Remembers problems, so that each problem is logged once."""
 
     def __init__(self) -> None:
         self._known: dict[str, None] = {}
 
     def is_new(self, problem: str) -> bool:
-        """Returns True if `problem` is new, or if MAX_PROBLEMS other problems or `solved` came after it."""
+        """Returns True if `problem` is new, or was forgotten: after MAX_PROBLEMS other problems, or by `solved`."""
         if problem in self._known:
             return False
         self._known[problem] = None

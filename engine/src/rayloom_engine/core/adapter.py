@@ -1,4 +1,4 @@
-"""Adapter: a LoRA adapter as the scheduler and the ranks name it."""
+"""Adapter: how the scheduler and the ranks identify a LoRA adapter."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 class Adapter(msgspec.Struct, frozen=True):
     """The folder of a LoRA adapter, and the digest of its files. Adapters with the same digest are the same adapter."""
 
-    path: str  # folder, as every rank sees it
+    path: str  # path of the folder on every rank
     digest: bytes  # hash of the adapter's files, 16 bytes; part of the hashes of KV blocks
 
 

@@ -19,15 +19,15 @@ _Key = TypeVar("_Key")
 
 
 class AdapterSlots:
-    """The slots, by the adapters' digests."""
+    """The adapter in each slot, and the numbers of running sequences that use it, by the adapters' digests."""
 
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots
         self._slots: dict[bytes, int] = {}  # digest -> slot; the least recently used adapter first
-        self._num_users: Counter[bytes] = Counter()  # digest -> sequences that use it; unused adapters are left out
-        # (tenant, digest) -> the tenant's sequences that use the adapter; pairs without any are left out
+        self._num_users: Counter[bytes] = Counter()  # digest -> number of sequences that use the adapter; never 0
+        # (tenant, digest) -> number of the tenant's sequences that use the adapter; never 0
         self._num_users_of: Counter[tuple[str, bytes]] = Counter()
-        self._num_used_by: Counter[str] = Counter()  # tenant -> adapters that its sequences use
+        self._num_used_by: Counter[str] = Counter()  # tenant -> number of adapters that its sequences use
         self._broken: set[bytes] = set()  # digests of adapters in slots that the ranks could not load
         self._loads: dict[int, Adapter] = {}  # slot -> adapter that the next plan tells the ranks to load
 
@@ -49,7 +49,10 @@ class AdapterSlots:
         return self._num_used_by[tenant] < self._num_slots - len(self._num_users)
 
     def use(self, adapter: Adapter | None, tenant: str = "") -> int:
-        """Returns the adapter's slot, and counts a user. Returns -1 for None. Call it only if `has_room` is true."""
+        """Counts one more sequence that uses the adapter, and returns the adapter's slot; -1 without an adapter.
+
+        Call it only if `has_room` is true.
+        """
         if adapter is None:
             return -1
         digest = adapter.digest
@@ -68,7 +71,7 @@ class AdapterSlots:
         return slot
 
     def leave(self, adapter: Adapter | None, tenant: str = "") -> None:
-        """Removes one user of the adapter from the counts."""
+        """Counts that one sequence no longer uses the adapter."""
         if adapter is None:
             return
         _count_down(self._num_users, adapter.digest)
@@ -77,7 +80,7 @@ class AdapterSlots:
             _count_down(self._num_used_by, tenant)
 
     def could_not_load(self, adapter: Adapter) -> None:
-        """Lets the ranks load the adapter again for its next user."""
+        """Records a failed load, so that the ranks load the adapter again for the next sequence that uses it."""
         if adapter.digest in self._slots:
             self._broken.add(adapter.digest)
 
@@ -88,7 +91,7 @@ class AdapterSlots:
         return loads
 
     def forget_all(self) -> None:
-        """Empties the slots, because the ranks are new. No sequence runs."""
+        """Empties all slots, because the ranks may have lost the adapters. No sequence may run any more."""
         self._slots = {}
         self._num_users = Counter()
         self._num_users_of = Counter()
@@ -119,7 +122,7 @@ class AdapterSlots:
 
 
 def _count_down(counter: Counter[_Key], key: _Key) -> None:
-    """Lowers a count by 1. Removes it if it is now 0."""
+    """Lowers the count of a key by 1. Removes the key if its count is now 0."""
     counter[key] -= 1
     if not counter[key]:
         del counter[key]

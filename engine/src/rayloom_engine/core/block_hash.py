@@ -23,7 +23,7 @@ def block_hash(parent: bytes, token_ids: Sequence[int], extra: bytes) -> bytes:
 def next_block_hash(
     hashes: Sequence[bytes], token_ids: Sequence[int], cache_key: bytes, adapter_digest: bytes = b""
 ) -> bytes:
-    """Returns the hash of the block that follows the blocks with these hashes.
+    """Returns the hash of a sequence's next block. `hashes`: hashes of all blocks before this block, in order.
 
     `token_ids`: tokens of this block alone. `cache_key`: only sequences with equal keys share blocks. `adapter_digest`:
     digest of the adapter with which the block is computed, empty without an adapter. The hash of the first block

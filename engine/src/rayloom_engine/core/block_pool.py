@@ -37,11 +37,11 @@ class BlockPool:
         """
         assert num_blocks > 0
         self.num_blocks = num_blocks
-        self.log: CacheLog | None = None  # records changes of the prefix index; None: nobody needs them
+        self.log: CacheLog | None = None  # records changes of the prefix index; None: changes are not recorded
         self._ref_counts = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks  # block id -> hash of its content, if reusable
         self._cached: dict[bytes, int] = {}  # hash -> block id
-        self._unproven = set(unproven)  # blocks that may hold a NaN: not proven since they were last allocated
+        self._unproven = set(unproven)  # blocks that may hold a NaN: not proven since their last allocation
         self._vouched: set[int] = set()  # unproven blocks that every sequence may reuse nevertheless, see `vouch`
         self._to_clear: list[int] = []  # allocated blocks that the next plan must clear
         self._free_plain: list[int] = []  # free blocks that were in use; the block that was freed last is at the end
@@ -137,7 +137,8 @@ class BlockPool:
     def register(self, block_id: int, content: bytes) -> None:
         """Adds a held, full block to the prefix index. `content`: the hash of its content.
 
-        If the index already has another block with this content that is held or proven, the index stays as it is.
+        If the index already has another block with this content, the index stays as it is, unless the other block is
+        neither held, proven nor vouched for.
         """
         assert self._ref_counts[block_id] > 0
         other = self._cached.get(content)
@@ -153,7 +154,8 @@ class BlockPool:
     def vouch(self, block_ids: Iterable[int], hashes: Iterable[bytes]) -> None:
         """Lets every sequence find these blocks, because finite logits were computed from them after their release.
 
-        Blocks that hold other content by now are skipped. The blocks are still cleared before they are allocated again.
+        Blocks that hold other content by now are skipped. Vouched blocks stay unproven, so they are cleared after their
+        next allocation.
         """
         for block_id, content in zip(block_ids, hashes, strict=True):
             if self._hashes[block_id] == content:
@@ -174,7 +176,7 @@ class BlockPool:
                 self._unproven.add(block_id)
 
     def take_unclear(self) -> tuple[int, ...]:
-        """Returns the blocks allocated since the last call that the next plan must clear before it uses them."""
+        """Returns the blocks that the next plan must clear: those allocated since the last call that may hold a NaN."""
         taken = tuple(self._to_clear)
         self._to_clear = []
         return taken
@@ -184,9 +186,10 @@ class BlockPool:
         return self._unproven | set(self._to_clear)
 
     def known(self, hashes: Iterable[bytes], own: Collection[int] = ()) -> list[int | None]:
-        """Returns for each content hash the block with that content, or None. The caller then calls `hold`.
+        """Returns for each content hash the block with that content; None if there is no such block to reuse.
 
         `own`: blocks that the sequence has filled itself. They are returned even if they are neither held nor proven.
+        The caller must call `hold` for the blocks that it uses.
         """
         found: list[int | None] = []
         has_missed = False
@@ -200,7 +203,7 @@ class BlockPool:
         return found
 
     def cached_hashes(self) -> list[bytes]:
-        """Returns the contents of all blocks in the prefix index."""
+        """Returns the content hashes of all blocks in the prefix index."""
         return list(self._cached)
 
     def num_leading(self, hashes: Sequence[bytes]) -> int:
@@ -212,7 +215,7 @@ class BlockPool:
         return bisect_left(hashes, True, key=lambda content: content not in self._cached)
 
     def _is_doubtful(self, block_id: int) -> bool:
-        """True if the block is neither held, proven nor vouched for: its owner ended before it was proven."""
+        """True if the block is neither held, proven nor vouched for: its holders ended without proving it."""
         return self._ref_counts[block_id] == 0 and block_id in self._unproven and block_id not in self._vouched
 
     def num_cached_only(self, block_ids: Iterable[int]) -> int:

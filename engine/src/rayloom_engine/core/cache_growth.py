@@ -11,7 +11,7 @@ from collections import OrderedDict
 
 
 class CacheGrowth:
-    """`limit`: the limit of cached blocks. Remembers the last `num_blocks` blocks that the limit has evicted."""
+    """The limit of cached blocks, and the hashes of the last `num_blocks` blocks that were evicted because of it."""
 
     def __init__(self, num_blocks: int, num_kept: int | None) -> None:
         """`num_blocks`: the blocks of the pool. `num_kept`: the limit at the beginning; None: no limit."""

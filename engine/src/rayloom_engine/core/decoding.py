@@ -38,7 +38,7 @@ class DecodingParams(msgspec.Struct, frozen=True, kw_only=True):
     presence_penalty: float = 0.0  # [-2, 2]; over generated tokens
     frequency_penalty: float = 0.0  # [-2, 2]; over generated tokens
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, bias)
-    seed: int = 0  # 0 <= seed < 2**63; if the user gave none, the front draws one, so that a replay is exact
+    seed: int = 0  # 0 <= seed < 2**63; without a seed of the user, the front draws one, so that a replay is exact
     stop_token_ids: tuple[int, ...] = ()  # ids that end the sequence, besides EOS
     ignore_eos: bool = False
     bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that the generated tokens never contain
@@ -53,7 +53,7 @@ class DecodingParams(msgspec.Struct, frozen=True, kw_only=True):
     # With logprobs: the alternatives are these tokens and the chosen token, instead of the most likely tokens.
     logprob_token_ids: tuple[int, ...] = ()
 
-    adapter: Adapter | None = None  # changes the model for this sequence
+    adapter: Adapter | None = None  # LoRA adapter that changes the model for this sequence
 
     @property
     def is_greedy(self) -> bool:
@@ -61,7 +61,7 @@ class DecodingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def adapter_digest(self) -> bytes:
-        """Digest of the adapter; empty without one."""
+        """Digest of the adapter; empty without an adapter."""
         return b"" if self.adapter is None else self.adapter.digest
 
     @property

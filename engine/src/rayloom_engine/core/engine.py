@@ -86,7 +86,7 @@ class Engine:
         clock: Callable[[], float],
         work: StepWork | None = None,
     ) -> None:
-        """`work`: operation counts of the model, to forecast how long steps take; without it all forecasts are 0 s."""
+        """`work`: operation counts of the model, to forecast how long steps take; None: all forecasts are 0 s."""
         self.scheduler = scheduler
         self.forecast = StepForecast(work or StepWork())
         self._meter = StepMeter(work or StepWork())
@@ -104,7 +104,8 @@ class Engine:
     def add(self, sequence: Sequence, is_resume: bool = False) -> SequenceOutput | None:
         """Queues a sequence. Raises RequestError or QueueFull.
 
-        Returns an output if the sequence is already complete, because its front resumed it after its last token.
+        If the sequence is complete already, because its front has resumed it after the last token, does not queue it
+        but returns its last output. Otherwise returns None.
         """
         reason = sequence.finish_reason(self.scheduler.config.max_model_len) if sequence.num_generated else None
         if reason is not None:
@@ -167,8 +168,8 @@ class Engine:
         times.forward += result.forward_s
         times.sample += result.sample_s
         # Host time is the time of this call without the ranks' work. With one plan in flight, the ranks compute only
-        # during this call, so their times are subtracted. With several plans, the ranks also compute between calls, so
-        # the wait for the result is subtracted.
+        # during this call, so the times of forward pass and sampling are subtracted. With several plans, the ranks also
+        # compute between calls, so only the wait for the result is subtracted.
         is_alone = self.scheduler.config.depth == 1
         times.host += now - started - (result.forward_s + result.sample_s if is_alone else waited)
         return [output for output in outputs if not is_probe(output.sequence_id)]

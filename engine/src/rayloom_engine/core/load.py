@@ -14,8 +14,8 @@ from rayloom_engine.core.block_pool import BlockPool
 from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import Sequence
 
-# The most blocks of waiting sequences that are hashed for one load; to hash so many takes 5 ms. A limit is needed
-# because the main thread computes the load between two steps, and a full queue of long prompts has a million blocks.
+# For one load, at most this many blocks of waiting sequences are hashed, which takes 5 ms. A limit is needed because
+# the main thread computes the load between two steps, and a full queue of long prompts has a million blocks.
 MAX_HASHED_BLOCKS = 2048
 
 
@@ -23,7 +23,7 @@ class TenantLoad(msgspec.Struct, frozen=True, kw_only=True):
     """The load of one tenant, that is of all clients with the same API key."""
 
     tenant: str  # name of the tenant; empty unless there are several API keys
-    # tokens to compute until each of the tenant's sequences gets its next token, without cached tokens and decodes
+    # uncomputed tokens of the tenant's running prefills and waiting sequences, without tokens found in the cache
     prefill_tokens: int = 0
 
 
@@ -34,7 +34,7 @@ class SchedulerLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadCount:
-    """Adds up a SchedulerLoad."""
+    """Adds up the tokens that sequences still have to compute, for a SchedulerLoad."""
 
     def __init__(self, config: SchedulerConfig, pool: BlockPool) -> None:
         self._config = config
@@ -68,8 +68,9 @@ class LoadCount:
         if not self._config.enable_prefix_caching or sequence.wants_prompt_logprobs:
             return 0
         block_size = self._config.block_size
-        # The last token is always computed. The sequence keeps the hashes, because its admission needs them again.
-        # Only MAX_HASHED_BLOCKS are hashed for one load; blocks beyond that count as not cached until a later load.
+        # The last token is always computed, so it never counts as cached. The sequence keeps the hashes, because its
+        # admission needs them again. Only MAX_HASHED_BLOCKS blocks are hashed for one load; all further blocks count as
+        # not cached until a later load.
         num_known = len(sequence.known_hashes)
         num_full = min((sequence.num_tokens - 1) // block_size, num_known + self._num_to_hash)
         self._num_to_hash -= max(0, num_full - num_known)

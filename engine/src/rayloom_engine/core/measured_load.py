@@ -14,17 +14,17 @@ from rayloom_engine.core.step_seconds import StepSeconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredLoad:
-    # tokens of running and waiting prompts that are not computed yet, perhaps including cached prefixes
+    # tokens of running and waiting prompts that are not computed yet; cached prefixes of waiting prompts count, too
     queued_tokens: int
     running_tokens: int  # tokens that fit in the KV blocks of running sequences
     # the value of `running_tokens` with all slots or all blocks in use, for sequences of the present mean length
     max_running_tokens: int
-    prefill_tokens_per_s: float  # tokens per second in steps that prompts fill; 0 = not measured yet
+    prefill_tokens_per_s: float  # tokens per second in a step with prompts alone; 0 = not measured yet
     decode_tokens_per_s: float  # tokens per second in a step with a decode in every slot; 0 = not measured yet
 
 
 def measured_load(scheduler: Scheduler, costs: StepSeconds | None) -> MeasuredLoad:
-    """Returns the present load. `costs`: None until they are measured."""
+    """Returns the present load. `costs`: measured costs of steps; None until there are measurements."""
     config, pool = scheduler.config, scheduler.pool
     held = (pool.num_blocks - pool.num_free) * config.block_size
     most = pool.num_blocks * config.block_size
@@ -32,7 +32,7 @@ def measured_load(scheduler: Scheduler, costs: StepSeconds | None) -> MeasuredLo
         most = min(most, max(held, held * config.max_num_seqs // num_running))
     prefill_per_s = decode_per_s = 0.0
     if costs is not None:
-        # Masked positions of a chunk are counted, too, as in StepWork.
+        # For a chunk of the whole budget: as in StepWork, each token counts as attending to the whole chunk.
         prefill_per_s = 1 / (costs.token_s + costs.pair_s * config.max_num_batched_tokens)
         decode_per_s = config.max_num_seqs / costs.decode_s(config.max_num_seqs)
     return MeasuredLoad(

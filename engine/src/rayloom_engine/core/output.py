@@ -18,13 +18,13 @@ class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     sequence_id: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token id, if the client asked for logprobs
-    # Sent with the first token; the first prompt token has no logprobs. Long tuples are sent before, in parts
-    # (logprob_parts.py).
+    # Sent with the first token; the first prompt token has no entry. If the entries are many, they are sent in several
+    # outputs, all but the last of which precede the first token (logprob_parts.py).
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    prompt_logprobs_start: int = 0  # number of entries in the parts before this one
-    # only in the last output; inside the core it may also be a reason of core/sequence.py
+    prompt_logprobs_start: int = 0  # number of entries in earlier outputs
+    # only in the last output; inside the core also CORRUPT or BROKEN_FORM (core/sequence.py)
     finish_reason: str | None = None
-    message: str = ""  # the reason, if the sequence ends because its form is broken
+    message: str = ""  # why the grammar or the adapter has failed, if finish_reason is BROKEN_FORM
     stop_token_id: int | None = None  # the id that ended the sequence (EOS or a stop id); also the last of token_ids
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache; only in the first output
     queue_s: float = 0.0  # seconds from the sequence's acceptance to its first step; only in the first output

@@ -16,14 +16,15 @@ When blocks run out, the newest, least urgent running sequence is preempted: its
 Tenants (waiting_queue.py) share slots, blocks and prompt tokens. The rank of a running sequence is the number of
 running sequences of the same tenant that come before it. Part 1 admits a waiting sequence if a running sequence of
 another tenant has a higher rank than the waiting sequence will have. If there is no room, the running sequence with the
-highest rank is preempted. Each such exchange makes the tenants' numbers of running sequences more equal, so it is never
-reversed. With one tenant, part 1 does nothing.
+highest rank is preempted. Each such exchange makes the tenants' numbers of running sequences more equal, so no exchange
+is ever reversed. With one tenant, part 1 does nothing.
 
 Up to `depth` plans are in flight, one for each pipeline stage. Ranks run plans in order, so a plan may depend on
 earlier plans: it may compute the next chunk of a prompt, read blocks that are still being written (fork, prefix hit),
 or reuse the blocks of an aborted sequence. A plan cannot depend on a token that is not sampled yet, so a sequence whose
-next token is being sampled is left out until the result arrives. Decodes therefore form a group for each stage, and the
-groups take turns. No group may exceed its equal share, so that the groups stay equal while sequences come and go.
+next token is being sampled is left out until the result arrives. So the decoding sequences form groups, one for each
+stage, and the groups take turns. No group may exceed its equal share, so that the groups stay equal while sequences
+come and go.
 
 With `num_ahead` > 0, a plan may compute a token that is still being sampled: a placeholder, whose id the rank fills in.
 The ranks then get the next plan before the core has read the last plan's result (asynchronous scheduling). If the
@@ -33,7 +34,7 @@ A sequence with a LoRA adapter runs only while the adapter is in one of the rank
 all slots are used by other adapters, the sequence waits, and other sequences may overtake it (planning/overtaking.py).
 
 With `speculation`, a step of decodes also computes drafts: guesses of the tokens after the newest token. The ranks
-sample at every position of a draft, and the result has the guesses before the first wrong one, and one token more.
+sample at every position of a draft, and the result has the guesses before the first wrong guess, and one more token.
 Until the result arrives, the draft is in flight (`Sequence.num_drafts`): its tokens count neither as known nor as
 computed.
 
@@ -100,7 +101,7 @@ class Scheduler:
 
     @property
     def num_queued_tokens(self) -> int:
-        """Tokens of prompts that must be computed before every unfinished sequence is a decode."""
+        """Tokens still to compute, without those of running sequences that lack only one token (decodes)."""
         lacking = (sequence.num_tokens - sequence.num_computed for sequence in self._running)
         return self._waiting.num_tokens + sum(num for num in lacking if num > 1)
 
@@ -117,7 +118,8 @@ class Scheduler:
     def add(self, sequence: Sequence, is_resume: bool = False) -> None:
         """Adds a sequence to the waiting queue.
 
-        Raises RequestError if it can never run, and QueueFull if the queue is full. A resume never raises QueueFull.
+        Raises RequestError if the sequence can never run, and QueueFull if the queue is full. For a resume, QueueFull
+        is never raised.
         """
         longest = self.config.max_model_len
         if sequence.num_prompt_tokens == 0:
@@ -136,7 +138,7 @@ class Scheduler:
             self._waiting.check_room(sequence.tenant, self._running.num_free_slots, self.config.max_queued)
         first_choice = None if sequence.fork_of is None else self._sequences.get(sequence.fork_of)
         if first_choice is not None and sequence.prompt_ids == first_choice.prompt_ids:
-            sequence.prompt_ids = first_choice.prompt_ids  # equal prompts that are one object are compared fast
+            sequence.prompt_ids = first_choice.prompt_ids  # prompts that are one object are compared fast
         sequence.number = self._next_number
         self._next_number += 1
         self._sequences[sequence.request_id] = sequence
@@ -144,7 +146,7 @@ class Scheduler:
         self.counters.prompt_tokens += sequence.num_prompt_tokens
 
     def abort(self, request_id: str) -> bool:
-        """Removes a sequence and releases its blocks at once. If it is in flight, its result will be dropped.
+        """Removes a sequence and releases its blocks at once. A result in flight will be dropped.
 
         Returns False if the sequence is unknown or already finished.
         """
@@ -180,8 +182,8 @@ class Scheduler:
     def schedule(self, costs: StepSeconds | None = None) -> StepPlan | None:
         """Returns the next plan, with its blocks allocated, or None if nothing can be computed now.
 
-        If plans are in flight, None means that the next plan has to wait for their results. `costs`: limit the tokens
-        of prompts beside decodes (backlog.py); None: only the token budget limits them.
+        If plans are in flight, None means that the next plan has to wait for their results. `costs`: measured costs, by
+        which the tokens of prompts beside decodes are limited (backlog.py); None: only the token budget limits them.
         """
         if len(self._in_flight) == self.config.depth:
             return None
@@ -225,8 +227,8 @@ class Scheduler:
     def update(self, result: StepResult) -> list[SequenceOutput]:
         """Applies the result of the oldest plan in flight: appends sampled ids and finishes complete sequences.
 
-        Corrupt sequences and those with a broken form are ended first. Their other entries, in this result and in later
-        ones, are ignored.
+        Sequences that are corrupt, or whose grammar or adapter has failed, are ended first. Their other entries, in
+        this result and in later results, are ignored.
         """
         plan = self._in_flight[0].plan
         sequences = self._in_flight[0].sequences
@@ -262,7 +264,7 @@ class Scheduler:
                 self._append(sequence, sampled, outputs)
         for sampled in result.sampled:
             sequence = sequences[sampled.slot]
-            if sequence.state is not SequenceState.FINISHED:  # it was not aborted meanwhile, and is not corrupt
+            if sequence.state is not SequenceState.FINISHED:  # neither aborted since the plan, nor ended above
                 self._append(sequence, sampled, outputs)
         for slot in result.dirty_slots:
             if sequences[slot].state is not SequenceState.FINISHED:

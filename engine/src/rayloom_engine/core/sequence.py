@@ -37,7 +37,7 @@ class Origin:
     cache_key: bytes = b""  # only sequences with the same key share cached blocks
 
 
-NO_ORIGIN = Origin()  # origin on a server without API keys, and of the engine's own probes
+NO_ORIGIN = Origin()  # origin of all sequences on a server without API keys, and of the engine's own probes
 
 
 class Sequence:
@@ -86,7 +86,7 @@ class Sequence:
         self.drafter: Drafter | None = None
         self.last_turn = (0, 0)  # (id of the last step with this sequence, its index in that step)
         self.num_overtakers = 0  # sequences that overtook this sequence while it waited for blocks or an adapter slot
-        self.num_overtaking_tokens = 0  # tokens of these sequences
+        self.num_overtaking_tokens = 0  # tokens of the sequences that num_overtakers counts
         self.block_ids: list[int] = []  # KV blocks in order of position; those before index `first_block` are released
         self.first_block = 0  # index in block_ids; no later token attends to an earlier block (sliding window)
         self.num_proven = 0  # leading tokens with proven KV: finite logits were computed from this KV
@@ -156,7 +156,7 @@ class Sequence:
 
     @property
     def order(self) -> tuple[int, float, int]:
-        """Sort key: lower runs first. First come, first served within a priority."""
+        """Sort key: the lowest value runs first. First come, first served within a priority."""
         return (self.priority, self.arrival, self.number)
 
     def hashes(self, num_blocks: int, block_size: int, first: int = 0) -> list[bytes]:
@@ -172,7 +172,7 @@ class Sequence:
         return self._hashes[first:num_blocks]
 
     def adopt_hashes(self, other: Sequence, block_size: int) -> None:
-        """Copies the prompt's block hashes that `other` has computed, if equal prompts have equal hashes in both."""
+        """Copies the prompt's block hashes from `other`, if both sequences have the same prompt and share a cache."""
         if not self._hashes and self.shares_cache_with(other) and self.has_prompt_of(other):
             self._hashes = other._hashes[: self.num_prompt_tokens // block_size]
 
@@ -210,8 +210,8 @@ class Sequence:
         if known is not None:
             num_known_tokens = self.num_prompt_tokens
             has_known_grammar = bool(params.grammar) and params.grammar == known.sequence.params.grammar
-            # Block tables of two sequences have entries in common only through a fork or the prefix cache. Entries
-            # before `first` are never read.
+            # Two block tables have entries in common only through a fork or the prefix cache, so only registered blocks
+            # are compared. Entries before `first` are never read.
             first = self.first_block
             num = self.num_registered_blocks
             if num <= known.num_blocks and known.sequence.block_ids[first:num] == self.block_ids[first:num]:
@@ -233,7 +233,7 @@ class Sequence:
         )
 
     def finish_reason(self, max_model_len: int) -> str | None:
-        """Returns why the newest token completes the sequence ("stop" or "length"), or None if it does not."""
+        """Returns why the newest token completes the sequence ("stop" or "length"); None if the sequence continues."""
         newest = self.token_ids[-1]
         num_tokens = len(self.token_ids)
         num_generated = num_tokens - self.num_prompt_tokens
@@ -245,7 +245,7 @@ class Sequence:
 
 
 def order_of(sequence: Sequence) -> tuple[int, float, int]:
-    """`Sequence.order` as a sort key."""
+    """Returns the order of the sequence: a function for the `key` of a sort."""
     return sequence.order
 
 

@@ -17,15 +17,15 @@ class Counters:
 
     num_preemptions: int = 0
     prefix_queries: int = 0  # tokens looked up in the prefix cache
-    prefix_hits: int = 0  # tokens found there
+    prefix_hits: int = 0  # tokens found in the prefix cache
     prompt_tokens: int = 0
     generation_tokens: int = 0
     num_corrupt: int = 0  # sequences that ended because their logits were not finite
     num_drafts: int = 0  # verified drafts
-    draft_tokens: int = 0  # tokens of these drafts
+    draft_tokens: int = 0  # tokens of the verified drafts
     accepted_tokens: int = 0  # draft tokens that were accepted
-    mean_output_tokens: float = 0.0  # mean output tokens of the sequences that ended last; 0 before the first one ends
-    num_outputs: int = 0  # sequences in that mean
+    mean_output_tokens: float = 0.0  # mean output tokens of the sequences that ended last; 0 if none has ended yet
+    num_outputs: int = 0  # sequences over which mean_output_tokens is computed
 
     def note_output(self, num_tokens: int) -> None:
         """Counts the output of a sequence that has ended. The mean is over about the last `_NUM_OUTPUTS` outputs."""
@@ -37,22 +37,22 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     num_running: int = 0
     num_waiting: int = 0
     num_blocks: int = 0
-    num_free_blocks: int = 0  # free, or held only by the prefix cache
+    num_free_blocks: int = 0  # free and cached blocks
     num_preemptions: int = 0
     prefix_queries: int = 0  # tokens looked up in the prefix cache
-    prefix_hits: int = 0  # tokens found there
+    prefix_hits: int = 0  # tokens found in the prefix cache
     prompt_tokens: int = 0  # prompt tokens of accepted sequences
     generation_tokens: int = 0  # sampled tokens
     num_corrupt: int = 0  # sequences that ended because their logits were not finite
     num_drafts: int = 0  # verified drafts
-    draft_tokens: int = 0  # tokens of these drafts
+    draft_tokens: int = 0  # tokens of the verified drafts
     accepted_tokens: int = 0  # draft tokens that were accepted
     num_steps: int = 0
     step_tokens: int = 0  # tokens computed in all steps
     step_token_counts: tuple[int, ...] = (0,) * (len(STEP_TOKEN_BOUNDS) + 1)  # steps by bucket, not cumulative
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0
-    host_seconds: float = 0.0  # scheduling, input preparation and update
+    host_seconds: float = 0.0  # seconds of scheduling, input preparation and update
     # The fields of MeasuredLoad (core/measured_load.py).
     queued_tokens: int = 0
     running_tokens: int = 0

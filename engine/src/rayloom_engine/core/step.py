@@ -5,8 +5,8 @@ is new to the ranks (admitted, resumed after preemption, or any sequence after a
 NewSlot. If the ranks have a slot with the same prompt, NewSlot names that slot, so a prompt is sent once for all of its
 choices.
 A rank reads token ids from plans, even ids that it has sampled itself: the earlier stages of a pipeline do not sample
-and have no other source, and all stages work alike. The exception are placeholders (`SlotStep.num_placeholders`). Only
-a rank that samples every token itself may get placeholders, so only the single rank of an engine.
+and have no other source, and all stages work alike. Placeholders (`SlotStep.num_placeholders`) are the exception. Only
+a rank that samples every token itself may get placeholders, which means the only rank of an engine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class NewSlot(msgspec.Struct, frozen=True, kw_only=True):
     block_table: tuple[int, ...]
     prompt_of: int | None = None  # slot with the same prompt: its first num_prompt_tokens ids precede token_ids
     num_shared_blocks: int = 0  # number of entries of the block table of `prompt_of` that precede block_table
-    has_grammar_of_prompt: bool = False  # the grammar is that of the slot `prompt_of`, and left out of params
+    has_grammar_of_prompt: bool = False  # True: the grammar is that of the slot `prompt_of`, and left out of params
     adapter_slot: int = -1  # slot of the adapter that changes the model for this sequence; -1: none
     params: DecodingParams
     eos_token_ids: tuple[int, ...]  # ids that end the sequence, like params.stop_token_ids; empty with ignore_eos
@@ -42,15 +42,15 @@ class SlotStep(msgspec.Struct, frozen=True, kw_only=True):
     start: int
     num_tokens: int  # >= 1
     new_token_ids: tuple[int, ...] = ()  # sampled since the slot's last plan; appended before computing
-    # After new_token_ids, the rank appends this many of the ids that it has sampled and that no plan has sent, oldest
-    # first. Ids that new_token_ids sends are removed from these sampled ids.
+    # The rank has a list of the ids that it has sampled and that no plan has sent yet. It removes the ids in
+    # new_token_ids from this list, and then appends this many of the listed ids to the slot's tokens, oldest first.
     num_placeholders: int = 0
     new_block_ids: tuple[int, ...] = ()  # appended to the block table before computing
-    # Draft tokens: the last of the step's `num_tokens`, after the slot's last token. The rank samples at the position
-    # before each draft token, and at the last draft token. It accepts the draft up to the first token that differs from
-    # the sampled token.
+    # Draft tokens. They follow the slot's newest token, and are the last of the `num_tokens` that this step computes.
+    # The rank samples at the position before each draft token, and at the last draft token. It accepts the draft up to
+    # the first draft token that differs from the sampled token.
     draft_token_ids: tuple[int, ...] = ()
-    samples: bool = False  # the slot's last token is computed: sample the next token
+    samples: bool = False  # True: the slot's newest token is computed, so the rank samples the next token
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,18 +119,18 @@ class PromptLogprobs(msgspec.Struct, frozen=True):
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     step_id: int
     epoch: int
-    # One token for each SlotStep with `samples`, in plan order; none for corrupt, broken, postponed and some dirty
-    # slots.
+    # One token for each SlotStep with `samples`, in plan order. Corrupt, broken and postponed slots have none, nor have
+    # dirty slots whose first row is not finite.
     sampled: tuple[SampledToken, ...] = ()
-    # The draft tokens that were accepted, in order for each slot. The slot's token in `sampled` follows them.
+    # The accepted draft tokens, for each slot in order of position. The slot's token in `sampled` follows them.
     accepted: tuple[SampledToken, ...] = ()
-    # Slots with a draft for which the logits of a row are not finite. The tokens before that row are valid. The slot is
+    # Slots with a draft that have a row of logits that is not finite. Tokens from earlier rows are valid. The slot is
     # computed again without a draft, because the draft may be the cause.
     dirty_slots: tuple[int, ...] = ()
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     corrupt_slots: tuple[int, ...] = ()  # slots whose logits are not finite; no token is sampled for them
     broken_forms: tuple[BrokenForm, ...] = ()
-    broken_adapters: tuple[BrokenAdapter, ...] = ()  # adapters that could not be loaded; see BrokenAdapter
+    broken_adapters: tuple[BrokenAdapter, ...] = ()  # adapters that could not be loaded
     postponed_slots: tuple[int, ...] = ()  # slots of the plan whose mask is not ready; no token is sampled for them
     waiting_slots: tuple[int, ...] = ()  # slots that were postponed and whose grammar is not built yet
     forward_s: float = 0.0  # seconds that the model's forward pass took

@@ -4,8 +4,8 @@
 
 A decode is a sequence with one token in the step. The costs of a prompt's tokens are proportional to their
 floating-point operations (StepWork), so one measured number, the seconds per operation, gives token_s and pair_s. An
-operation takes longer in a chunk of 16 tokens than in a chunk of 512. So the number is measured in real steps, in which
-the scheduler has derived the size of the chunks from this number.
+operation takes longer in a chunk of 16 tokens than in a chunk of 512. So the number is measured in real steps: the
+scheduler has chosen the sizes of their chunks by the value measured before.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _Number = TypeVar("_Number", int, float)
 class StepSeconds:
     """Seconds that parts of a step take."""
 
-    decode_only: tuple[tuple[int, float], ...]  # (decodes, seconds of a step with only these); not empty, ascending
+    decode_only: tuple[tuple[int, float], ...]  # (decodes, seconds of a step with these alone); ascending, not empty
     token_s: float  # seconds of a prompt's token; > 0
     pair_s: float  # seconds of a prompt's token for each position that it attends to
     draft_token_s: float | None = None  # seconds of a draft token beside decodes; None: not measured yet
@@ -106,7 +106,7 @@ class StepMeter:
         """Removes the oldest plan in flight. `seconds`: the time of its forward pass and of its sampling."""
         num_decodes, flops, num_drafted, samples = self._plans.popleft()
         if seconds <= 0 or not samples:
-            return  # without a sampled token, an accelerator's work may not have ended
+            return  # if no token is sampled, nothing waits for an accelerator, so `seconds` may be too short
         self._costs = None
         if num_drafted:
             self._add_drafts(num_decodes, num_drafted, seconds)
@@ -127,7 +127,7 @@ class StepMeter:
         length = num_decodes.bit_length()
         num_mixed = self._num_mixed[length] = self._num_mixed.get(length, 0) + 1
         nearest, decode_s = _nearest(sorted(self._decode_only.values()), num_decodes)
-        # operations of decodes beyond the measured number
+        # operations of the decodes by which this step exceeds the measured step
         more_flops = max(0, num_decodes - nearest) * self._work.flops_per_token
         all_decodes_s = decode_s + more_flops * self._flop_s
         prompts_s = flops * self._flop_s
@@ -160,11 +160,11 @@ class StepMeter:
 
 
 def _nearest(decode_only: Sequence[tuple[int, float]], num_decodes: int) -> tuple[int, float]:
-    """Returns the last entry with at most `num_decodes` decodes, or the first one if there is none."""
+    """Returns the last entry with at most `num_decodes` decodes, or the first entry if there is no such entry."""
     below = [entry for entry in decode_only if entry[0] <= num_decodes]
     return below[-1] if below else decode_only[0]
 
 
 def _median(values: Collection[_Number]) -> _Number:
-    """Returns the middle one of the sorted values; of two, the larger one."""
+    """Returns the middle one of the sorted values; of two middle values, the larger one."""
     return sorted(values)[len(values) // 2]

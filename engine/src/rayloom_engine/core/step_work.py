@@ -42,7 +42,7 @@ class StepWork:
 class StepForecast:
     """Forecasts how long plans in flight take, from the best measured speed.
 
-    Only large steps count. Until a large step has ended, small steps count.
+    The speed is measured in large steps, and in small steps only until the first large step has ended.
     """
 
     def __init__(self, work: StepWork) -> None:

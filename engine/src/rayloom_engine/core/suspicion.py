@@ -1,13 +1,13 @@
 """Suspicion: finds a sequence that crashes every process that computes it.
 
 Compares the sequences in flight at each death of a process. One death is no evidence against a sequence, because
-machines fail too. A sequence is suspect if two steps that computed the same positions of the sequence have died. While
-there are suspects, the engine computes only half of them and no other sequence: a trial. A trial ends in one of two
-ways:
+machines fail too. A sequence is suspect if a process has died in each of two steps that computed the same positions of
+the sequence. While there are suspects, the engine computes only half of them and no other sequence: a trial. A trial
+ends in one of two ways:
 - Each sequence of this half has computed its suspected positions: then the whole half is cleared.
-- A step that computes these positions dies: then only the sequences of this half remain suspect.
-The last suspect is computed alone. If that step dies at the same positions, the sequence is condemned: its request
-fails, and all others continue.
+- A process dies in a step that computes these positions: then only the sequences of this half remain suspect.
+The last suspect is computed alone. If a process dies again at the same positions, the sequence is condemned: its
+request fails, and all others continue.
 
 A long prompt is computed in chunks, so deaths of other causes occur at different positions of the prompt, and do not
 condemn its sequence.
@@ -25,14 +25,15 @@ from rayloom_engine.core.planning.spans import Span, overlap
 
 # number of deaths that are remembered; more than one, because several sequences may cause deaths in turn
 _KEPT_DEATHS = 4
-# limit of entries; a front resubmits unfinished sequences within seconds, so older entries are not needed
+# limit of condemned sequences; a front resubmits unfinished sequences within seconds, so older entries are not needed
 _KEPT_CONDEMNED = 1024
 
 
 class Suspicion(msgspec.Struct):
     """The evidence from the deaths so far: which sequences may crash the engine.
 
-    All fields are bounded (`suspects` by the sequences of a step), because entries of fronts that never reconnect stay.
+    All fields are bounded (`suspects` by the sequences of a step), because the entries of a front that never reconnects
+    stay.
     """
 
     deaths: list[dict[str, Span]] = []  # the last deaths outside trials: sequence id -> its positions in flight
@@ -45,7 +46,7 @@ class Suspicion(msgspec.Struct):
         return {name: span for name, span in common.items() if span is not None}
 
     def died(self, in_flight: dict[str, Span]) -> bool:
-        """Counts a death with these sequences in flight. Returns True if the dead step was a trial of suspects.
+        """Counts a death with these sequences in flight. Returns True if these plans were a trial of suspects.
 
         After a trial, fewer suspects remain.
         """

@@ -19,7 +19,7 @@ def first_seen_block(position: int, window: int | None, block_size: int) -> int:
 
 
 def num_seen(start: int, window: int | None) -> int:
-    """Returns an upper bound of the positions before `start` that a token of a chunk from `start` on sees."""
+    """Returns an upper bound of the number of positions before `start` that a token from `start` on sees."""
     return start if window is None else min(start, window)
 
 
@@ -42,7 +42,7 @@ def longest_hit(known: Sequence[int | None], window: int | None, block_size: int
     `known`: for each full block of the sequence, in order, the id of a block with that content, or None.
     """
     longest = (0, 0)
-    run = 0  # number of known blocks in a row that end here
+    run = 0  # number of consecutive known blocks up to this block
     for index, block_id in enumerate(known):
         run = 0 if block_id is None else run + 1
         first = first_seen_block((index + 1) * block_size, window, block_size)

@@ -2,7 +2,7 @@
 
 One file has the positions that plans in flight compute of each sequence (`core.planning.spans`), the other has the
 sequences that are suspected of crashes. The files are written without fsync: they must survive the process, but need
-not survive a crash of the machine. A record is ignored if the process was killed while writing it.
+not survive a crash of the machine. An incomplete record is ignored: its process was killed during the write.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class BlackBox:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Reads the files of the previous EngineCore process. If it died with plans in flight, counts its death."""
+        """Reads the last EngineCore process's files. If that process died with plans in flight, counts the death."""
         path = folder / "in_flight"
         self._suspicion_path = folder / "suspicion"
         self.suspicion = _read(self._suspicion_path, Suspicion) or Suspicion()
@@ -62,14 +62,14 @@ class BlackBox:
     def died(self, *, was_silent: bool = False) -> bool:
         """Counts the death of a rank or of the previous EngineCore. Returns True if fewer suspects remain.
 
-        `was_silent`: the process had shown no sign of life before it died. An outside cause may have stopped it, so no
-        sequence is blamed.
+        `was_silent`: the process had shown no sign of life before it died. An outside cause may have stopped the
+        process, so no sequence is blamed.
         """
         in_flight = self._in_flight
         suspicion = self.suspicion
         if not in_flight:
             return False
-        self.note({})  # deleted first, so that a crash in this function cannot make the same death count twice
+        self.note({})  # the record is emptied first, so that no crash in this function makes this death count twice
         if was_silent:
             return False
         condemned_before = set(suspicion.condemned)

@@ -1,4 +1,4 @@
-"""CachePublisher: sends fronts the prefix index and the load of this engine, by which they choose between engines."""
+"""CachePublisher: sends the engine's prefix index and load to fronts that choose between several engines."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class CachePublisher:
         self._due_s = 0.0
 
     def subscribe(self, connection: int) -> None:
-        """Sends the whole index and the load to a front, and from now on their changes."""
+        """Sends the whole index and the load to a front, and from now on the changes of both."""
         pool = self._engine.scheduler.pool
         if not self._connections:
             self._log = pool.log = CacheLog()
-        self._send_changes()  # The other fronts get earlier changes first, so that all fronts have the same number.
+        self._send_changes()  # The other fronts get all earlier changes first, so that all fronts have the same number.
         self._connections.add(connection)
         hashes = pool.cached_hashes()
         num_parts = max(1, -(-len(hashes) // PART_BLOCKS))
@@ -43,7 +43,7 @@ class CachePublisher:
             some = hashes[part * PART_BLOCKS : (part + 1) * PART_BLOCKS]
             self._io.send(connection, self._changes(added=_joined(some), part=part, num_parts=num_parts))
         self._io.send(connection, LoadReport(self._engine.load()))
-        self._last_load = None  # The next `publish` sends the load to all fronts, because the others have an older one.
+        self._last_load = None  # The next `publish` sends the load to all fronts: the other fronts have an older load.
 
     def unsubscribe(self, connection: int) -> None:
         self._connections.discard(connection)

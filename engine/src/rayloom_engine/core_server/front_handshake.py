@@ -39,7 +39,7 @@ class PortTls:
 
 @dataclass(frozen=True, slots=True)
 class Greeted:
-    """The answer to a front's Hello, and the TLS stream of its connection; None: the connection is in clear text."""
+    """The answer to a front's Hello, and the TLS stream of the connection (None: the connection is in clear text)."""
 
     welcome: Welcome
     stream: TlsStream | None = None
@@ -60,7 +60,7 @@ async def greet_local(reader: asyncio.StreamReader, token: str, epoch: int) -> G
 async def greet_remote(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: str, tls: PortTls | None, epoch: int
 ) -> Greeted:
-    """As `greet_local`, for a gateway over TCP: sends a challenge first. The Welcome has a proof of the key.
+    """Returns the same as `greet_local`, for a gateway over TCP. Sends a challenge first. The Welcome proves the key.
 
     The time limit is for TLS and the greeting together. A slow handshake delays only this coroutine.
     """
@@ -118,7 +118,7 @@ def _hello(message: FrontMessage) -> Hello:
 
 
 def _welcome(hello: Hello, epoch: int) -> Welcome:
-    # A newer front has read this core's version in the FrontChallenge, and must use that version.
+    # A newer front knows this core's version from the FrontChallenge, and must not send a newer version.
     if hello.version > PROTOCOL_VERSION or (version := common_version(hello.version)) is None:
         raise FrontRefused(
             f"refused front {hello.front_id}: it speaks protocol {hello.version}, this core {OLDEST_VERSION} to "

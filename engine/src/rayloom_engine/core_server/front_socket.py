@@ -51,7 +51,7 @@ class FrontSocket:
             if self._tls is not None:
                 try:
                     data = self._tls.seal(data)
-                except ssl.SSLError:  # the I/O thread has read bytes that are not the peer's, or the peer's alert
+                except ssl.SSLError:  # the I/O thread has read an alert, or bytes that the peer did not send
                     self._end()
                     return False
             if self._unsent.num_bytes:
@@ -101,5 +101,5 @@ class FrontSocket:
     def _end(self) -> None:
         self._is_closed = True
         self._unsent.clear()
-        with contextlib.suppress(OSError):  # the peer may have ended it already
+        with contextlib.suppress(OSError):  # the peer may have ended the connection already
             self._socket.shutdown(socket.SHUT_RDWR)

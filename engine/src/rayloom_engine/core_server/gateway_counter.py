@@ -1,7 +1,7 @@
 """GatewayCounter: counts the requests of gateways, whose results the engine's own front does not see.
 
 A request counts as finished when its last token is sampled, when a gateway has found a stop string in its text, or when
-the engine ends it because of an engine error. Three kinds of requests do not count: refused requests, requests that
+an error of the engine ends it. Three kinds of requests do not count: refused requests, requests that
 move to another engine, and requests whose client or gateway has disconnected. For each prompt only the first choice
 counts.
 """
@@ -21,8 +21,8 @@ from rayloom_engine.protocol.messages import Submit
 class GatewayCounter:
     """Totals of the sequences of gateways. For the core's main thread.
 
-    `request_id` is the scheduler's name of a sequence, which begins with its connection. Calls for sequences of the
-    engine's own front have no effect.
+    `request_id` is the scheduler's name of a sequence, which begins with the number of the gateway's connection. Calls
+    for sequences of the engine's own front have no effect.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -100,6 +100,6 @@ class GatewayCounter:
         if finish_reason == CORRUPT:
             self.failed(request_id)
         elif finish_reason == BROKEN_FORM:
-            self.forget(request_id)  # the client gets a 400, so it is no error of the engine
+            self.forget(request_id)  # the client gets a 400, so the engine has made no error
         else:
             self.complete(request_id)

@@ -43,7 +43,7 @@ class Core:
         box: BlackBox,
         check_ranks: Callable[[], None] = lambda: None,
     ) -> None:
-        """`check_ranks`: raises RankLost. Called while the engine is idle, because then no step finds a lost rank."""
+        """`check_ranks`: called while the engine is idle, to raise RankLost, because no step would find a lost rank."""
         self.model = model
         self._engine = engine
         self._box = box
@@ -80,12 +80,12 @@ class Core:
             for connection, message in messages:
                 self._handle(connection, message)
             if messages and not (self._state.stats.num_running or self._state.stats.num_waiting):
-                # Sends a status before the step: the first step after an idle time may be long, and an engine that
-                # seems to have no requests may be deleted meanwhile.
+                # A status is sent before the step, because the first step after an idle time may be long. Until the
+                # next status, an engine whose last status shows no requests may be deleted.
                 self._publish()
             self._state.heartbeat = time.monotonic()
-            # The load is published between the inbox and the step, so that it includes the sequences that arrived
-            # during the last step. When a front receives a load, it no longer counts these sequences itself.
+            # The load is published after the inbox is read and before the step, so that it includes the sequences that
+            # arrived during the last step. A front that receives a load no longer adds these sequences to it.
             self._publisher.publish(self._state.heartbeat)
             if self._engine.has_unfinished:
                 self._state.rank_phase = "step"
@@ -124,7 +124,7 @@ class Core:
         else:
             self._publisher.unsubscribe(connection)
             self._gateways.disconnected(connection)
-            # The suspicion stays: the front will submit its sequences again, and one of them may have crashed the
+            # The suspects stay: the front will submit its sequences again, and one of them may even have crashed the
             # front.
             prefix = f"{connection}."
             for sequence in list(self._engine.scheduler.unfinished()):
@@ -172,7 +172,7 @@ class Core:
         scheduler.restrict(frozenset(only) if trial else None)
 
     def _note(self) -> None:
-        """Records the positions in flight in the black box, and sets how long these plans may make no progress.
+        """Records the positions in flight in the black box, and sets `patience_s` for these plans.
 
         A sequence that waits for its grammar counts as in flight, because the rank builds the grammar meanwhile.
         """
@@ -186,10 +186,10 @@ class Core:
         state.set_patience(patience_s(state.hang_seconds, forecast_s, is_trial=self._box.is_trial))
 
     def _end_step(self) -> None:
-        """Records the positions in flight after a step, unless the next step will record its own plan in a moment.
+        """Records the positions in flight after a step, unless the next step will soon overwrite the record anyway.
 
         With one plan in flight at a time, the record of an ended plan stays until the next plan is recorded, a message
-        arrives, or the engine is idle. The end of a trial is always recorded.
+        arrives, or the engine is idle. After a step of a trial, the positions are recorded in any case.
         """
         is_planless = self._is_note_old  # The step has not recorded a plan.
         if is_planless or self._box.is_trial or self._engine.scheduler.config.depth > 1:
@@ -198,7 +198,7 @@ class Core:
             self._is_note_old = True
 
     def _renew_note(self) -> None:
-        """Records that nothing is in flight, if the record is still that of a plan that has ended."""
+        """Records that nothing is in flight, if the black box still has the record of an ended plan."""
         if self._is_note_old:
             self._note()
 
@@ -262,7 +262,7 @@ class Core:
         by_connection: dict[int, list[SequenceOutput]] = {}
         sources: dict[str, tuple[int, int]] = {}
         if any(output.finish_reason == CORRUPT for output in outputs):
-            self._engine.add_probe()  # A rank that computes a NaN for the probe, too, exits.
+            self._engine.add_probe()  # A rank that computes a NaN even for the probe exits.
         for output in outputs:
             source, _, sequence_id = output.sequence_id.partition("/")
             if output.finish_reason is not None:
@@ -308,5 +308,5 @@ def _request_id(connection: int, attempt: int, sequence_id: str) -> str:
 
 
 def _sequence_id(request_id: str) -> str:
-    """The front's name of a sequence. It is random, so two sequences never share it, even after a core restart."""
+    """The front's name of a sequence. It is random, so no two sequences have the same, even after a restart."""
     return request_id.partition("/")[2]

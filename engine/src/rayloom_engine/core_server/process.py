@@ -23,7 +23,7 @@ from rayloom_engine.common.process import (
 )
 
 if __name__ == "__main__" and (sender := sender_of(sys.argv[1:])) is not None:
-    die_with_parent(sender)  # Before the other imports: these take a second, in which the sender may be killed.
+    die_with_parent(sender)  # called before the other imports: they take a second, in which the sender may be killed
 
 import argparse
 import faulthandler
@@ -96,7 +96,8 @@ class CoreProcess:
         self._io.start()
         pool = None
         if self._rank_fd is not None:
-            # Accept connections at the port before anything that takes long, so that early ranks find an EngineCore.
+            # Connections are accepted before anything that takes long, so that ranks that start early find an
+            # EngineCore.
             listener = socket.socket(fileno=self._rank_fd)
             pool = RankPool(listener, self._token, self._config.world_size, self._config.hang_seconds)
             self._state.pool = pool
@@ -112,7 +113,7 @@ class CoreProcess:
         except EngineDead as error:
             return self._fail(error, EXIT_GIVEN_UP)
         except CorruptRank as error:
-            # The next EngineCore process loads the weights again. The supervisor counts this death against its budget.
+            # The next EngineCore process loads the weights again. This death counts in the supervisor's restart budget.
             logger.error("%s; the core ends", error)
             write_failure(self._folder.path, f"{error}; {_CORRUPT_CURE}")
             os._exit(1)

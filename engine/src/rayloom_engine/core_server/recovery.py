@@ -77,7 +77,7 @@ class RecoveryLimits:
         return now + self.config.rebuild_seconds if is_rebuild else math.inf
 
     def not_assembled(self) -> str:
-        """Returns the reason for giving up while ASSEMBLING, which the error message adds to the cause of the loss."""
+        """Returns why the engine gives up while ASSEMBLING. The error message has this text after the loss's cause."""
         if self.is_job:
             return "start the job again"
         return f"not mended within {self.config.rebuild_seconds:g} s and {self.config.restart_budget} restarts"
@@ -86,8 +86,8 @@ class RecoveryLimits:
         """Counts a death while SERVING. Returns the reason for giving up, or an empty string to continue.
 
         `is_narrower`: the death left fewer suspects. Such a death does not count in the budget, because the number of
-        suspects already limits the number of such deaths. The budget's back-off is ignored: it is for ranks that fail
-        during their start.
+        suspects already limits the number of such deaths. The budget's back-off is not applied, because it is for
+        ranks that fail during their start.
         """
         if self.is_job:
             return "start the job again"
@@ -97,7 +97,7 @@ class RecoveryLimits:
 
 
 class RecoveryMachine:
-    """The state machine above, run by the EngineCore's main thread."""
+    """The state machine of this module's docstring, run by the EngineCore's main thread."""
 
     def __init__(self, context: CoreContext, pool: RankPool, model: FoundModel, epoch: int) -> None:
         """`epoch`: the epoch of the first assembly. Later assemblies draw new epochs."""
@@ -112,7 +112,7 @@ class RecoveryMachine:
         self._deadline = self._limits.deadline(time.monotonic(), is_rebuild=self._is_rebuild)
         self._assembly = Assembly(epoch, [])  # the last assembly
         self._loss = RankLost(0, "")  # the last loss
-        # None until the first assembly. The engine keeps the sequences when ranks are lost.
+        # None until the first assembly. The core keeps its engine and sequences when ranks are lost.
         self._core: Core | None = None
 
     def run(self) -> NoReturn:

@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 _START_STATUS_SECONDS = 0.1  # seconds between two statuses during a start, so that progress bars move
 _STATUS_SECONDS = 1.0
-_STALL_SECONDS = 30.0  # seconds that a front has to read a small message, see unsent.py
+_STALL_SECONDS = 30.0  # seconds within which a front must read a small message, see unsent.py
 # The most unsent bytes for a front. A front that exceeds them is disconnected at once, because the machine's memory is
 # for the ranks. A front that reads has far fewer unsent bytes.
 _MOST_UNSENT_BYTES = 2**30
@@ -69,7 +69,7 @@ InboxMessage = Submit | Abort | WantCache | GatewayConnected | Disconnected
 
 @dataclass(frozen=True, slots=True)
 class Inbox:
-    """Messages of fronts in order of arrival. The I/O thread puts them in, the main thread takes them out."""
+    """Messages of fronts in order of arrival. The I/O thread adds them, and the main thread removes them."""
 
     items: deque[tuple[int, InboxMessage]]
     event: threading.Event
@@ -87,7 +87,7 @@ class Inbox:
         return taken
 
     def wait(self, seconds: float, at_most: float) -> bool:
-        """Waits for an entry. Returns True as soon as there is an entry, False after the shorter of the two times."""
+        """Waits for an entry, for the lesser of both times. Returns True as soon as there is an entry, else False."""
         return self.event.wait(min(seconds, at_most))
 
 
@@ -97,7 +97,7 @@ class _Front:
 
     socket: FrontSocket
     transport: asyncio.WriteTransport
-    is_drained: asyncio.Event  # set while no byte is unsent; used by the I/O thread alone
+    is_drained: asyncio.Event  # set while the front has no unsent bytes; used by the I/O thread alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class CoreIo:
         self._thread = threading.Thread(target=self._run, name="core-io", daemon=True)
 
     def start(self) -> None:
-        """Starts the thread and returns once it listens. If it cannot listen, it logs an error and ends the process."""
+        """Starts the thread and returns once it listens. If it cannot listen, the thread ends the process."""
         self._thread.start()
         self._listening.wait()
 
@@ -344,5 +344,5 @@ class CoreIo:
     async def _flush_status(self) -> None:
         self._broadcast(self._status())
         for front in list(self._fronts.values()):
-            with contextlib.suppress(TimeoutError):  # a front that reads more slowly does not delay the caller
+            with contextlib.suppress(TimeoutError):  # a front that reads too slowly delays the caller no longer
                 await asyncio.wait_for(front.is_drained.wait(), 1.0)

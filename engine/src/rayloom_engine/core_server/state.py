@@ -160,18 +160,18 @@ class CoreState:
         )
 
     def set_draining(self, is_draining: bool) -> None:
-        """Records that the engine drains, or no longer does."""
+        """Records whether the engine drains."""
         self.is_draining = is_draining
 
     def record_front_report(self, message: Draining | EngineAdapters) -> None:
-        """Records a report of the engine's own front, so that the status has it for gateways."""
+        """Records a report of the engine's own front, so that the status repeats the report for gateways."""
         if isinstance(message, Draining):
             self.set_draining(message.is_draining)
         else:
             self.adapters = message.adapters
 
     def _own_rank(self, now: float) -> tuple[RankReport, ...]:
-        """The report of this process as the only rank."""
+        """Returns the report of the only rank, which is this process."""
         return (
             RankReport(
                 rank=0,

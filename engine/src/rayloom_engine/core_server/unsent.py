@@ -20,8 +20,8 @@ class Unsent:
     def keep(self, rest: memoryview, now: float) -> None:
         """Adds the rest of a message, which must be sent by a due time.
 
-        The due time grows with all unsent bytes, so that a large answer gets the time that a slow but steady reader
-        needs.
+        The more bytes are unsent, the later the due time, so that a large answer gets the time that a slow but steady
+        reader needs.
         """
         self.num_bytes += len(rest)
         self._messages.append((rest, now + self._stall_seconds + self.num_bytes / _LEAST_RATE))
@@ -40,7 +40,7 @@ class Unsent:
             self._messages.popleft()
 
     def has_stalled(self, now: float) -> bool:
-        """True if the oldest message is overdue. A front that reads a byte now and then does not defer the due time."""
+        """True if the oldest message is overdue. Its due time is fixed, even if the front reads a byte now and then."""
         return bool(self._messages) and now > self._messages[0][1]
 
     def clear(self) -> None:

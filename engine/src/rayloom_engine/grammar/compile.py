@@ -12,9 +12,9 @@ from rayloom_engine.grammar.gbnf import is_gbnf, lark_of_gbnf
 from rayloom_engine.grammar.limits import MAX_BYTES, check_bytes, check_rules, check_schema
 from rayloom_engine.structured_outputs import StructuredOutputs
 
-# Without a limit, a small model at a high temperature may write blanks up to max_tokens.
+# Without a limit of blanks, a small model at a high temperature may write blanks until max_tokens is reached.
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
-# A model that has closed its reasoning begins its answer with line ends.
+# After its reasoning, a model begins the answer with line ends.
 _BLANKS_AFTER = r"/[ \t\r\n]{0,16}/ "
 _UNQUOTED = re.compile(r"[\x7f-\x9f\u2028\u2029\ufeff]")
 

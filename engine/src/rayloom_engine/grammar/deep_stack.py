@@ -1,4 +1,4 @@
-"""Threads in which llguidance reads grammars: it recurses along chains of rules, which needs a large stack."""
+"""Threads in which llguidance reads grammars: its recursion along chains of rules needs a large stack."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _setting = threading.Lock()
 def deep_stack_pool(name: str) -> ThreadPoolExecutor:
     """Returns a pool of one thread with a large stack. The thread is already started."""
     pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
-    # All threads that this process starts meanwhile get this size too, which does no harm.
+    # Threads that other code of this process starts in this block get the same size, which does no harm.
     with _setting:
         usual_bytes = threading.stack_size(_STACK_BYTES)
         try:

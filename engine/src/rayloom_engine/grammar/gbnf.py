@@ -77,7 +77,7 @@ def _rules_of(text: str) -> dict[str, _Rule]:
             continue
         if rule is None:
             raise RequestError(f"the GBNF grammar begins with {shown(token)}; begin it with a rule, as root ::= ...")
-        # not a string "(", because the token of a string begins with a quote
+        # counts no parenthesis in a string, because the token of a string begins with a quote
         nesting += (token == "(") - (token == ")")
         if nesting > _MAX_NESTING:
             raise RequestError(f"the GBNF grammar has more than {_MAX_NESTING} parentheses inside each other")

@@ -34,7 +34,8 @@ _RULE = re.compile(
 _LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/(?:[^/\\\n]|\\.)+/')
 _EMBEDDED = re.compile(r"%json\s*(?=\{)")
 _MERGES = ("allOf", "anyOf", "oneOf")  # lists of schemas
-# Beside one of these keywords, the schemas of `$ref` and of _MERGES are merged. Beside a description they are not.
+# Beside one of these keywords, the schemas of `$ref` and of _MERGES are merged. Beside a description, these schemas are
+# not merged.
 _CONSTRAINTS = ("$ref", *_MERGES, "type", "properties", "patternProperties", "additionalProperties", "required")
 
 
@@ -82,7 +83,7 @@ def check_schema(schema: Mapping[str, Any] | bool) -> None:
 
 
 def _num_merged_properties(schema: Mapping[str, Any] | bool) -> int:
-    """Returns an upper bound of the properties of merged objects. Raises RequestError if another limit is exceeded."""
+    """Returns an upper bound of the merged properties. Raises RequestError if the schema exceeds another limit."""
     num_references = 0
     num_merged = 0
     most_properties = 0
@@ -115,7 +116,7 @@ def _check_merged(num_properties: int) -> None:
 
 
 def _num_properties(schema: Mapping[str, Any]) -> int:
-    """Returns the number of an object's properties. Raises RequestError if it has too many."""
+    """Returns the number of properties or of patternProperties, the larger. Raises RequestError if it is too large."""
     most = 0
     for name in ("properties", "patternProperties"):
         properties = schema.get(name)
@@ -130,7 +131,7 @@ def _num_properties(schema: Mapping[str, Any]) -> int:
 
 
 def _num_merged(schema: Mapping[str, Any]) -> int:
-    """Returns how many schemas a schema merges into new ones; 0 if it only has one reference, or alternatives."""
+    """Returns how many schemas a schema merges into new ones; 0 if it is only a reference or a list of alternatives."""
     lists = [schema[name] for name in _MERGES if isinstance(schema.get(name), list | tuple)]
     num_parts = sum(map(len, lists)) + isinstance(schema.get("$ref"), str)
     all_of = schema.get("allOf")
@@ -143,7 +144,7 @@ def _num_merged(schema: Mapping[str, Any]) -> int:
 def _num_embedded(lark: str, start: int) -> int:
     """Returns _num_merged_properties of the JSON schema at `start` of a Lark grammar.
 
-    Returns 0 for a text that is not JSON: llguidance refuses it.
+    Returns 0 for a text that is not JSON, because llguidance refuses such a grammar.
     """
     try:
         schema, _ = json.JSONDecoder().raw_decode(lark, start)

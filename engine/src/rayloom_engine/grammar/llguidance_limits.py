@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @cache
 def parser_limits() -> LLParserLimits:
-    """Returns the limits. If a grammar exceeds one of them, it is refused or its matcher fails.
+    """Returns the limits. A grammar that exceeds one of these limits is refused, or its matcher fails.
 
     A lexer state takes 1 to 2 KB, so the lexer of a grammar takes at most about 40 MB.
     """

@@ -64,7 +64,7 @@ class Matcher:
                 raise GrammarFault("the grammar refused a token that it had allowed")
 
     def num_accepted(self, token_ids: Sequence[int]) -> int:
-        """Returns how many of the tokens the grammar accepts in a row, from the first one on. Changes nothing."""
+        """Returns how many of the tokens, from the first token on, the grammar accepts in a row. Changes nothing."""
         return int(self._matcher.validate_tokens(list(token_ids)))
 
     def rollback(self, num_tokens: int) -> None:
@@ -74,7 +74,7 @@ class Matcher:
             raise GrammarFault(f"{num_tokens} tokens cannot be taken back")
 
     def fill(self, mask: Mask) -> None:
-        """Writes the allowed tokens to `mask`. An end token is allowed exactly if the answer may end here.
+        """Writes the allowed tokens to `mask`. An end token is allowed if and only if the answer may end here.
 
         Raises GrammarFault if the grammar is too complex, or allows no token.
         """

@@ -11,7 +11,7 @@ _BLANKS = b" \t\r\n"
 
 
 class Endings:
-    """The tokens that would complete the text before a form and add characters other than blanks. They are banned.
+    """The banned tokens: those that would complete the text before a form and add characters other than blanks.
 
     A banned token would contain the form's first characters, which the grammar would not check. One object serves all
     answers with the same text before their form.
@@ -33,7 +33,7 @@ class Endings:
         self._banned = {num: np.array(ids, dtype=np.int64) for num, ids in by_length.items()}
 
     def mask(self, text: bytes, mask: Mask) -> bool:
-        """Writes the tokens that may follow `text`. Returns False, and writes nothing, if all may."""
+        """Writes the tokens that may follow `text` to `mask`. Returns False, and writes nothing, if all tokens may."""
         banned = [ids for num, ids in self._banned.items() if num == 0 or text.endswith(self.after[:num])]
         if not banned:
             return False
@@ -50,7 +50,7 @@ def clear(mask: Mask, token_ids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> 
 
 
 class Preamble:
-    """The state of one answer before its form."""
+    """The state of one answer up to the beginning of its form."""
 
     def __init__(self, endings: Endings) -> None:
         self._endings = endings
@@ -69,5 +69,5 @@ class Preamble:
         return ()
 
     def fill(self, mask: Mask) -> bool:
-        """Writes the tokens that are allowed. Returns False, and writes nothing, if all are."""
+        """Writes the allowed tokens to `mask`. Returns False, and writes nothing, if all tokens are allowed."""
         return self._endings.mask(self._text, mask)

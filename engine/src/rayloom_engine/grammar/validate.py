@@ -11,23 +11,23 @@ from rayloom_engine.errors import RequestError
 from rayloom_engine.grammar.deep_stack import deep_stack_pool
 from rayloom_engine.grammar.llguidance_limits import parser_limits
 
-# Matches the beginning of an error in a JSON schema: a place in the grammar that compile.py wrote around the schema.
+# Beginning of llguidance's message about a JSON schema: a place in the grammar that compile.py wrote around the schema.
 _JSON_SCHEMA = re.compile(r"^at \d+\(\d+\): failed to compile JSON schema: ")
-_MAX_MESSAGE = 500  # characters of llguidance's words in an error
+_MAX_MESSAGE = 500  # the most characters of llguidance's message in an error
 _MAX_KNOWN = 128  # the most results that are cached; a grammar has at most 64 KB
 
 
 class GrammarRefused(RequestError):
-    """llguidance cannot enforce the grammar. The message has llguidance's words."""
+    """llguidance cannot enforce the grammar. The message contains llguidance's message."""
 
 
-_known: dict[str, tuple[str, ...] | str] = {}  # grammar -> warnings, or the words of the refusal; oldest first
+_known: dict[str, tuple[str, ...] | str] = {}  # grammar -> warnings, or the message of the refusal; oldest first
 
 
 async def validate(grammar: str, field: str) -> tuple[str, ...]:
     """Returns llguidance's warnings about a grammar. Raises GrammarRefused.
 
-    A new grammar is read in a thread, which leaves the interpreter lock to the event loop.
+    llguidance reads a new grammar in a thread and releases the interpreter lock, so that the event loop continues.
     """
     known = _known.get(grammar)
     if known is None:
@@ -78,7 +78,7 @@ def _asked(grammar: str) -> tuple[str, ...] | str:
 
 
 def shortened(message: str) -> str:
-    """Returns llguidance's words in one line, without the excerpt of the grammar or the backtrace that follows them."""
+    """Returns llguidance's message in one line, without the excerpt of the grammar or the backtrace after it."""
     words = message.partition("<backtrace>")[0].strip().partition("\n   1 |")[0]
     first = _JSON_SCHEMA.sub("", words)
     line = " ".join(first.split())

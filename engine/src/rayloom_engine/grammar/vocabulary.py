@@ -27,7 +27,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> Vocabulary:
-        """Returns the vocabulary of a model folder. `vocab_size`: of the model; a tokenizer may have more tokens.
+        """Returns the vocabulary of a model folder. `vocab_size`: the model's; the tokenizer may have more tokens.
 
         Raises GrammarFault if llguidance cannot use the tokenizer.
         """
@@ -49,9 +49,9 @@ class Vocabulary:
                 f"this model's tokenizer cannot be used for structured output: {shortened(str(error))}"
             ) from error
         del plain
-        return_free_memory()  # while the vocabulary is read, it needs a third more memory
+        return_free_memory()  # reading the vocabulary needs a third more memory than the result
         return cls(whole)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Returns the bytes that a token adds to a text. A special token adds its name."""
+        """Returns the bytes that a token adds to a text. For a special token, these are the bytes of its name."""
         return bytes(self.tokenizer.decode_bytes([token_id]))

@@ -37,7 +37,7 @@ _AGAIN_SECONDS = 0.5  # seconds before a fenced rank, or a rank that found no co
 
 
 class CoreLine:
-    """The connection to the EngineCore. A thread renews it when it breaks. `fences`: received orders to kill a rank."""
+    """The connection to the EngineCore, which a thread renews when it breaks. `fences`: Fences from the EngineCore."""
 
     def __init__(self, address: str, token: str) -> None:
         self.fences: deque[Fence] = deque()
@@ -48,7 +48,7 @@ class CoreLine:
         threading.Thread(target=self._run, name="core-line", daemon=True).start()
 
     def progress(self, phase: str, done: int, total: int, unit: str) -> None:
-        """Reports a phase to the core. If the core is gone, the next core gets the report. Implements Progress."""
+        """Reports a phase to the core; if the core is gone, to the next core. Implements Progress."""
         self._phase = LaunchProgress(phase, done, total, unit)
         channel = self._channel
         if channel is not None:
@@ -77,7 +77,7 @@ class Launcher:
         self._next_incarnation = first_incarnation
         self._running: dict[int, int] = {}  # rank -> incarnation
         self._due: dict[int, float] = dict.fromkeys(range(config.world_size), 0.0)  # rank -> time of its next start
-        self._fenced: set[int] = set()  # ranks killed for a fence; the core counts these deaths itself
+        self._fenced: set[int] = set()  # ranks killed because of a fence: the core counts these deaths itself
         self._counted: dict[int, int] = {}  # rank -> incarnation whose death this process last counted in the budget
         self._budgets = {rank: RestartBudget(config.restart_budget) for rank in self._due}
 
@@ -85,7 +85,7 @@ class Launcher:
         """Runs for ever. Raises ConfigError if there is no room for the ranks, and EngineDead if a rank keeps dying."""
         self._starter.prepare(self._line.progress)
         self.is_up = True
-        _end_on_sigterm()  # set again, because Ray has replaced the handler by a handler that only prints a trace
+        _end_on_sigterm()  # called again, because Ray has set a handler that only prints a trace
         while True:
             self._start_due()
             for rank, cause in self._starter.wait(_WAIT_SECONDS):
@@ -107,8 +107,8 @@ class Launcher:
                     self._fenced.add(fence.rank)
                     self._starter.kill(fence.rank)
                 elif fence.incarnation is not None and self._counted.get(fence.rank) == fence.incarnation:
-                    # The core counts this death, too, and decides whether to give up. So the launcher's budget does not
-                    # count it.
+                    # The core counts this death, too, and decides whether the engine gives up. So the death is removed
+                    # from the launcher's budget.
                     del self._counted[fence.rank]
                     self._budgets[fence.rank].excuse()
 

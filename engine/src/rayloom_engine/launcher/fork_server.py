@@ -109,7 +109,7 @@ class ForkServer:
     def _is_fork(self, rank: int) -> bool:
         try:
             pid = os.fork()
-        except OSError as error:  # too many processes, or too little memory: keep the other ranks
+        except OSError as error:  # too many processes, or too little memory: only this rank ends
             self._give_up(rank, error)
             return False
         if pid == 0:
@@ -153,7 +153,7 @@ def main() -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # ranks do not use numpy's threads
     with without_garbage_collection():
         _preload()
-    # After this, the garbage collector does not touch imported objects, so ranks continue to share their memory.
+    # From now on, the garbage collector does not write to imported objects, so ranks go on sharing their memory.
     gc.freeze()
     parent = os.getpid()
     order = ForkServer(socket.socket(fileno=args.line_fd)).run()
@@ -163,7 +163,7 @@ def main() -> int:
 
 
 def _preload() -> None:
-    """Imports the modules of ranks, those of the chosen kernels included."""
+    """Imports the modules that every rank needs, with the modules of the plain kernels."""
     for module in _PRELOAD:
         importlib.import_module(module)
     import torch
@@ -171,7 +171,7 @@ def _preload() -> None:
     from rayloom_engine.kernels.kernel_set import choose_kernels
     from rayloom_engine.kernels.target import Target
 
-    # Choosing kernels imports them. The backend "plain" probes none: a probe might start threads before the forks.
+    # Choosing kernels imports them. The backend "plain" needs no probe, which might start threads before the forks.
     choose_kernels(Target(device=torch.device("cpu"), compute_dtype=torch.float32, backend="plain"))
 
 

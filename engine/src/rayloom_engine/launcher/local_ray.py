@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray's minimum; the engine stores nothing in it
 _POLL_SECONDS = 0.25
 _CONNECT_SECONDS = 5.0
-# failed connections after which Ray counts as ended; a live control store with a full backlog may refuse a connection
+# number of failed connections after which Ray counts as ended; one may fail because a live control store has a full
+# backlog
 _MAX_FAILURES = 2
 
 
@@ -37,11 +38,11 @@ def address_file(run_dir: Path) -> Path:
 
 
 def use_private_ray(run_dir: Path) -> None:
-    """Configures Ray, for this process and its children, so that other users of the machine cannot reach Ray.
+    """Configures Ray, in this process and its children, so that other users of the machine cannot connect to Ray.
 
     Call before Ray is imported. By default, Ray's token is in the home folder, where others may be able to read it, and
-    Ray's servers listen on every address of the machine. Ranks keep the priority of this process, and only the kernel
-    kills them for lack of memory.
+    Ray's servers listen on every address of the machine. Ranks keep the priority of this process. If memory runs
+    out, only the kernel kills ranks, not Ray.
     """
     # This variable may have another Ray's token, which Ray would use instead of the file.
     os.environ.pop("RAY_AUTH_TOKEN", None)
@@ -63,7 +64,7 @@ def use_private_ray(run_dir: Path) -> None:
 
 
 def _write_token(run_dir: Path) -> None:
-    """Writes Ray's token to its file, unless the file exists: a restarted Ray needs the token that the launcher has."""
+    """Writes a token for Ray to its file, unless the file exists: a restarted Ray needs the token of the launcher."""
     path = run_dir / "ray_token"
     if not path.exists():
         draft = run_dir / "ray_token.new"
@@ -73,7 +74,7 @@ def _write_token(run_dir: Path) -> None:
 
 
 def wait_while_ray_runs() -> None:
-    """Returns once the Ray that this process has joined has lost its control store or this machine's raylet."""
+    """Returns once the control store, or this machine's raylet, of the joined Ray has ended."""
     import ray
 
     node = ray._private.worker.global_worker.node
@@ -98,8 +99,8 @@ def _end_with_ray(code: int) -> NoReturn:
     """Kills all processes of Ray, none of which has state to keep, and exits.
 
     Ray's own shutdown is not used, because it kills the raylet after a second. On a busy machine the raylet then has no
-    time to record that it ends on purpose. So Ray's agents treat its end as a fault, and try for a minute to report the
-    fault to a control store that is gone too.
+    time to record that it ends on purpose. Ray's agents would then treat its end as a fault, and would try for a minute
+    to report the fault to a control store that is gone, too.
     """
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):

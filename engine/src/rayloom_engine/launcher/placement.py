@@ -1,4 +1,4 @@
-"""Placement of ranks in a Ray cluster: their resources, whether nodes can hold them, and the message if not. Pure."""
+"""Placement of ranks in a Ray cluster: resources of ranks, whether they fit the nodes, the message if not. Pure."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def can_hold(nodes: Iterable[Resources], stage: Resources, num_stages: int, stra
 
 
 def shortage(config: EngineConfig, nodes: Sequence[Node], per_rank: Resources, waited_s: float) -> str:
-    """Returns the message for stages that found no room: each node's resources, the missing resources, and the cure."""
+    """Returns the message for stages that fit no node: each node's resources, the missing resources, and the cure."""
     stage = stage_resources(config, per_rank)
     num_stages = config.pipeline_parallel_size
     strategy = config.ray_placement_strategy

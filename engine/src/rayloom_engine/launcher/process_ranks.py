@@ -22,11 +22,11 @@ from rayloom_engine.models.checkpoint.progress import Progress
 from rayloom_engine.worker.machine import visible_devices
 
 _FORK_SERVER = ("-P", "-m", "rayloom_engine.launcher.fork_server")  # arguments of Python
-# seconds after which a fork server that has not confirmed a KillRank counts as hung, and is killed itself
+# seconds after a KillRank in which the fork server must confirm it; otherwise the fork server is hung and is killed
 _KILL_SECONDS = 5.0
 _IMPORT_SECONDS = 120.0  # used instead of _KILL_SECONDS while the fork server imports
-# If more time passes between two calls of `wait`, this process was stopped, and perhaps the fork server too. So at most
-# this many of the seconds between two calls count against _KILL_SECONDS.
+# At most this many of the seconds between two calls of `wait` count for _KILL_SECONDS: if more time passes, this
+# process was stopped, and perhaps the fork server, too.
 _MOST_PASSED_SECONDS = 1.0
 _EXIT_SECONDS = 2.0  # the most seconds to wait for the end of a fork server that has closed its connection
 # the most seconds to wait for the fork server at a stop; less than the supervisor waits for the launcher
@@ -82,8 +82,8 @@ class ProcessRanks:
         ended = self._take(timeout_s) or []
         while (more := self._take(0.0)) is not None:
             ended += more
-        # The passed time is counted after all messages are read: the answer may have arrived while this process was
-        # stopped.
+        # The passed time is counted after all messages are read, because a confirmation may have arrived while this
+        # process was stopped.
         now = time.monotonic()
         passed = min(now - self._waited_at, _MOST_PASSED_SECONDS)
         self._waited_at = now
@@ -108,7 +108,7 @@ class ProcessRanks:
         process, line = self._server
         try:
             content = line.recv(MAX_MESSAGE_BYTES)
-        except ConnectionError:  # the fork server ended with unread orders; its own messages can still be read
+        except ConnectionError:  # the fork server ended with unread orders; its last messages can still be read
             content = line.recv(MAX_MESSAGE_BYTES)
         if not content:
             return self._lose_server(process, line)
@@ -117,8 +117,8 @@ class ProcessRanks:
             self._is_ready = True
             return []
         if isinstance(message, Killed):
-            # The kill is confirmed, so the fork server works. The rank itself may end later, because a driver or much
-            # memory may delay its end.
+            # The kill is confirmed, so the fork server works. The rank itself may end later, because a driver, or the
+            # release of much memory, may delay the end.
             self._patience.pop(message.rank, None)
             return []
         self._running.discard(message.rank)

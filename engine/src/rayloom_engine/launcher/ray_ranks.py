@@ -1,7 +1,7 @@
 """Executor `ray`: ranks are actors of a Ray cluster. Ray places them, starts them and reports when they end.
 
-Steps use no Ray call. While ranks run, nothing polls the cluster either, because Ray aborts a driver that requests the
-list of nodes while the control store restarts.
+Steps make no calls of Ray. While ranks run, nothing polls the cluster either, because Ray aborts a driver that requests
+the list of nodes while the control store restarts.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RankActor:
 
         parsed = EngineConfig.model_validate_json(config)
         set_up_logging(f"rank{place.rank}", parsed.log_level)
-        # Several Ray nodes may run on one host, so the name contains the host and the Ray node.
+        # Several Ray nodes may run on one host, so the name contains both host and Ray node.
         os.environ.setdefault("RAYLOOM_NODE_NAME", _node_name(platform.node(), ray.get_runtime_context().get_node_id()))
         RankServer(parsed, place).run()
 
@@ -56,7 +56,7 @@ class RayRanks:
     def __init__(self, config: EngineConfig, run_dir: Path, token: str, core_port: int) -> None:
         self._config = config
         self._run_dir = run_dir
-        # True if an earlier launcher has placed all ranks: then a lack of room is not the fault of the config.
+        # True if an earlier launcher has placed all ranks: then the config is not the cause if there is no room now.
         self._is_restart = _placed_file(run_dir).exists()
         self._patience = config.rebuild_seconds if self._is_restart else config.placement_seconds
         self._token = token
@@ -84,7 +84,7 @@ class RayRanks:
         progress("reserve", 0, world_size, "ranks")
         bundles = [stage_resources(self._config, self._resources)] * self._config.pipeline_parallel_size
         self._group = placement_group(bundles, strategy=self._config.ray_placement_strategy)
-        deadline = time.monotonic() + self._patience  # the time of Ray's own start does not count
+        deadline = time.monotonic() + self._patience  # begins only here, so that it does not include Ray's own start
         # Polls instead of calling `group.wait`, which leaves a callback in Ray's control store and only accepts whole
         # seconds.
         while placement_group_table(self._group)["state"] != "CREATED":
@@ -199,7 +199,7 @@ class RayRanks:
             os._exit(1)
 
     def _num_ranks_beside(self, rank: int) -> int:
-        """Returns the number of ranks, this one included, that Ray has put on the same node."""
+        """Returns the number of ranks that Ray has placed on the node of `rank`, including `rank` itself."""
         from ray.util.placement_group import placement_group_table
 
         nodes: dict[int, str] = placement_group_table(self._group)["bundles_to_node_id"]

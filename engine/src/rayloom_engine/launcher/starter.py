@@ -18,7 +18,7 @@ class RankStarter(Protocol):
     def start(self, rank: int, incarnation: int) -> None: ...
 
     def kill(self, rank: int) -> None:
-        """Kills a rank, if it runs. `wait` returns the rank once it has ended."""
+        """Kills a rank, if it runs. `wait` returns the rank once its process has ended."""
 
     def wait(self, timeout_s: float) -> list[tuple[int, str]]:
         """Waits until a rank has ended. Returns (rank, cause) of all ended ranks; after `timeout_s` an empty list."""

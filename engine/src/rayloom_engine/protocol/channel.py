@@ -1,8 +1,8 @@
 """Channel: a blocking connection for messages between core and rank, and the handshake that opens it.
 
 The sockets block because each side waits for one message at a time: a step costs one write and one read, without a
-thread switch. Between processes of one machine the messages go through shared memory. The connection stays open: it
-shows when the peer dies, and carries messages that do not fit the memory.
+thread switch. A core and a rank on one machine exchange messages through shared memory. The connection stays open,
+because it shows when the peer dies, and carries messages that are too large for the memory.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from rayloom_engine.protocol.ranks import (
 from rayloom_engine.protocol.shared_memory import SharedMemory, make_memory, open_memory
 
 _HANDSHAKE_SECONDS = 5.0
-# seconds; a rank answers the challenge at once, so a peer that is silent for longer is no rank
+# seconds of silence after which a peer cannot be a rank, because a rank answers the challenge at once
 _FIRST_BYTE_SECONDS = 1.0
-# A host that loses power closes no connections. Without these limits its peers would wait for ever.
+# A host that loses power closes no connections. Without these limits, the peers of its processes would wait for ever.
 _TCP_LIMITS = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}
 
 _encoder = msgspec.msgpack.Encoder()
@@ -95,7 +95,7 @@ class Channel:
         self.send_encoded(encode(message))
 
     def send_encoded(self, data: bytes) -> None:
-        """Sends bytes that `encode` made: a message to many peers needs encoding only once."""
+        """Sends the result of `encode`, so that a message to many peers is encoded only once."""
         try:
             if self._memory is None or not self._memory.send(data):
                 self._socket.sendall(data)
@@ -131,16 +131,16 @@ class Channel:
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # the peer has disconnected already
-            # shutdown wakes a thread that is blocked in a read of this socket; close alone does not.
+            # shutdown ends the read of a thread that is blocked in this socket; close alone does not.
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         if self._memory is not None:
             self._memory.close()
 
     def offer_memory(self) -> None:
-        """Moves the channel into shared memory, if the peer is on the same machine. Called on the core's side.
+        """Offers the peer shared memory for all further messages, and uses it if the peer opens it. Raises OSError.
 
-        Raises OSError.
+        Called on the core's side. Does nothing if the peer is on another machine, or this machine lacks the memory.
         """
         if self._socket.getpeername()[0] != self._socket.getsockname()[0]:
             return
@@ -159,7 +159,7 @@ class Channel:
             memory.close()
 
     def take_memory(self, offer: MemoryOffer) -> None:
-        """Moves the channel into the offered memory, if this process can open it. Raises ChannelClosed.
+        """Uses the offered memory for all further messages, if this process can open it. Raises ChannelClosed.
 
         Called on the rank's side.
         """

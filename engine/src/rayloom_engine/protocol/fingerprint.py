@@ -26,7 +26,7 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
     engine_version: str
     max_model_len: int  # not compared: it only decides which sequences fit
     rope_context: int = 0  # the context by which the model's rotary embedding is scaled; 0: not scaled by the context
-    adapter: str = ""  # hash of a LoRA adapter
+    adapter: str = ""  # hash of a LoRA adapter of the whole engine; always empty in this version
 
 
 _OF_MODEL = ("architecture", "content_hash", "tokenizer_hash", "rope_context", "adapter")
@@ -43,7 +43,7 @@ _OF_ARITHMETIC = (
 def continuation(earlier: Fingerprint | None, later: Fingerprint | None) -> Continuation:
     """Returns how an engine with `later` continues sequences of an engine with `earlier`. Pure and symmetric.
 
-    For an unknown fingerprint (None), the model is assumed to be equal.
+    If a fingerprint is unknown (None), the models are assumed to be equal.
     """
     if earlier is None or later is None:
         return "rounding"

@@ -6,8 +6,8 @@ Over TCP the core speaks first:
     front -> core   Hello(version, nonce of its own, proof)
     core  -> front  Welcome(version, proof)
 
-A proof is an HMAC over both nonces, so it is invalid on any other connection. The proof covers the version, too, so
-that no attacker between the two sides can make them use an older version.
+A proof is an HMAC over both nonces, so it is invalid on any other connection. The HMAC covers the version, too, so that
+no attacker between front and core can make them use an older version.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def is_same_proof(given: str, expected: str) -> bool:
 def common_version(theirs: int, ours: int = PROTOCOL_VERSION, oldest: int = OLDEST_VERSION) -> int | None:
     """Returns the newest version that both sides speak, or None if the other side's version is too old.
 
-    Every version also speaks the previous one. By this rule, a peer that is newer by one version speaks `ours`.
+    Every version also speaks the version before it. So a peer that is newer by one version speaks `ours`.
     """
     return None if theirs < oldest else min(theirs, ours)
 

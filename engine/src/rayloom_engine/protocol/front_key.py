@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rayloom_engine.errors import ConfigError
 
-MIN_KEY_CHARS = 16  # with a recorded handshake an attacker can try keys offline, so a short key would be found
+MIN_KEY_CHARS = 16  # an attacker who has recorded a handshake can try keys offline, and would find a short key
 
 
 def load_front_key(path: str, field: str) -> str:

@@ -2,8 +2,8 @@
 
 A position with 20 alternatives takes about 345 bytes, and a prompt may have hundreds of thousands of positions. A part
 is a SequenceOutput with prompt_logprobs and no token; the last part is in the SequenceOutput with the first token.
-Each part has its start position, because a restarted core sends all parts again. The new parts replace those that
-arrived before.
+Each part has its start position, because a restarted core sends all parts again. Parts that arrive again replace those
+of the earlier core.
 """
 
 from __future__ import annotations

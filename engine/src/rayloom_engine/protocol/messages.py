@@ -7,8 +7,8 @@ FrontChallenge, and both sides prove that they have the service's key (front_aut
 A Submit is one sequence. A request with n > 1 is n sequences, and because these share a prompt, their Submits are sent
 in one SubmitChoices. When the core dies, the front reconnects and submits every unfinished sequence again, in the same
 kinds of messages, with the token ids that it has received: a resume. Sequence ids are random, so they are unique on a
-server. A sequence keeps its id when it is submitted again, and gets a higher attempt number: outputs of earlier
-attempts are dropped.
+server. A sequence that is submitted again keeps its id and gets a higher attempt number: outputs of earlier attempts
+are dropped.
 
 A new version only adds messages, and fields with defaults. Decoders ignore fields that they do not know, and a side
 sends a new message only to a peer whose version has the message. So each version can also speak the version before.
@@ -39,11 +39,11 @@ class FrontChallenge(msgspec.Struct, frozen=True, tag="challenge", kw_only=True)
 
     nonce: str
     version: int = PROTOCOL_VERSION
-    tls: str = ""  # offered: the front may answer StartTls; required: it must; empty: the core has no certificate
+    tls: str = ""  # "offered": the front may send StartTls; "required": it must; empty: the core has no certificate
 
 
 class StartTls(msgspec.Struct, frozen=True, tag="start_tls", kw_only=True):
-    """A front's answer to a FrontChallenge that offers TLS. The handshake follows, then the core's next challenge."""
+    """A front's answer to a FrontChallenge that offers TLS. After the handshake, the core sends another challenge."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
@@ -72,7 +72,7 @@ class SubmitChoices(msgspec.Struct, frozen=True, tag="submit_choices"):
     """Several Submits with the same prompt and the same grammar. Prompt and grammar are sent only once."""
 
     prompt_ids: tuple[int, ...]
-    submits: tuple[Submit, ...]  # their own prompt_ids and grammars are empty
+    submits: tuple[Submit, ...]  # prompt_ids and grammar of each are empty
     grammar: str = ""
 
     def with_prompt(self) -> list[Submit]:
@@ -89,7 +89,7 @@ class SubmitChoices(msgspec.Struct, frozen=True, tag="submit_choices"):
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
     sequence_id: str
     attempt: int = 0
-    is_moved: bool = False  # True if the sequence moves to another engine, from which it may come back
+    is_moved: bool = False  # True if the sequence moves to another engine, and may come back from there
     is_complete: bool = False  # the answer ends at a stop string, which only the front sees
 
 
@@ -112,7 +112,7 @@ class EngineAdapters(msgspec.Struct, frozen=True, tag="adapters"):
 
 
 class FetchFile(msgspec.Struct, frozen=True, tag="fetch_file"):
-    """Requests a part of one of the model's text files. A gateway requests the next part when this part has arrived."""
+    """Requests a part of one of the model's text files. A gateway sends its next request once this part is there."""
 
     sha256: str
     start: int  # position of the part's first byte
@@ -121,7 +121,7 @@ class FetchFile(msgspec.Struct, frozen=True, tag="fetch_file"):
 class WantCache(msgspec.Struct, frozen=True, tag="want_cache"):
     """Requests the whole prefix index, at the beginning or because changes are missing.
 
-    The core sends the whole index and the load, and from then on their changes.
+    The core sends the whole index and the load, and from then on the changes of both.
     """
 
 
@@ -137,7 +137,7 @@ class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused", kw_only=True):
-    """A sequence that was not accepted, or (`poison`, `corrupt`) an accepted one that cannot continue."""
+    """A sequence that was not accepted, or an accepted sequence that cannot continue (`poison`, `corrupt`)."""
 
     sequence_id: str
     reason: str  # "queue_full" | "too_long" | "invalid" | "poison" (crashes the engine) | "corrupt" (NaN logits)
@@ -166,7 +166,7 @@ class PhaseProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TextFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that a front needs to turn text into ids and back: its name in the model's folder, its size and hash."""
+    """A file that a front needs to convert text to ids and back: name in the model's folder, size and hash."""
 
     name: str
     num_bytes: int
@@ -224,10 +224,11 @@ class CoreStatus(msgspec.Struct, frozen=True, tag="status", kw_only=True):
     lost: str = ""  # while recovering: the lost rank, as "rank N"
     lost_node: str = ""  # node of the lost rank
     heartbeat_age_s: float = 0.0  # seconds since the core's main thread ended a step or checked its inbox
-    # seconds since a rank that computes last made progress or used CPU time; None: no rank computes
+    # seconds since a computing rank last made progress or used CPU time; None: no rank computes
     last_work_age_s: float | None = None
     is_draining: bool = False  # the engine drains: it accepts no new requests
-    # the engine's LoRA adapters; None: its front has not reported them yet. An engine older than this field has none.
+    # the engine's LoRA adapters; None: the engine's front has not reported them yet. An engine of a version without
+    # this field has none.
     adapters: tuple[ServedAdapter, ...] | None = ()
     # requests of gateways, which the engine's own front does not see
     gateway_requests: GatewayRequests = GatewayRequests()
@@ -240,7 +241,7 @@ class CacheChanges(msgspec.Struct, frozen=True, tag="cache", kw_only=True):
     numbers 1, 2, 3, ...; the parts of the whole index have the number of the last changes that the index includes.
     """
 
-    start: int  # random; another number: the core was started again, with an empty index
+    start: int  # random number of the core's start; a new number: the core was restarted, with an empty index
     number: int
     block_size: int  # tokens in a block
     added: bytes = b""

@@ -1,4 +1,4 @@
-"""Messages at the EngineCore's rank port: with the ranks (two connections each) and the launcher (one).
+"""Messages at the EngineCore's rank port: with ranks (two connections each) and with the launcher (one connection).
 
 Every connection begins with a challenge: the core sends a nonce, and the peer answers with a Greeting that proves that
 it has the token.
@@ -108,7 +108,7 @@ class AbortOrders(msgspec.Struct, frozen=True, tag="abort_orders"):
     """Order: end all waits for other ranks in the orders up to this ticket.
 
     Sent to every rank when a rank was lost, because the process group cannot be used any more. A rank that has joined a
-    newer group by a later order ignores this order. A rank that waits for no peer finds the group closed in its next
+    newer group by a later order ignores AbortOrders. A rank that waits for no peer finds the group closed in its next
     step, or leaves the group at the next Join.
     """
 

@@ -1,4 +1,4 @@
-"""The positions of messages in a ring of bytes. Pure: writer and reader compute the same positions independently."""
+"""The positions of messages in a ring of bytes. Pure: writer and reader each compute the positions on their own."""
 
 from __future__ import annotations
 

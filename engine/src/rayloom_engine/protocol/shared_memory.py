@@ -1,10 +1,10 @@
 """Frames between two processes of one machine, through shared memory next to their connection.
 
 Each direction is a ring in a memory file, and a pipe: the writer puts a frame into the ring, then its size into the
-pipe. The pipe does two things that memory cannot. A reader can poll it together with sockets. And its lock orders
-memory accesses on every processor. So a reader that has read a size sees the whole frame of that size. And when a
-writer sees that a size was read, the reader has copied all earlier frames. A futex instead of the pipe was measured,
-and is slower from Python.
+pipe. The pipe does two things that memory cannot. First, a reader can poll the pipe together with sockets. Second, the
+kernel's lock of the pipe orders memory accesses on every processor: a reader that has read a size sees the whole frame
+of that size, and when a writer sees that a size was read, the reader has copied all earlier frames. A futex instead of
+the pipe was measured, and is slower from Python.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SIZE = struct.Struct("=I")  # size 0: the frame is on the connection
 
 
 class SharedMemory:
-    """One process's side of the shared memory. One thread may send while another receives.
+    """One process's side of the shared memory. One thread may call `send` while another thread calls `receive`.
 
     Raises OSError or ValueError once either side is closed.
     """
@@ -45,13 +45,13 @@ class SharedMemory:
         self._poller.register(connection_fd, select.POLLIN)
 
     def fileno(self) -> int:
-        """Returns a descriptor that is readable if a frame is in the memory, or was announced for the connection."""
+        """Returns a descriptor that is readable if `receive` has a frame, in the memory or on the connection."""
         return self._inbox.fileno()
 
     def send(self, frame: bytes) -> bool:
         """Puts a frame into the ring.
 
-        Returns False if there is no room: then send it over the connection, where the peer now expects it.
+        Returns False if there is no room: then send the frame over the connection, where the peer now expects it.
         """
         position = self._out_ring.place(len(frame))
         if position is None:
@@ -64,11 +64,11 @@ class SharedMemory:
             begin = self._out_base + position
             self._memory[begin : begin + len(frame)] = frame
         if self._outbox.write(_SIZE.pack(0 if position is None else len(frame))) is None:
-            raise ConnectionError("the peer has stopped reading")  # the pipe holds thousands of sizes, so it is full
+            raise ConnectionError("the peer has stopped reading")  # the pipe, with room for thousands of sizes, is full
         return position is not None
 
     def receive(self, timeout_s: float | None) -> bytes | None:
-        """Returns the next frame, or None if it is on the connection. Raises TimeoutError."""
+        """Returns the next frame; None if the next frame is on the connection. Raises TimeoutError."""
         size = self._inbox.read(_SIZE.size)
         if size is None:
             if not self._poller.poll(None if timeout_s is None else 1000 * timeout_s):
@@ -90,7 +90,7 @@ class SharedMemory:
 
 
 def make_memory(connection_fd: int) -> tuple[SharedMemory, MemoryOffer] | None:
-    """Returns the core's side and the offer for the rank; None if this system has no such memory, or too little."""
+    """Returns the core's side and the offer for the rank; None if the system lacks such memory, or has too little."""
     try:
         file, name = make_memory_file(2 * _RING_BYTES)
         inbox = make_pipe("r", os.O_NONBLOCK)

@@ -1,9 +1,9 @@
 """EngineEstimate: the last reports of an engine's core, and the requests that the gateway has sent since. Pure.
 
-Reports are up to 0.2 s old. The prompts of requests that this gateway has sent since the report count as outstanding.
-Their blocks count as cached, because the engine registers blocks as soon as it schedules them. Otherwise all requests
-of a burst would be sent to the engine that was idle at the last report, and requests with the same new prefix would be
-spread over all engines. Requests of other gateways are part of the next report.
+Reports are up to 0.2 s old. So the prompts of requests that this gateway has sent since the last report count as
+outstanding; otherwise all requests of a burst would be sent to the engine that was idle at the last report. The blocks
+of these prompts count as cached, because the engine registers blocks as soon as it schedules them; otherwise requests
+with the same new prefix would be spread over all engines. Requests of other gateways are only part of the next report.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ class EngineEstimate:
         self.load = SchedulerLoad()
         self.index = PrefixIndex()
         self._sent: dict[str, _Sent] = {}  # sequence id -> a sequence of which no token has arrived
-        self._prefill: Counter[str] = Counter()  # tenant -> outstanding tokens, also of sequences sent since the report
+        self._prefill: Counter[str] = Counter()  # tenant -> outstanding tokens, those sent since the report included
         self._num_decodes = 0
         self._decoding: set[str] = set()  # sequences of this gateway that have a token
-        self._is_asked = True  # the whole index was requested, and no part of it has arrived
+        self._is_asked = True  # True: the whole index was requested, and no part of it has arrived
         self._expected: Counter[int] = Counter()  # blocks of sent prompts -> number of these prompts
         self._computed: list[tuple[int, ...]] = []  # blocks of prompts computed since the last report
 
     def changed(self, changes: CacheChanges) -> bool:
         """Applies changes of the prefix index. Returns False if the caller must request the whole index.
 
-        Until a part of the whole index has arrived, later changes are dropped, and the result is True.
+        After a request, changes are dropped until a part of the whole index arrives; for these changes, returns True.
         """
         is_applied = self.index.apply(changes)
         must_ask = not is_applied and not self._is_asked
@@ -82,7 +82,7 @@ class EngineEstimate:
         return self._prefill.total()
 
     def sent(self, sequence_id: str, tenant: str, num_tokens: int, blocks: tuple[int, ...]) -> None:
-        """Counts a sequence that is sent to the engine. `num_tokens`, `blocks`: of prompt and generated tokens."""
+        """Counts a sequence that is sent to the engine. `num_tokens`, `blocks`: of its prompt and generated tokens."""
         prefill = max(1, num_tokens - self.cached_tokens(blocks))
         self._sent[sequence_id] = _Sent(tenant, blocks, prefill)
         self._prefill[tenant] += prefill
@@ -102,7 +102,7 @@ class EngineEstimate:
             self._num_decodes = max(0, self._num_decodes - 1)  # the last report may be newer than this decode's end
 
     def refused(self, sequence_id: str) -> None:
-        """Forgets a sequence that the engine refused, and whose blocks it will therefore not cache."""
+        """Forgets a sequence that the engine has refused, and its blocks, which the engine will not cache."""
         sent = self._sent.get(sequence_id)
         if sent is not None:
             self._forget_expected(sent.blocks)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldRequest:
-    """A request that waits outside of every engine."""
+    """A request that waits at the gateway until an engine accepts it."""
 
     request_id: str
     tenant: str = ""
@@ -23,9 +23,9 @@ class HeldRequest:
 def in_turns(held: Iterable[HeldRequest], num_unfinished: Mapping[str, int]) -> list[HeldRequest]:
     """Returns the held requests in the order in which engines should get them.
 
-    A request's position is the number of its tenant's unfinished sequences on all engines (`num_unfinished`) and of its
-    tenant's earlier held requests. Lower positions come first, so the k-th request of a tenant comes before the
-    (k+1)-th of every other tenant. At equal positions the earlier arrival comes first.
+    A request's position is the number of its tenant's unfinished sequences on all engines (`num_unfinished`), plus the
+    number of its tenant's earlier held requests. Lower positions come first, so the k-th request of a tenant comes
+    before the (k+1)-th of every other tenant. At equal positions the earlier arrival comes first.
     """
     lines: defaultdict[str, list[HeldRequest]] = defaultdict(list)
     for request in held:
@@ -42,9 +42,9 @@ def tokens_before(tenant: str, prompt_tokens: int, outstanding: Mapping[str, int
     """Returns how many outstanding prefill tokens an engine computes before it completes this tenant's next prompt.
 
     `outstanding`: tenant -> prefill tokens that the engine has to compute. The engine divides its steps' token budget
-    equally between tenants. So while it computes this tenant's tokens, it computes at most as many tokens of each other
-    tenant. Therefore an engine that one tenant floods does not look busy to other tenants. Pass the result to
-    `EngineView` as `outstanding_prefill_tokens`.
+    equally between tenants. So while the engine computes this tenant's tokens, it computes at most as many tokens of
+    each other tenant. Therefore an engine that one tenant floods does not look busy to other tenants. Pass the result
+    to `EngineView` as `outstanding_prefill_tokens`.
     """
     own = outstanding.get(tenant, 0)
     share = own + prompt_tokens

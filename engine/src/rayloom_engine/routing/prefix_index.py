@@ -12,24 +12,24 @@ from collections.abc import Collection, Sequence
 
 from rayloom_engine.protocol.messages import HASH_BYTES, CacheChanges
 
-# Limit of blocks in the index of one engine: 71 MB. Blocks of a larger cache above the limit count as not cached.
+# Limit of blocks in the index of one engine: 71 MB. If an engine caches more blocks, the others count as not cached.
 MAX_BLOCKS = 2**20
 
 
 def cut_hashes(hashes: Sequence[bytes]) -> tuple[int, ...]:
-    """Returns hashes of blocks in the short form of the index. A caller computes them once for all engines."""
+    """Returns hashes of blocks in the short form of the index, which is the same for all engines."""
     return _numbers(b"".join([content[:HASH_BYTES] for content in hashes]))
 
 
 class PrefixIndex:
     """A front's copy of a core's prefix index.
 
-    Empty until the whole index of the core has arrived, and empty again when changes are missing.
+    Empty until the core sends its whole index, which fills it part by part, and empty again when changes are missing.
     """
 
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
         self.block_size = 0  # tokens in a block; 0 = unknown
-        self.is_complete = False  # the whole index has arrived, and every change since
+        self.is_complete = False  # True: the whole index has arrived, and every change since then
         self._max_blocks = max_blocks
         self._start = -1
         self._number = -1
@@ -52,7 +52,7 @@ class PrefixIndex:
         return True
 
     def forget(self) -> None:
-        """Empties the index, because its engine was lost or changes are missing. The next whole index completes it."""
+        """Empties the index, because its engine was lost or changes are missing. The next whole index fills it."""
         self.is_complete = False
         self._num_parts_left = 0
         self._blocks.clear()

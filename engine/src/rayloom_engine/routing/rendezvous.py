@@ -1,6 +1,6 @@
 """Rendezvous hashing: an order of engines for each key, the same in every process. Pure.
 
-Each engine has a hash for the key, and the engine with the highest hash comes first. When an engine leaves, the order
+Each engine has a hash for each key, and the engine with the highest hash comes first. When an engine leaves, the order
 of the other engines stays the same, so only the keys for which the departed engine came first move to other engines.
 """
 
@@ -33,6 +33,6 @@ def tie_key(block_hashes: Sequence[bytes], otherwise: bytes) -> bytes:
 
 
 def _hash(name: str, key: bytes) -> bytes:
-    # With the key's length, bytes of the key cannot be taken for bytes of the name.
+    # The key's length is hashed, too, so that no byte of the key can be taken for a byte of the name.
     length = len(key).to_bytes(4, "big")
     return hashlib.blake2b(length + key + name.encode(), digest_size=8).digest()

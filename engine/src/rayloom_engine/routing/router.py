@@ -1,7 +1,7 @@
 """The choice of an engine for a request. Pure.
 
     score of an engine = prefill tokens that it would compute for the request
-                       + prefill tokens that it has to compute before
+                       + prefill tokens that it has to compute before the request
                        + decode_token_cost x its running decodes
 
 The engine with the lowest score gets the request. All terms are tokens of prefill, so there is no weight to set: an
@@ -33,8 +33,8 @@ def choose(
 
     `prompt_tokens`: length of the prompt, generated tokens of a resumed sequence included. `decode_token_cost`: time of
     another decode in a step, in units of the time of a prefill token. Of engines with equal scores, the first in the
-    rendezvous order of `tie_key` is chosen. So equal keys meet at one engine, and when an engine leaves, only its keys
-    move.
+    rendezvous order of `tie_key` is chosen. So requests with equal keys meet at one engine, and when an engine leaves,
+    only the requests of its keys move.
     """
     lowest = float("inf")
     tied: list[str] = []

@@ -14,15 +14,15 @@ from rayloom_engine.common.restarts import RestartBudget
 from rayloom_engine.supervisor.prepared import PreparedProcess
 from rayloom_engine.supervisor.spawn import spawn
 
-_BUSY_SECONDS = 60.0  # seconds after the last pulse in which the use of CPU time counts as a sign of life
-_START_SECONDS = 10.0  # the least hang_seconds while a child starts, because it may wait for a slow disk
+_BUSY_SECONDS = 60.0  # for this many seconds after the last pulse, CPU time counts as a sign of life
+_START_SECONDS = 10.0  # the least value of hang_seconds while a child starts: the child may wait for a slow disk
 
 
 class Child:
     """One supervised process, over all of its starts."""
 
     def __init__(self, name: str, budget: int, prepared: PreparedProcess | None = None) -> None:
-        """`prepared`: the process of the first start, if there is one."""
+        """`prepared`: a process that has begun its imports, for the first start; None: there is none."""
         self.name = name
         self._prepared = prepared
         self.starts = 0  # number of starts so far
@@ -93,18 +93,17 @@ class Child:
         """Counts a death in the restart budget, and plans the restart. Returns False if the budget is spent.
 
         `is_trial`: the core died while it searched for the request that crashes it (core/suspicion.py). Such a death is
-        not counted, because each leaves fewer suspects.
+        not counted, because each such death leaves fewer suspects.
         """
         self.process = None
         wait = 0.0 if is_trial else self._budget.wait_after_death(now)
-        # Only a process that died during its start is restarted after the back-off. Other processes are restarted at
-        # once.
+        # A process that died during its start is restarted after the back-off, any other process at once.
         self.start_at = None if wait is None else now + (0.0 if self.is_up else wait)
         return wait is not None
 
 
 def cause_of(code: int) -> str:
-    """Describes the exit code of a process in words."""
+    """Returns a process's exit code, or the signal that ended the process, in words."""
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 

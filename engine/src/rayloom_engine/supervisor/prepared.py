@@ -1,7 +1,7 @@
 """PreparedProcess: a child whose imports begin before its arguments are known.
 
 `rayloom-engine serve` starts the EngineCore process ("core") in this way, and then imports its own modules and reads
-the settings. So the imports of both processes run in parallel. Restarts of a core are not prepared.
+the settings. So the imports of both processes run in parallel. A core that is restarted is not started in this way.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from rayloom_engine.supervisor.spawn import spawn
 class PreparedProcess:
     """A process `python -m module` that waits for one message with its arguments.
 
-    The command line of the started process contains the id of this process. The started process ends when this process
-    ends.
+    The command line of the started process contains the id of this process, so that the started process can end when
+    this process ends.
     """
 
     def __init__(self, module: str) -> None:
@@ -32,7 +32,8 @@ class PreparedProcess:
     def begin(self, arguments: Sequence[str], fds: Sequence[int]) -> subprocess.Popen[bytes] | None:
         """Sends the process its arguments and copies of `fds`; returns None if the process has ended meanwhile.
 
-        The values of flags that end in "-fd" must be in `fds`; the process replaces them by the numbers of its copies.
+        The values of flags that end in "-fd" must be in `fds`. The process replaces each of these values by the number
+        of its copy.
         """
         message = json.dumps({"arguments": list(arguments), "fds": list(fds)}).encode()
         try:
@@ -44,7 +45,7 @@ class PreparedProcess:
         return self._process
 
     def discard(self) -> None:
-        """Ends a process whose `begin` was not called. Does nothing after `begin`."""
+        """Ends the process, because it is not needed. Does nothing after `begin`."""
         if self._sender.fileno() < 0:
             return
         self._sender.close()

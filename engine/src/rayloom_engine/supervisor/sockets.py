@@ -1,4 +1,4 @@
-"""The listening sockets and the run folder of a server. They outlive all of its processes except the supervisor."""
+"""The listening sockets and the run folder of a server. They outlive all processes of the server but the supervisor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 def bind_sockets(config: EngineConfig) -> tuple[socket.socket, socket.socket]:
     """Returns the listening API and admin sockets.
 
-    Raises ConfigError if a port is taken, or if other machines can reach the admin port and it needs no token.
+    Raises ConfigError if a port is taken, or if other machines can reach the admin port although it needs no token.
     """
     if config.admin_host not in _LOOPBACK and config.admin_token_file is None:
         raise ConfigError(
@@ -51,7 +51,7 @@ def bind_front_socket(config: EngineConfig) -> socket.socket | None:
 
 
 def bind_rank_socket(config: EngineConfig, job: JobPlace | None) -> socket.socket:
-    """Returns the EngineCore's listening socket for ranks. It is open to other machines only if they may run ranks.
+    """Returns the EngineCore's listening socket for ranks. Other machines can connect only if they may run ranks.
 
     The supervisor keeps the socket open, so ranks that connect while the EngineCore restarts wait and are not refused.
     """
@@ -62,7 +62,7 @@ def bind_rank_socket(config: EngineConfig, job: JobPlace | None) -> socket.socke
 
 
 def starts_ray(config: EngineConfig) -> bool:
-    """True if the server starts a Ray on this machine, because no Ray cluster is configured."""
+    """True if the server starts Ray on this machine, because no Ray cluster is configured."""
     return config.executor == "ray" and not (config.ray_address or os.environ.get("RAY_ADDRESS"))
 
 

@@ -70,7 +70,8 @@ class Supervisor:
         self._children = [self._front, self._core]
         self._launcher: Child | None = None
         if self._ranks is not None:
-            # In a job, this process starts rank 0, and the job's launcher (such as torchrun) starts the other ranks.
+            # In a job, the supervisor starts rank 0, and the job's own launcher (such as torchrun) starts the other
+            # ranks.
             self._launcher = Child("rank 0" if self._job else "launcher", config.restart_budget)
             self._children.append(self._launcher)
         self._ray = Child("ray", config.restart_budget) if starts_ray(config) else None
@@ -120,11 +121,11 @@ class Supervisor:
             self._stop_children()
             self._write_termination_message()
             if alive:
-                Path(alive).unlink(missing_ok=True)  # Ray's container in this pod exits when this file is gone
+                Path(alive).unlink(missing_ok=True)  # Ray's container in this pod exits once this file is gone
             shutil.rmtree(self._run_dir, ignore_errors=True)
 
     def _write_termination_message(self) -> None:
-        """Writes the cause of a failure to the container's termination message, where Kubernetes reads it."""
+        """Writes the cause of a failure to the container's termination message, so that Kubernetes shows the cause."""
         where = os.environ.get("RAYLOOM_TERMINATION_LOG")
         cause = read_failure(self._run_dir)
         if where and self._exit_code in (EXIT_CONFIG, EXIT_GIVEN_UP, EXIT_RANK_LOST):
@@ -205,10 +206,10 @@ class Supervisor:
                 if child is self._core:
                     silence_mark(self._run_dir).touch()
                 child.process.kill()
-                child.alive_at = None  # the child is not watched any more, so it is killed and logged only once
+                child.alive_at = None  # from now on the child is not watched, so that it is killed and logged only once
 
     def _reap(self) -> None:
-        """Restarts dead children, or sets the exit code."""
+        """Plans the restart of dead children, or sets the exit code if the server must end."""
         for child in reversed(self._children):
             code = child.process.poll() if child.process is not None else None
             if code is None:
@@ -232,7 +233,7 @@ class Supervisor:
                 self._exit_code = EXIT_GIVEN_UP
 
     def _end_after_drain(self, code: int) -> None:
-        """Stops after the front has ended during a drain. A front that died is not restarted: its requests are lost.
+        """Stops the server, because the front has ended during a drain. A front that died then loses its requests.
 
         In a job, SIGTERM may also mean that a rank has died. The EngineCore has then written the failure.
         """
@@ -243,7 +244,7 @@ class Supervisor:
     def _end_job(self, child: Child, code: int) -> None:
         sentence = f"{child.name} ended ({cause_of(code)}), and the job with it; start the job again"
         logger.error("%s", sentence)
-        if not read_failure(self._run_dir):  # the EngineCore may have written a message with the cause
+        if not read_failure(self._run_dir):  # the EngineCore may already have written the cause
             write_failure(self._run_dir, sentence)
         self._exit_code = EXIT_RANK_LOST
 

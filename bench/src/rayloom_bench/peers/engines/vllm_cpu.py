@@ -24,7 +24,7 @@ ALLOCATOR_PACKAGE = "libtcmalloc-minimal4"  # package of Debian and Ubuntu
 ALLOCATOR = "libtcmalloc_minimal.so.4"
 OPENMP = "libiomp5.so"
 
-KV_CACHE_GIB = 2  # 93,000 tokens of SmolLM2-135M; W4, the largest workload, needs 8,320
+KV_CACHE_GIB = 2  # room for 93,000 tokens of SmolLM2-135M; W4, the largest workload, needs 8,320
 MAX_MODEL_LEN = 8192
 MAX_NUM_SEQS = 64  # the same limit as in our engine
 
@@ -58,7 +58,7 @@ def environment(folder: Path, cores: Sequence[int], environ: Mapping[str, str]) 
     }
     return inherited | {
         "LD_PRELOAD": f"{folder / 'lib' / ALLOCATOR}:{folder / 'lib' / OPENMP}",
-        # By default vLLM leaves a core to its scheduler, which halves the model's cores on a machine of two.
+        # By default vLLM leaves a core to its scheduler, which leaves the model one core on a machine with two.
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(str(core) for core in cores),
         "VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_GIB),
         "VLLM_CACHE_ROOT": str(folder / "cache"),  # folder of compiled graphs, so that only the first start compiles

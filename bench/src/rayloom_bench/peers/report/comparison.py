@@ -1,7 +1,7 @@
 """Medians and ratios over the rounds of a run. Pure.
 
-A ratio is computed from the figures of one round, which are measured about a minute apart. Then the ratios of all
-rounds are summarised.
+Each ratio is computed from two figures of the same round, which are measured about a minute apart. Then the ratios of
+all rounds are summarised.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def memory_bytes(result: PeersResult, engine: str, workload: str) -> dict[str, f
 
 
 def neighbour_share(result: PeersResult, engine: str) -> Spread | None:
-    """Tokens per second of one stream beside a busy process, divided by those without it in the same round."""
+    """By round: tokens per second of one stream beside a busy process, divided by those of a stream alone."""
     found = [turn.neighbour for turn in result.turns_of(engine) if turn.neighbour is not None]
     return spread(each.beside_tok_s / each.alone_tok_s for each in found if each.alone_tok_s)
 

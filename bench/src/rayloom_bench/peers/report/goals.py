@@ -18,7 +18,7 @@ START_S = 2.0
 PSS_BYTES = 1.5e9
 LIMIT_SHARE = 0.6  # least share of the machine's limit, at W1
 PEER_TOLERANCE = 0.1
-NEIGHBOUR_SHARE = 0.4  # least speed of one stream beside a busy process, as a share of its speed alone
+NEIGHBOUR_SHARE = 0.4  # least speed of one stream beside a busy process, as a share of the speed without this process
 
 # (workload, peers, required ratio of our median to the best median of these peers)
 REQUIRED_RATIOS = (

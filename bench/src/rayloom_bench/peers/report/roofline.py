@@ -22,7 +22,7 @@ class Curve:
 
 
 def is_decode(workload: Workload) -> bool:
-    """True for a workload of the decode sweep, False for one of the prefill sweep, whose answers are one token."""
+    """True for workloads of the decode sweep, False for those of the prefill sweep, whose answers have one token."""
     return workload.num_output > 1
 
 
@@ -57,7 +57,7 @@ def prefill_curves(result: PeersResult) -> tuple[Curve, ...]:
 
 
 def decode_limit_tok_s(batch: int, cost: ModelCost, rates: MachineRates) -> float:
-    """Upper bound: bandwidth limits small batches, and FLOP/s large ones."""
+    """Upper bound: bandwidth limits small batches, and FLOP/s limit large batches."""
     return batch / step_s(batch, cost, rates)
 
 

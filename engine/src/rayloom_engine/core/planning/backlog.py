@@ -1,9 +1,9 @@
 """Backlog: the prompts that a step could compute, and how long they may make the running streams wait.
 
 On a CPU, a step whose whole token budget is prompts takes ten to forty times as long as a step with decodes alone, and
-every stream waits for it. A step with few prompt tokens reads the same weights as a step with many. So prompts that are
-spread over many steps are served later, and fewer sequences decode together. The rules here weigh the number of streams
-that would wait against the number of prompts that would be served earlier.
+every stream waits for it. On the other hand, a step with few prompt tokens reads the same weights as a step with many.
+So prompts that are spread over many steps end later, and fewer sequences decode together. The rules here weigh the
+number of streams that would wait against the number of prompts that would end earlier.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from rayloom_engine.core.step_seconds import StepSeconds
 # A long prompt lengthens a step with decodes by at most this share of the decodes' time. The times of steps vary, but
 # with this limit the time between two tokens of a stream stays below twice its usual value.
 _SHARE = 0.7
-# Several prompts may make a step with decodes this many times as long as a step in which the prompts' sequences decode,
-# too.
+# Several prompts may make a step with decodes at most this many times as long as a step of decodes alone that has one
+# more decode for each of these prompts.
 _PACE = 2.2
-# A single prompt gets as much time as several prompts if it then needs at most this many steps.
+# A single prompt gets as much time in a step as several prompts if this many such steps can compute all of it.
 _FEW_STEPS = 4
 
 
@@ -36,7 +36,7 @@ class Backlog:
 
     @property
     def size(self) -> int:
-        """Tokens of all prompts / tokens of the longest, rounded: 1 for a long and a tiny prompt, 3 for three equal."""
+        """Tokens of all prompts / tokens of the longest, rounded: 1 for a long and a tiny one, 3 for 3 equal ones."""
         num_tokens = [prompt.num_tokens for prompt in self.prompts]
         return int(sum(num_tokens) / max(num_tokens) + 0.5)
 
@@ -59,9 +59,9 @@ class Backlog:
     def leaves_last_tokens(self, budget: int) -> bool:
         """True if prompts that could end in this step shall leave out their last token, and so end in the next step.
 
-        True in a crowd if at least two prompts remain for later steps: a stream that begins in this step would have to
-        wait for them after its first token. False if one of the remaining prompts is longer than the `budget`, because
-        the stream would then wait for several steps in either case.
+        True if `is_crowd` and at least two prompts remain for later steps: a stream that begins in this step would have
+        to wait for these prompts after its first token. False if one of the remaining prompts is longer than the
+        `budget`, because the stream would then wait for several steps in either case.
         """
         if not self.is_crowd:
             return False

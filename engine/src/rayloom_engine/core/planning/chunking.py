@@ -2,7 +2,7 @@
 
 A token of a chunk attends to every position before it, so a step's attention costs chunk x context. A token budget
 alone does not limit this cost: with 512 tokens a step, an 8B model's attention takes 0.3 times as long as the rest of
-a layer at 8,192 positions, and 5 times as long at 131,072. All other sequences of the batch would wait for it.
+a layer at 8,192 positions, and 5 times as long at 131,072. All other sequences of the step would wait for this chunk.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from math import isqrt
 from rayloom_engine.core.planning.step_builder import StepBuilder
 from rayloom_engine.core.window import num_seen
 
-# Up to this context, a chunk may use the whole token budget. The chunks with longer contexts in a step may together
-# cost as much attention as a chunk of the whole budget at this context. At this context, an 8B model spends 0.6 times
-# as long on attention as on its weights.
+# Up to this context, a chunk may use the whole token budget. The attention of all chunks of a step with longer contexts
+# may together cost at most as much as that of one chunk of the whole budget at this context. At this context, an 8B
+# model spends 0.6 times as long on attention as on its weights.
 FULL_BUDGET_CONTEXT = 16_384
 # Every step reads all weights, so smaller chunks would slow the prompt down without making a step faster.
 LEAST_CHUNK = 64

@@ -18,7 +18,7 @@ _MAX_HELD = 8
 
 
 class Line:
-    """Checks, while one step reads the waiting queue, whether a sequence may overtake the sequences held so far."""
+    """The held sequences: those that a step has read from the queue and not admitted. Decides who may overtake them."""
 
     def __init__(self, max_overtakers: int) -> None:
         self._max_overtakers = max_overtakers
@@ -48,11 +48,11 @@ class Line:
         self._held_for_adapter.append(sequence)
 
     def hold_for_share(self, sequence: Sequence) -> None:
-        """Adds a sequence that is not admitted in this step because its tenant uses its share of the adapter slots."""
+        """Adds a sequence that is not admitted in this step because its tenant may use no further adapter slot."""
         self._held_for_share.append(sequence)
 
     def passed(self, sequence: Sequence) -> None:
-        """Counts the admission of `sequence` against every held sequence, which it has overtaken."""
+        """Counts for every held sequence that `sequence` was admitted, and so has overtaken the held sequence."""
         for held in self._held:
             held.num_overtakers += 1
             held.num_overtaking_tokens += sequence.num_tokens

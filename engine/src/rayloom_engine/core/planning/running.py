@@ -59,7 +59,7 @@ class RunningSequences:
         return ranked
 
     def admit(self, sequence: Sequence) -> None:
-        """Gives a free slot to the sequence. Its blocks must be allocated already, and its adapter must have room."""
+        """Gives a free slot to the sequence. Its blocks must be allocated, and a slot must be free for its adapter."""
         sequence.state = SequenceState.RUNNING
         sequence.adapter_slot = self.adapters.use(sequence.params.adapter, sequence.tenant)
         sequence.slot = self._free_slots.pop()
@@ -117,7 +117,7 @@ class RunningSequences:
         if not slots and not self._has_waiting:
             return
         for sequence in self._sequences:
-            # A slot of an earlier plan may have another sequence by now.
+            # By now, the slot may belong to another sequence, which waits only if it has a mask.
             sequence.waits_for_form = sequence.slot in slots and sequence.params.has_mask
         self._has_waiting = bool(slots)
 
@@ -187,8 +187,8 @@ class RunningSequences:
         """Records that finite logits were computed from all known tokens of the sequence.
 
         With a sliding window, this also lets other sequences reuse the blocks that the window has released; without
-        these blocks, a long prompt would have no cached prefix. They are most likely finite too, because a NaN spreads
-        from layer to layer far beyond the window of one layer.
+        these blocks, a long prompt would have no cached prefix. The released blocks are most likely finite, too: a NaN
+        in them would have spread from layer to layer, far beyond the window of one layer, to the newest positions.
         """
         if sequence.first_block:
             num = min(sequence.first_block, sequence.num_registered_blocks)

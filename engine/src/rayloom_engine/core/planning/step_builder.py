@@ -10,8 +10,8 @@ from rayloom_engine.core.planning.prompt_time import PromptTime
 from rayloom_engine.core.sequence import KnownPrompt, Sequence
 from rayloom_engine.core.step import SlotStep, StepPlan
 
-# Smallest token budget of a plan when several are in flight. A stage needs almost as long for fewer tokens, because it
-# reads all of its weights in every step.
+# Smallest token budget of a plan when several plans are in flight. A stage needs almost as long for fewer tokens,
+# because it reads all of its weights in every step.
 _LEAST_SHARE = 64
 
 
@@ -21,7 +21,7 @@ class StepBuilder:
     max_decodes: int  # limit of sequences that decode (compute one token) in this step
     share: int | None = None  # limit of prompt tokens of one tenant; None = no limit
     prompt_time: PromptTime | None = None  # limits the prompt tokens of all tenants; None = no limit
-    # True if a prompt that could end in this step shall end in the next one (backlog.py)
+    # True if a prompt that could end in this step shall end in the next step (backlog.py)
     leaves_last_tokens: bool = False
     num_tokens: dict[Sequence, int] = field(default_factory=dict)  # scheduled sequence -> tokens to compute
     copies: dict[Sequence, tuple[int, int]] = field(default_factory=dict)  # sequence -> (from, to) block ids
@@ -67,7 +67,7 @@ class StepBuilder:
         self.take(sequence, len(draft), is_prompt=False)
 
     def drop(self, sequence: Sequence) -> None:
-        """Removes the sequence from the step and returns its tokens to the budget, and to the limits of prompts."""
+        """Removes the sequence from the step. Its tokens no longer count in the budget and in the limits of prompts."""
         self.budget += self.num_tokens.pop(sequence, 0)
         self.copies.pop(sequence, None)
         self.drafts.pop(sequence, None)
@@ -91,9 +91,9 @@ class StepBuilder:
         """
         new_slots = []
         slots = []
-        # id(prompt) -> a sequence with this prompt that the ranks have, and the number of its blocks that the ranks
-        # have when they add this plan's new slots. New blocks of older slots do not count, because the ranks append
-        # these blocks after they have added the new slots.
+        # id(prompt) -> a sequence with this prompt that has a slot on the ranks, and the number of its blocks that the
+        # ranks know when they add this plan's new slots. Blocks that this plan appends to older slots do not count,
+        # because the ranks append them after they have added the new slots.
         known: dict[int, KnownPrompt] = {}
         if any(sequence.num_sent_blocks == 0 for sequence in self.num_tokens):
             known = {

@@ -9,9 +9,9 @@ A sequence gets no draft if one of these conditions holds:
 A step gets no drafts if one of these conditions holds:
   - it computes tokens of a prompt: then a draft token costs as much as a token of the prompt
   - the engine searches for a poisonous request: then a death shall have as few possible causes as possible
-  - it has `max_num_seqs` rows already: the ranks have memory for so many rows of logits, or for those of one draft
-  - it has so many decodes that a draft token costs as much time as a decode: then arithmetic limits the step, not
-    memory
+  - it has as many rows of logits as fit the ranks' memory: `max_num_seqs`, or the rows of one draft if these are more
+  - it has so many decodes that a draft token costs as much time as a decode: then arithmetic limits the step, not the
+    reads of weights
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class StepDrafts:
     def __init__(
         self, config: SchedulerConfig, running: RunningSequences, make_drafter: Callable[[], Drafter] | None
     ) -> None:
-        """`config.speculation` is set. `make_drafter`: see Scheduler."""
+        """`config.speculation` must be set. `make_drafter`: as in Scheduler."""
         assert config.speculation is not None
         self._config = config
         self._settings = config.speculation
@@ -79,9 +79,10 @@ class StepDrafts:
                 room -= len(draft)
 
     def ended(self, plan: StepPlan, sequences: Mapping[int, Sequence], result: StepResult, counters: Counters) -> None:
-        """Counts the accepted tokens of the plan's drafts, which are no longer in flight. `sequences`: by slot.
+        """Counts the accepted tokens of an ended plan's drafts. From now on these drafts are not in flight any more.
 
-        A dirty draft counts as in flight until its sequence waits again, so that its blocks do not count as proven.
+        `sequences`: by slot. The draft of a dirty slot stays in flight until its sequence is moved back to the waiting
+        queue, so that the blocks of the draft do not count as proven.
         """
         num_accepted = Counter(sampled.slot for sampled in result.accepted)
         for step in plan.slots:

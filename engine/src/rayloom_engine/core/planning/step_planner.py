@@ -111,7 +111,7 @@ class StepPlanner:
     def _limit_prompts(
         self, builder: StepBuilder, costs: StepSeconds, decodes: list[Sequence], prefills: list[Sequence]
     ) -> None:
-        """Sets the limits of prompts in the step by their backlog. `decodes`, `prefills`: running sequences."""
+        """Limits the prompts of the step by the rules of backlog.py. `decodes`, `prefills`: running sequences."""
         prompts = [Prompt(s.num_tokens - s.num_computed, s.num_tokens) for s in prefills]
         prompts += [Prompt(s.num_tokens, s.num_tokens) for s in self._waiting_with_room()]
         if not prompts:
@@ -142,13 +142,13 @@ class StepPlanner:
             if builder.budget == 0:
                 break
             if sequence.state is not SequenceState.RUNNING:
-                continue  # an earlier sequence of this loop has preempted it
+                continue  # it was preempted for an earlier sequence of this loop
             lack = len(sequence.token_ids) - sequence.num_computed
             if lack <= 1 and sequence.num_computed < len(sequence.block_ids) * self._config.block_size:
-                builder.take(sequence, 1, is_prompt=False)  # the usual decode: its block has room
+                builder.take(sequence, 1, is_prompt=False)  # the usual decode: the last block has room
                 continue
             if lack <= 0:
-                # No sequence is preempted for a placeholder: its sequence gets a block once the token is known.
+                # No sequence is preempted for a placeholder: the block is allocated once the id of the token is known.
                 if self._running.try_extend(sequence, sequence.num_computed + 1):
                     builder.take(sequence, 1, is_prompt=False)
                 else:
@@ -178,7 +178,7 @@ class StepPlanner:
                     builder.take(sequence, num, is_prompt=True)
 
     def _victim(self, sequence: Sequence) -> Sequence | None:
-        """Returns the sequence to preempt for `sequence`: the one with the highest rank, possibly `sequence` itself.
+        """Returns the sequence to preempt for `sequence`: that with the highest rank, possibly `sequence` itself.
 
         Returns None if `sequence` must wait for sequences in flight. These cannot be preempted: plans write to their
         blocks, and their sampled tokens would be lost.
@@ -191,7 +191,7 @@ class StepPlanner:
         return free[-1] if free and not is_waiting else None
 
     def _admit_due(self, builder: StepBuilder, num_decodes: int) -> None:
-        """Admits waiting sequences that will have a lower rank than a running sequence.
+        """Admits waiting sequences whose rank will be lower than that of some running sequence (see scheduler.py).
 
         Called before the running sequences get tokens.
         """
@@ -279,7 +279,8 @@ class StepPlanner:
         With a `rank`, first preempts running sequences with a higher rank, if this makes enough room.
         """
         num_new = max(0, self._config.most_blocks(sequence.num_tokens) - len(found))
-        # Keep one block free for each running sequence to grow. Otherwise the next step would preempt the new sequence.
+        # One block per running sequence stays free, so that these sequences can grow. Otherwise one of the next steps
+        # would preempt the new sequence.
         needed = num_new + self._running.pool.num_cached_only(found) + len(self._running)
         num_slots = self._running.num_free_slots
         num_free = self._running.pool.num_free
@@ -308,7 +309,7 @@ class StepPlanner:
         return higher[:num]
 
     def _leader(self, sequence: Sequence) -> Sequence | None:
-        """The running sequence with the same prompt whose blocks this sequence may share (choice 0 of its request)."""
+        """Choice 0 of the same request, if it runs and this sequence may share the blocks of its prompt; else None."""
         if sequence.fork_of is None or sequence.wants_prompt_logprobs or sequence.num_generated:
             return None
         leader = self._sequences.get(sequence.fork_of)

@@ -79,7 +79,7 @@ class WaitingQueue:
         self._admissions.pop(sequence.tenant, None)
         self._admissions[sequence.tenant] = self._num_admissions
         if len(self._admissions) > _MAX_TENANTS:
-            # Drops the oldest entry. Its tenant comes first with or without the entry.
+            # Drops the oldest entry: its tenant comes before all others in any case, as a tenant without an entry does.
             del self._admissions[next(iter(self._admissions))]
 
     def in_turns(self, num_running: Mapping[str, int]) -> Iterator[tuple[int, Sequence]]:
@@ -101,8 +101,8 @@ class WaitingQueue:
             yield position, sequence
 
     def _entry(self, position: int, sequence: Sequence, index: int) -> tuple[int, int, float, int, int, Sequence]:
-        # The number is unique, so the heap never compares two sequences. Priority is left out, because it only orders
-        # the sequences of one tenant.
+        # `sequence.number` is unique, so the heap never compares two sequences. Priority is left out, because it only
+        # orders the sequences of one tenant.
         last_admission = self._admissions.get(sequence.tenant, 0)
         return position, last_admission, sequence.arrival, sequence.number, index, sequence
 
@@ -110,9 +110,9 @@ class WaitingQueue:
 def has_room(num_own: int, num_waiting: int, num_free_slots: int, max_queued: int) -> bool:
     """True if a tenant that has `num_own` of the `num_waiting` waiting sequences may queue one more.
 
-    The tenant may if the queue has more free places than the tenant occupies. So a single tenant can fill half of the
-    queue. When k tenants send endlessly, max_queued / 2**k places (rounded down) remain for the others. Sequences that
-    fit the free slots are not counted, because they run in the next step.
+    A tenant may queue a sequence if the queue has more free places than this tenant occupies. So a single tenant can
+    fill half of the queue. When k tenants send endlessly, max_queued / 2**k places (rounded down) remain for the
+    others. Sequences that fit the free slots are not counted, because they run in the next step.
     """
     num_free = max_queued - max(0, num_waiting - num_free_slots)
     return max(0, num_own - num_free_slots) < num_free

@@ -1,11 +1,11 @@
 """Acceptance: computes from the verified drafts of a sequence how many draft tokens are worth their time.
 
 Let r be the probability that a draft token is accepted if all tokens before it in the draft are accepted. Then the i-th
-token of a draft saves the time of a token with probability r ** i. It is worth verifying if r ** i is greater than its
-cost: the time that it adds to a step, divided by the time that a step without drafts takes for each of its tokens. So a
-draft has the largest length i with r ** i > cost. If not even one token is worth its cost, the sequence gets no drafts
-for its next 32 tokens, and then a short draft. If the tokens of this draft are rejected as well, the next pause is
-twice as long.
+token of a draft makes a later decode unnecessary with probability r ** i. It is worth verifying if r ** i is greater
+than its cost: the time that it adds to a step, divided by the time that a step without drafts takes for each of its
+tokens. So a draft has the largest length i with r ** i > cost. If not even one token is worth its cost, the sequence
+gets no drafts for its next 32 tokens, and then a short draft. If the tokens of this draft are rejected as well, the
+next pause is twice as long.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FIRST_RATE = 0.5
 # within a sentence.
 _WEIGHT = 0.2
 _MOST_RATE = 0.99
-# Generated tokens without drafts before drafts are tried again.
+# If no draft is worth its cost, the sequence generates this many tokens before drafts are tried again.
 _FIRST_PAUSE = 32
 _MOST_PAUSE = 1024
 # When drafts are tried again, the rate is raised to this many times the cost, so that one rejected token does not stop
@@ -30,7 +30,7 @@ class Acceptance:
     """The acceptance of one sequence's drafts."""
 
     def __init__(self) -> None:
-        self.rate = _FIRST_RATE  # share of draft tokens that are accepted if the draft tokens before them are
+        self.rate = _FIRST_RATE  # share of draft tokens that are accepted after all draft tokens before them were
         self._pause = _FIRST_PAUSE
         self._resume_at: int | None = None  # number of tokens at which drafts are tried again; None: no pause
 
@@ -61,7 +61,7 @@ class Acceptance:
 
 
 def worthwhile(rate: float, cost: float, most: int) -> int:
-    """Returns the largest number of draft tokens, at most `most`, of which the last one is worth its cost."""
+    """Returns the largest number of draft tokens, at most `most`, whose last token is worth its cost."""
     if rate <= cost:
         return 0
     if cost <= 0:

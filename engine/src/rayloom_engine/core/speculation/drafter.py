@@ -14,8 +14,8 @@ class SpeculationConfig:
     """The settings of speculation with n-grams."""
 
     num_tokens: int  # most tokens of a draft
-    min_ngram: int  # least number of tokens at the end of the sequence that must have occurred before
-    max_ngram: int  # most tokens at the end of the sequence that are compared with earlier ones
+    min_ngram: int  # the least tokens at the end of the sequence that must have occurred earlier in it
+    max_ngram: int  # most tokens at the end of the sequence that are compared with earlier tokens
 
     @property
     def most_rows(self) -> int:
@@ -36,7 +36,7 @@ class Drafter:
         self.acceptance = Acceptance()
 
     def draft(self, token_ids: Sequence[int], cost: float, most: int) -> tuple[int, ...]:
-        """Returns a draft of at most `most` tokens; () if none is found or worth its cost (acceptance.py)."""
+        """Returns a draft of at most `most` tokens; () if no draft is found or worth its cost (acceptance.py)."""
         num = self.acceptance.length(cost, len(token_ids), most)
         if not num or not self._index.read(token_ids):
             return ()

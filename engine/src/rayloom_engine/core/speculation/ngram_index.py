@@ -10,9 +10,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-# Most tokens that one call adds: a long prompt is read in several steps, and delays no step by more than 2 ms.
+# The most tokens that one call of `read` adds: a long prompt is read over several steps, to delay each by at most 2 ms.
 MAX_READ = 4096
-# Most earlier occurrences that are compared. Equal n-grams are frequent in tables and code.
+# The most earlier occurrences that one search compares. In tables and code, an n-gram may occur very often.
 _MAX_CANDIDATES = 32
 _LEAST_HEADS = 1 << 10
 _MOST_HEADS = 1 << 16
@@ -35,8 +35,10 @@ class NgramIndex:
         num_heads = _LEAST_HEADS
         while num_heads < min(num_expected, _MOST_HEADS):
             num_heads *= 2
-        self._heads = array("i", [-1]) * num_heads  # hash of an n-gram -> its last token's newest position
-        # position of an n-gram's last token -> that of the next older n-gram with the same hash; -1: there is none
+        # hash of an n-gram -> position of the last token of the newest n-gram with this hash; -1: there is none
+        self._heads = array("i", [-1]) * num_heads
+        # position of an n-gram's last token -> position of the last token of the next older n-gram with the same hash;
+        # -1: there is none
         self._before = array("i")
 
     def read(self, token_ids: Sequence[int]) -> bool:
@@ -55,10 +57,10 @@ class NgramIndex:
         return end == len(token_ids)
 
     def draft(self, token_ids: Sequence[int], num: int) -> tuple[int, ...]:
-        """Returns the `num` tokens that followed the longest earlier occurrence of the last tokens; () without one.
+        """Returns the `num` tokens that followed the longest earlier occurrence of the last tokens; () if none.
 
         Of several occurrences of that length, the newest counts. All of `token_ids` must have been read. If fewer than
-        `num` tokens follow the occurrence, the draft repeats them.
+        `num` tokens follow the occurrence, the draft repeats these tokens.
         """
         start = self._found(token_ids)
         if start is None:
@@ -70,7 +72,7 @@ class NgramIndex:
         return tuple(found)
 
     def _found(self, token_ids: Sequence[int]) -> int | None:
-        """Returns the position after the longest earlier occurrence; None if there is none."""
+        """Returns the position after the longest earlier occurrence of the last tokens; None if there is none."""
         newest = len(token_ids) - 1
         assert newest == len(self._before) - 1, "tokens that the index has not read"
         longest = self._min_size - 1
@@ -87,7 +89,7 @@ class NgramIndex:
         return found
 
     def _num_equal(self, token_ids: Sequence[int], position: int, newest: int) -> int:
-        """Returns how many tokens up to `position` equal those up to `newest`, at most `max_size`."""
+        """Returns how many tokens, backwards from `position` and `newest`, are equal in a row; at most `max_size`."""
         most = min(self._max_size, position + 1)
         size = 0
         while size < most and token_ids[position - size] == token_ids[newest - size]:

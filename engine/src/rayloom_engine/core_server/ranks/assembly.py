@@ -38,7 +38,7 @@ def assemble(
     *,
     is_rebuild: bool,
 ) -> tuple[int, list[Loaded]]:
-    """Returns a new epoch and the ranks' Loaded messages, by rank. All ranks are ready to run plans of this epoch.
+    """Prepares all ranks to run plans of a new epoch. Returns the epoch, and the ranks' Loaded messages, by rank.
 
     Every rank allocates `num_blocks` KV blocks; None: as many as the rank with the least memory can hold. Lost ranks
     are replaced until `deadline` (by time.monotonic) and within `budget`; after that, RankLost is raised. Raises
@@ -67,13 +67,13 @@ def assemble(
 
 
 def replace_lost(pool: RankPool, loss: RankLost) -> RankLost:
-    """Frees ranks that wait for a lost rank, and drops disconnected ranks. Returns the loss, with the rank to blame.
+    """Ends the waits for a lost rank, and drops disconnected ranks. Returns the loss, with the rank to blame.
 
-    If no rank is disconnected, a rank that is alive and has reported a failure is kept the first time. It is dropped if
-    it fails again before a step has succeeded.
+    If no rank is disconnected, a rank that is alive and has reported a failure is kept the first time. That rank is
+    dropped if it fails again before a step has succeeded.
     """
-    # A lost rank whose process is stopped or whose machine is off closes no connection: without the order, its peers
-    # would wait in their collectives, miss the next rendezvous and be replaced as well.
+    # A lost rank whose process is stopped or whose machine is off closes no connection. Without an order to abort, its
+    # peers would wait in their collectives, miss the next rendezvous and be replaced as well.
     pool.abort_orders()
     # The wait lets all deaths of one cause count as one loss: one cause may kill several ranks, and a live rank may
     # report a dead peer before this process sees the end of that peer's connection.
@@ -96,7 +96,7 @@ def _wait_until_loaded(pool: RankPool, deadline: float, progress: Progress, is_r
         missing_s=_MISSING_SECONDS,
         stuck_s=_STUCK_SECONDS,
     )
-    shown: set[str] = set()  # phases
+    shown: set[str] = set()  # names of the phases that were reported
     while True:
         pool.take_arrivals()
         ranks = sorted(pool.attached.values(), key=lambda rank: rank.rank)
@@ -119,7 +119,7 @@ def _wait_until_loaded(pool: RankPool, deadline: float, progress: Progress, is_r
 
 
 def _check_time(pool: RankPool, deadline: float, attached: list[int], loaded: set[int]) -> None:
-    """After the deadline, raises RankLost for the first unconnected rank, else for the first that has not loaded."""
+    """After the deadline, raises RankLost for the first unconnected rank; if there is none, the first unloaded rank."""
     if time.monotonic() > deadline:
         late = [number for number in range(pool.world_size) if number not in attached]
         late = late or [number for number in attached if number not in loaded]
@@ -138,7 +138,7 @@ def _take_loaded(pool: RankPool, is_rebuild: bool) -> None:
 
 
 def _check_arithmetic(loaded: list[Loaded], is_rebuild: bool) -> None:
-    """Raises ConfigError, in a rebuild RankLost, if two ranks would send each other tensors of different types."""
+    """Raises ConfigError (in a rebuild RankLost) if two ranks would send each other tensors of different types."""
     number = _first_misfit([rank.hidden_dtype for rank in loaded])
     if number is not None:
         own, its = loaded[0], loaded[number]
@@ -191,7 +191,7 @@ def slowest_phase(beats: Sequence[Beat]) -> tuple[str, int, int, str] | None:
     return name, sum(beat.done for beat in behind), sum(beat.total for beat in behind), behind[0].unit
 
 
-_LOADING = ["resolve", "convert", "import", "load", "kv_cache", "warm_up"]  # phases of a rank, in order
+_LOADING = ["resolve", "convert", "import", "load", "kv_cache", "warm_up"]  # phases of a rank's start, in order
 
 
 def _meet(pool: RankPool, is_rebuild: bool) -> None:

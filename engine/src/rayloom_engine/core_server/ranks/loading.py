@@ -21,7 +21,7 @@ class Loading:
     """Watches all ranks until they have loaded their weights.
 
     At the first start no rank counts as late: a rank may wait for a node with room, or download for hours. The status
-    tells the user why it waits. In a rebuild, all ranks had loaded before.
+    tells the user why a rank waits. In a rebuild, all ranks had loaded before.
     """
 
     def __init__(self, world_size: int, now: float, *, is_rebuild: bool, missing_s: float, stuck_s: float) -> None:
@@ -50,8 +50,8 @@ class Loading:
     def _missing(self, now: float, beats: Mapping[int, Beat]) -> tuple[int, ...]:
         """Returns the ranks that have been missing for too long. The caller fences them.
 
-        Such a rank may be stopped, or cut off from this machine: to the launcher it looks alive. The wait doubles with
-        every fence, because the node may take long to start the rank's container.
+        Such a rank may be stopped, or cut off from this machine, so the launcher may take it for alive. The wait for
+        the next fence is twice as long, because the node may take long to start the rank's container.
         """
         missing = tuple(sorted(set(range(self._world_size)) - set(beats)))
         if not self._is_rebuild or not missing or now <= self._fence_at:

@@ -29,5 +29,5 @@ class MemoryKills:
             self._last = now, f". {sentence}"
 
     def sentence(self, now: float) -> str:
-        """Returns a sentence to append to a loss's message. Empty if the last kills are too old to be its cause."""
+        """Returns a sentence to append to a loss's message. Empty if no kills are recent enough to be the cause."""
         return self._last[1] if self._last is not None and now - self._last[0] <= WINDOW_SECONDS else ""

@@ -1,8 +1,8 @@
 """RankPool: the workers ("ranks") that are connected to the EngineCore's rank port.
 
-A rank opens two connections: "control" for its heartbeats (beats), and "steps" for orders and replies. It is attached
-once both exist. One thread accepts connections, one thread for each control connection reads beats, and the
-EngineCore's main thread does the rest.
+A rank opens two connections: "control" for its heartbeats (beats), and "steps" for orders and replies. The rank is
+attached once both connections exist. One thread accepts connections, one thread for each control connection reads
+beats, and the EngineCore's main thread does the rest.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class RankPool:
         self.attached: dict[int, AttachedRank] = {}
         self.launch_phase: LaunchProgress | None = None  # last report of the launcher; any thread may read it
         self.sizes = Welcomed()  # sent to every rank that attaches
-        self.suspects: set[int] = set()  # ranks that reported a failure since the last good step, but stayed alive
+        self.suspects: set[int] = set()  # live ranks that have reported a failure since the last step with a result
         self.memory_kills = MemoryKills()
         self._listener = listener
         self._token = token
@@ -112,9 +112,9 @@ class RankPool:
         self._unread: deque[tuple[AttachedRank, Reply]] = deque()  # replies that `poll` has not returned yet
         self._last_ticket = 0
         self._launcher: Channel | None = None
-        self._fences: dict[int, Fence] = {}  # rank -> its last fence, until a newer start of the rank attaches
+        self._fences: dict[int, Fence] = {}  # rank -> the last fence of the rank, kept until a newer start attaches
         self.checked_at = time.monotonic()  # time of the last check of all heartbeats; any thread may read it
-        # seconds for which ranks that send beats may make no progress in the present step
+        # seconds without progress in the present step after which ranks that send beats count as hung
         self.patience_s = hang_seconds
         self._standstill = Standstill()
         self._strangers = Strangers()
@@ -161,7 +161,7 @@ class RankPool:
             raise loss
 
     def abort_orders(self, ticket: int | None = None) -> None:
-        """Orders all ranks to abort the orders up to this ticket, so that none waits for a lost rank. Does not block.
+        """Orders all ranks to abort the orders up to this ticket, so that no rank waits for a lost rank. Never blocks.
 
         `ticket`: None for all orders so far. The message may also be sent to a lost rank that reads nothing: the buffer
         of its connection has room for many such messages.
@@ -244,7 +244,7 @@ class RankPool:
         ready = [fd for fd, _ in poller.poll(0 if self._unread else 1000 * timeout_s)]
         if self._wake_read.fileno() in ready:
             self._drain_wake()
-        for number in dict.fromkeys(by_fd[fd] for fd in ready if fd in by_fd):  # a rank may have two descriptors
+        for number in dict.fromkeys(by_fd[fd] for fd in ready if fd in by_fd):  # a rank may have two ready descriptors
             rank = self.attached[number]
             try:
                 message = rank.steps.receive(self._hang_seconds)
@@ -278,9 +278,9 @@ class RankPool:
             raise RankLost(standing, f"alive, but it stands still; no rank has advanced for {self.patience_s:g} s")
 
     def _has_last_words(self, rank: AttachedRank) -> bool:
-        """True if there is an unread reply of a rank whose control connection has ended.
+        """True if a rank whose control connection has ended has sent a reply that is still unread.
 
-        A rank that ends on purpose sends the cause first, over its other connection.
+        A rank that ends on purpose first sends the cause over its "steps" connection.
         """
         if any(sender is rank for sender, _ in self._unread):
             return True

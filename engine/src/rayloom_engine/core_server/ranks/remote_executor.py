@@ -1,4 +1,4 @@
-"""RemoteExecutor: runs plans on the attached ranks. All ranks get a plan; the last stage's first rank answers it."""
+"""RemoteExecutor: runs plans on the attached ranks. All ranks get each plan; the last stage's first rank answers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class RemoteExecutor:
         self._check_all_there()
 
     def _check_all_there(self) -> None:
-        """Raises RankLost if a rank has connected again, because it has lost its slots and its KV cache."""
+        """Raises RankLost if a rank has connected again, because such a rank has lost its slots and KV cache."""
         arrived = self._pool.take_arrivals()
         if arrived:
             raise RankLost(arrived[0], "it was started again, or lost its connection for a moment", is_alive=True)

@@ -2,7 +2,7 @@
 
     progress        half of a layer was computed, or another unit that the caller counts
     sign of work    the thread's CPU time has increased
-    hung            neither of them for `patience_s`, or no progress in _CAP x `patience_s` CPU seconds
+    hung            no progress and no sign of work for `patience_s`, or no progress in _CAP x `patience_s` CPU seconds
 
 A thread that uses CPU time counts as slow until the cap, because half of a layer of a large chunk may take minutes on a
 small or busy machine. A thread that is blocked or stopped uses no CPU time and counts as hung after `patience_s`. The
@@ -54,7 +54,7 @@ class Stillness:
         return self._now - self._work_at
 
     def observe(self, now: float, mark: object, cpu_s: float) -> None:
-        """Takes a sample at time `now`.
+        """Records the thread's progress and CPU time at time `now`.
 
         `mark`: a value that changes with every progress; None while the thread has no work. `cpu_s`: the thread's CPU
         time so far.

@@ -2,7 +2,7 @@
 
 A thread or a coroutine waits for the greeting of each stranger. So the number of strangers is bounded: a new stranger
 beyond the limit disconnects the oldest. Ranks and gateways greet within milliseconds, so a stranger that is older than
-many others is neither.
+many others is neither a rank nor a gateway.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Strangers:
         self._hosts: dict[socket.socket, str] = {}  # oldest first
 
     def admit(self, connection: socket.socket, host: str) -> None:
-        """Adds a new connection. If this exceeds a limit, disconnects an older one."""
+        """Adds a new connection. If this exceeds a limit, disconnects an older connection."""
         with self._lock:
             self._hosts[connection] = host
             index = crowded_out(list(self._hosts.values()))

@@ -1,4 +1,4 @@
-"""Reads the times between which a certificate is valid. Python's ssl module has them only for a peer's certificate."""
+"""Reads the validity times of a certificate. Python's ssl module returns them only for a peer's certificate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _GENERALIZED_TIME = 0x18
 
 @dataclass(frozen=True, slots=True)
 class CertificateTimes:
-    """The time for which a certificate is valid, both ends included."""
+    """The first and the last time at which a certificate is valid."""
 
     begin: datetime
     end: datetime
@@ -67,7 +67,7 @@ def _element(data: bytes) -> tuple[int, bytes, bytes]:
 
 def _time(tag: int, content: bytes) -> datetime:
     text = content.decode("ascii")
-    if tag == _UTC_TIME:  # two digits of the year: 50 to 99 are of the 20th century
+    if tag == _UTC_TIME:  # the year has two digits: 50 to 99 mean 1950 to 1999
         text = ("19" if text >= "50" else "20") + text
     elif tag != _GENERALIZED_TIME:
         raise ValueError("no time of validity")

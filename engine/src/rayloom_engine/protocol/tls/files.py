@@ -19,10 +19,10 @@ logger = logging.getLogger(__name__)
 
 
 class TlsFiles:
-    """The files of a server's or a client's side. For one thread."""
+    """The files of a server or of a client. For one thread."""
 
     def __init__(self, paths: TlsPaths, *, is_server: bool) -> None:
-        """Raises ConfigError that names the file which cannot be used."""
+        """Reads the files. Raises ConfigError that names a file which cannot be used."""
         self._paths = paths
         self._is_server = is_server
         self._stamps = self._current_stamps()
@@ -63,7 +63,7 @@ def _load(paths: TlsPaths, *, is_server: bool) -> ssl.SSLContext:
         _check_readable(f"{paths.prefix}_{field}_file", path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.verify_mode = ssl.CERT_REQUIRED  # of both sides
+    context.verify_mode = ssl.CERT_REQUIRED  # a server, too, verifies its peer's certificate
     context.hostname_checks_common_name = False
     if is_server:
         # A resumed session would skip the certificates, so a gateway could reconnect after its certificate has expired.
@@ -104,10 +104,10 @@ def _chain_problem(paths: TlsPaths, error: Exception) -> str:
 
 
 def _report_times(paths: TlsPaths) -> None:
-    """Logs a certificate that is not valid now. It is not refused, because its renewal must not need a restart."""
+    """Logs a certificate that is not valid now. It is not refused, so that its renewal needs no restart."""
     try:
         times = certificate_times(paths.cert.read_text(encoding="ascii", errors="replace"))
-    except (OSError, ValueError):  # replaced just now, or of a form that only OpenSSL reads
+    except (OSError, ValueError):  # the file is being replaced, or has a form that only OpenSSL reads
         return
     now = datetime.now(UTC)
     if now > times.end:

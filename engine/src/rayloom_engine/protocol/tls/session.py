@@ -9,7 +9,7 @@ _READ_BYTES = 64 * 1024
 
 
 class TlsSession:
-    """One side of a connection. One thread may seal while another opens, because a lock guards OpenSSL's object."""
+    """One side of a connection. `seal` and `open` may run in two threads, because a lock guards OpenSSL's object."""
 
     def __init__(self, context: ssl.SSLContext, server_name: str | None = None) -> None:
         """`server_name`: the name that the peer's certificate must have; None: this side accepts the connection."""
@@ -19,7 +19,7 @@ class TlsSession:
             self._incoming, self._outgoing, server_side=server_name is None, server_hostname=server_name
         )
         self._lock = threading.Lock()  # held while bytes are encrypted or decrypted, never for a system call
-        self.has_ended = False  # True once the peer has announced that it sends no more
+        self.has_ended = False  # True once the peer has announced the end of its data
 
     def shake_hands(self, data: bytes = b"") -> bool:
         """Processes bytes of the peer and returns whether this side of the handshake is complete.
@@ -41,7 +41,7 @@ class TlsSession:
             return self._outgoing.read()
 
     def seal(self, data: bytes) -> bytes:
-        """Returns the bytes that the peer must get first, followed by `data` encrypted.
+        """Returns all bytes that the peer must get now: pending bytes of TLS itself, then `data` encrypted.
 
         Send the results in the order of the calls. Raises ssl.SSLError, for example after `open` has raised it.
         """

@@ -27,12 +27,12 @@ class TlsStream:
         self._opened = bytearray()
 
     def write(self, data: bytes) -> None:
-        """Sends `data` encrypted, without waiting. Sends nothing on a broken connection, which its reader notices."""
+        """Sends `data` encrypted, without waiting. Sends nothing on a broken connection: reads report the failure."""
         with contextlib.suppress(ssl.SSLError):
             self._send(self.session.seal(data))
 
     def send_with(self, send: Callable[[bytes], None]) -> None:
-        """Leaves sending to the caller, who seals messages itself.
+        """Leaves the sending of all bytes to `send`. The caller seals and sends its own messages.
 
         `send` must seal the bytes that it gets, even b"": the sealed bytes also contain what TLS itself has to send.
         """
@@ -41,8 +41,8 @@ class TlsStream:
     async def readexactly(self, num: int) -> bytes:
         """Returns the next `num` bytes, decrypted.
 
-        Raises asyncio.IncompleteReadError if the connection ends before, TlsRefused for bytes that the peer did not
-        send, and for the peer's refusal of our certificate.
+        Raises asyncio.IncompleteReadError if the connection ends before that many bytes; raises TlsRefused for bytes
+        that the peer did not send, and if the peer refuses our certificate.
         """
         while len(self._opened) < num:
             data = b"" if self.session.has_ended else await self._reader.read(_READ_BYTES)
