@@ -56,7 +56,7 @@ static void compute_tile(const ProductTile<Operand>& tile) {
 template <class Operand>
 using TileFunction = void (*)(const ProductTile<Operand>&);
 
-// The functions of C columns and 1, 2, .. rows.
+// Returns the functions for tiles of C columns and 1, 2, .. rows.
 template <class Operand, int C, int... R>
 constexpr std::array<TileFunction<Operand>, sizeof...(R)> tile_functions(std::integer_sequence<int, R...>) {
     return {compute_tile<Operand, R + 1, C>...};

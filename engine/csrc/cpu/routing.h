@@ -17,8 +17,9 @@ RL_INLINE F16 exponentials(const float* x, int64_t left, F16 highest) {
 }
 
 // experts [num_selected] = the indices of the highest of logits [count], in descending order, the lower index first if
-// logits are equal. weights = their probabilities in a softmax over all logits, or these divided by their sum. If a logit
-// is a NaN or +infinity, all weights are NaN. The NaN must reach the logits of the model, where it is detected.
+// logits are equal. weights = their probabilities in a softmax over all logits; with `normalises`, these probabilities
+// divided by their sum. If a logit is a NaN or +infinity, all weights are NaN. The NaN must reach the logits of the
+// model, where it is detected.
 static void route(const float* logits, int64_t count, int64_t num_selected, bool normalises, int32_t* experts,
                   float* weights) {
     int64_t num_found = 0;

@@ -11,8 +11,8 @@
 #include "library.h"
 #include "rayloom_cpu.h"
 
-// Number of phases of the attention of a layer: norm, product (3 phases), rotation, choice of rows, attention (2),
-// product (3), sum with the residual stream.
+// The most phases of a half layer. The attention of a layer has this number: norm, product (3 phases), rotation, choice
+// of rows, attention (2), product (3), sum with the residual stream.
 constexpr int kMaxPhases = 12;
 
 // The data that the threads of a step share.
@@ -33,11 +33,11 @@ struct Step {
     void* attended;                  // [T][H][d], operand
     void* gated;                     // [T][I], operand
     float* update;                   // [T][D] output of a half, or null: products are added to the residual stream
-    void* quantised;                 // [T] rows of the widest product, if a matrix is quantised
+    void* quantised;                 // [T] quantised rows, as wide as the widest input, if a matrix is quantised
     const ExpertBuffers* experts;    // null: no layer has experts
     const AdapterRows* adapters;     // null: no row has an adapter
     float* gate_up;                  // [T][2 I], if there are adapters
-    const Step* last;                // the last layer's wanted rows, each as a sequence of one token; null: all rows
+    const Step* last;                // step of the last layer's wanted rows, a sequence for each; null: all are wanted
 };
 
 // One phase of a half layer. The threads divide its pieces among themselves.
