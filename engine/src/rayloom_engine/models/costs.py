@@ -141,7 +141,7 @@ def model_costs(shape: ModelShape, tensor: Sequence[int]) -> Costs:
     dense = dataclasses.replace(shape, scheme=None)
 
     # Layers with equal windows and equally stored matrices are of one kind. If that makes too many kinds, as in a file
-    # that mixes formats, layers with equal windows are of one kind, and each layer counts as the largest of its kind.
+    # that mixes formats, the window alone decides the kind, and each layer counts as the largest layer of its kind.
     stored: list[Hashable] = list(zip(shape.layer_windows, layer_forms(shape), strict=True))
     of_layers = stored if len(set(stored)) <= _MOST_KINDS else list[Hashable](shape.layer_windows)
     kinds = list(dict.fromkeys(of_layers))
@@ -174,7 +174,7 @@ def model_costs(shape: ModelShape, tensor: Sequence[int]) -> Costs:
 
 def _adapter_costs(shape: ModelShape, tensor: Sequence[int]) -> AdapterCosts:
     def most(cut_unit: int) -> tuple[int, ...]:
-        # The last shard has the longest feed-forward part, or the first if the last group is not full.
+        # The last shard has the longest feed-forward part. If the last group is not full, the first shard has it.
         return tuple(max(layer_elements(shape, Shard(index, n), cut_unit) for index in (0, n - 1)) for n in tensor)
 
     return AdapterCosts(
@@ -186,7 +186,7 @@ def _adapter_costs(shape: ModelShape, tensor: Sequence[int]) -> AdapterCosts:
 
 
 def _largest(amounts: Sequence[Amounts]) -> Amounts:
-    """Returns the largest value of each number over several parts."""
+    """Returns amounts in which each number is the largest of the numbers at its place in `amounts`."""
 
     def most(lists: Sequence[tuple[int, ...] | None]) -> tuple[int, ...] | None:
         known = [numbers for numbers in lists if numbers is not None]
@@ -245,7 +245,8 @@ def _measured_costs(shape: MeasuredShape, tensor: Sequence[int]) -> Costs:
 def step_token_elements(shape: ModelShape, num_shards: int) -> int:
     """Returns the number of elements that one token of a step takes on a rank, counted from the decoder's code.
 
-    These are the residual stream, its normalised form, a block's result, and the wider of attention and MLP.
+    These are the residual stream, its normalised form, the output of attention or MLP, and the buffers inside attention
+    or MLP, whichever needs more.
     """
     if isinstance(shape, MeasuredShape):
         share = shape.share(num_shards)

@@ -131,7 +131,7 @@ def _fill(
 
 
 def _part(stored: Any, part: TensorPart) -> torch.Tensor:
-    """Returns a part of a tensor of the file, or of one in memory; () means all of it."""
+    """Returns a part of a tensor that is in the file or in memory; () means the whole tensor."""
     if not part:
         return cast("torch.Tensor", stored[:])
     pieces: list[torch.Tensor] = [stored[slices] for slices in slices_of(part)]
@@ -146,7 +146,7 @@ def _numbers(stored: torch.Tensor) -> npt.NDArray[Any]:
 
 
 def _rounded(stored: torch.Tensor, held: torch.dtype, dtype: torch.dtype) -> torch.Tensor:
-    """Rounds a dense tensor of the file to `dtype`, unless the copy to type `held` rounds it as well.
+    """Rounds a dense tensor of the file to `dtype`, unless the later copy into type `held` rounds it in the same way.
 
     Integers stay unchanged.
     """

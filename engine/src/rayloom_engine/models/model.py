@@ -64,8 +64,8 @@ class RankModel(Protocol):
         the T tokens into the cache, which holds the stage's layers. All earlier tokens to which the T tokens attend
         must be in the cache or in this batch. `group`: the stage's ranks; all of them return the same result.
 
-        `wanted_rows`: ascending rows of the last stage's result that the caller reads, None for all. Other rows are
-        undefined then.
+        `wanted_rows`: ascending rows of the last stage's result that the caller reads; None: all. Rows that are not
+        wanted are undefined.
         """
 
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:

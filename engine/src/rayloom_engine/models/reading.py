@@ -24,8 +24,9 @@ def read_model_shape(
 ) -> ModelShape:
     """Returns the shape of the model in a Hugging Face folder: a MeasuredShape if transformers' modules compute it.
 
-    With `auto`, transformers' modules also compute models of our own architectures that have a value our decoder lacks;
-    `MeasuredShape.not_native` names it. `in_child`: measure in another process, so that this process imports no torch.
+    With `auto`, transformers' modules also compute models of our own architectures whose config.json has a value that
+    our decoder does not support; `MeasuredShape.not_native` names this value. `in_child`: another process measures the
+    model, so that this process imports no torch.
     `num_shards`: as for `measured_shape`.
 
     Reads no weight. Raises ModelError if the backend cannot serve the model; the message names the reason.

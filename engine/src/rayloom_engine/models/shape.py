@@ -101,7 +101,7 @@ class ModelShape:
 
     @property
     def qk_norm_sizes(self) -> tuple[int, int]:
-        """Sizes of the norms of queries and of keys, 0 without them."""
+        """Sizes of the norms of queries and of keys; 0 if there are no such norms."""
         if not self.qk_norm:
             return 0, 0
         return (self.query_size, self.kv_size) if self.traits.has_wide_qk_norm else (self.head_dim, self.head_dim)
@@ -182,7 +182,7 @@ class ModelShape:
 
     @property
     def head_layers(self) -> float:
-        """The work of the head, in layers, estimated by weights.
+        """The number of layers whose work equals the work of the head, estimated by weights.
 
         Only half of the head's weights count, because only the last token of a prompt needs the head.
         """

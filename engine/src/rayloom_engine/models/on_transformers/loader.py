@@ -195,14 +195,14 @@ class WeightPlan:
 
 
 def source_cut(rule: Any, cut: Cut | None) -> Cut | None:
-    """Returns how to cut the files' tensors so that a rule makes from the pieces a tensor that is cut by `cut`.
+    """Returns the cut of the files' tensors from which a rule makes the part that `cut` describes of its result.
 
     None if there is no cut, or if the rule needs whole tensors.
     """
     if cut is None or isinstance(rule, WeightRenaming):
         return cut
     # Cuts are counted from the last dimension, so stacking experts in a new first dimension leaves a cut valid. Joining
-    # gate and up changes the rows: a column cut stays valid, but a row cut must cut each of the joined matrices.
+    # gate and up changes the rows: a cut of columns stays valid, but a cut of rows must be applied to each of the two.
     is_stack = [isinstance(each, MergeModulelist) and each.dim == 0 for each in rule.operations]
     is_join = [isinstance(each, Concatenate) and each.dim == 1 for each in rule.operations]
     if is_stack == [True] or (is_stack == [True, False] and is_join == [False, True] and cut.dim == -1):

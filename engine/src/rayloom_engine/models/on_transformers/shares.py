@@ -96,7 +96,7 @@ def _measured(meta: MetaModel, plan: ShardPlan, num_chosen: int, counts: range) 
 
 
 def _share(meta: MetaModel, plan: ShardPlan, num_chosen: int, count: int) -> MeasuredShare:
-    """Raises ModelError if the modules cannot run with the part of a rank."""
+    """Returns the sizes on one of `count` ranks. Raises ModelError if the modules cannot run with a rank's part."""
     # The first rank has biases that are added to sums. The last rank has the longest part of an uneven vocabulary.
     first, last = (
         weight_sizes(meta, partial(plan.num_elements, shard)) for shard in (Shard(0, count), Shard(count - 1, count))
@@ -122,7 +122,7 @@ def _share(meta: MetaModel, plan: ShardPlan, num_chosen: int, count: int) -> Mea
 def widest(layers: torch.nn.Module, hidden_size: int, num_chosen: int) -> int:
     """Returns the outputs of the widest linear layer, which bound the memory of a token of a step.
 
-    The `num_chosen` experts of a token count together, because it computes all of them at once.
+    The `num_chosen` experts of a token count together, because all of them are computed at once.
     """
     parameters = list(layers.parameters())
     # The last stacked matrices are [experts, hidden size, width of an expert], or the last two exchanged.
@@ -131,7 +131,7 @@ def widest(layers: torch.nn.Module, hidden_size: int, num_chosen: int) -> int:
 
 
 def _joined(meta: MetaModel, plan: ShardPlan) -> list[int]:
-    """Returns the sizes of outputs that every rank joins to the whole."""
+    """Returns the sizes of the outputs whose parts are joined, so that every rank has the whole output."""
     joined = [name for name, exchange in plan.exchanges.items() if exchange == "gather"]
     return [1, *(meta.model.get_submodule(name).out_features for name in joined)]
 

@@ -18,7 +18,7 @@ from rayloom_engine.parallel.stage import Stage
 
 
 class _OtherLayer(torch.nn.Module):
-    """A layer of another stage."""
+    """Stands for a layer of another stage: returns its input."""
 
     def __init__(self, returns_tuple: bool, layer_type: str | None) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class _OtherLayer(torch.nn.Module):
 
 
 class _Absent(torch.nn.Module):
-    """A matrix of another stage. Code that initialises missing weights finds an empty weight."""
+    """Stands for a matrix of another stage. Its empty weight is for code that initialises missing weights."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -24,7 +24,7 @@ class RopeParameters:
     theta: float = 10000.0
     kind: RopeKind = "default"
     rotated_share: float = 1.0  # rotated share of a head: its first elements; for "proportional" its fastest pairs
-    factor: float = 1.0  # all kinds but "default": by how much the context was stretched
+    factor: float = 1.0  # all kinds but "default": the number by which the context's length was multiplied
     # yarn, longrope, llama3: context length in training, before it was stretched; of "dynamic", that of the config
     original_max_position: int = 8192
     # llama3
@@ -36,7 +36,7 @@ class RopeParameters:
     is_truncated: bool = True  # whether the bounds of the blend are rounded to whole pairs
     mscale: float = 0.0  # 0: not set
     mscale_all_dim: float = 0.0
-    # yarn, longrope: cosines and sines are multiplied by it; None: the kind's own formula
+    # yarn, longrope: cosines and sines are multiplied by this number; None: the kind has a formula for it
     attention_factor: float | None = None
     # longrope: a divisor for each pair
     short_factors: tuple[float, ...] = ()
