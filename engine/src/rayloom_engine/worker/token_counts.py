@@ -31,7 +31,7 @@ class TokenCounts:
         self.table_RV = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
 
     def row_of(self, slot: Slot) -> int:
-        """Returns the slot's row. If the row is new to the slot, `additions` clears it."""
+        """Returns the slot's row. A slot without a row gets a free row, which `additions` clears."""
         row = self._rows.get(slot)
         if row is None:
             if not self._free:
