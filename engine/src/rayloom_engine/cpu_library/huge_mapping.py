@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 
-# Linux kernels with larger pages have larger huge pages, too: up to 512 MiB, so a single write would take 512 MiB.
+# Linux kernels with larger pages have larger huge pages, too: up to 512 MiB. A single write would allocate one of them.
 _PAGE_BYTES_WITH_SMALL_HUGE_PAGES = 4096
 
 

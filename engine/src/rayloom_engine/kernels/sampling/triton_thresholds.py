@@ -34,7 +34,7 @@ def value_of(key):
 
 @triton.jit
 def weights_of(x, highest, inside, COUNTS: tl.constexpr):
-    """Returns what a token adds to the sum that a threshold limits: 1 with COUNTS, else exp(x - highest)."""
+    """Returns the weight of each token in the sum that a threshold limits: 1 with COUNTS, else exp(x - highest)."""
     if COUNTS:
         return inside.to(tl.float32)
     return tl.where(inside, tl.exp(x - highest), 0.0)
