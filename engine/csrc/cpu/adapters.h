@@ -21,7 +21,7 @@ constexpr int64_t kMostRank = 256;  // the highest rank of an adapter
 struct UpdatedMatrix {
     const rl_matrix_update rl_adapter_layer::* update;
     int64_t num_parts;
-    int64_t first_output[4];  // of each part, then the number of outputs; multiples of 16
+    int64_t first_output[4];  // the first output of each part, then the number of all outputs; multiples of 16
 
     int64_t num_outputs() const { return first_output[num_parts]; }
 };
@@ -49,9 +49,9 @@ public:
     int64_t num_chunks() const { return num_chunks_; }
     const Chunk& chunk(int64_t index) const { return chunks_[index]; }
 
-    // The number of pieces of `reduce` for one matrix. A piece is a chunk and at most kMostRank rows of its adapter's
-    // A. The sum of the ranks of all parts is at most num_parts * kMostRank, so a chunk has num_parts pieces. The last
-    // pieces may be empty:
+    // The number of pieces of `reduce` for one matrix. A piece multiplies the rows of a chunk by at most kMostRank rows
+    // of the adapter's A. The sum of the ranks of all parts is at most num_parts * kMostRank, so a chunk has num_parts
+    // pieces. The last pieces may be empty:
     //
     //     rows of A   [ part 0: rank 112 | part 1: rank 112 | part 2: rank 112 ]
     //     pieces      [ 0 ................................ 256 | 256 ..... 336 ]
@@ -81,7 +81,7 @@ private:
     const int64_t element_bytes_;  // of A and B
     Chunk* chunks_;
     int64_t num_chunks_ = 0;
-    const rl_adapter_layer** adapters_;  // adapters of the runs of rows, in the order of the rows
+    const rl_adapter_layer** adapters_;  // the adapter of each run of neighbouring rows, in the order of the rows
     int64_t num_adapters_ = 0;
     char* reduced_;
 };

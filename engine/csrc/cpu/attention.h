@@ -6,8 +6,8 @@
 //
 // The context is cut into segments of kSegment positions, counted from the start of the sequence. A row is a query
 // token and a query head. For each row and segment, the highest score m, the sum l of exp(scale (score - m)), and the
-// sum o of exp(scale (score - m)) V are computed. A score is the product q . K, or its soft cap. Segments are combined
-// in order:
+// sum o of exp(scale (score - m)) V are computed. A score is the product q . K, capped if the model has a soft cap.
+// Segments are combined in order:
 //
 //   m' = max(m, m_s),   f = exp(scale (m - m')),   f_s = exp(scale (m_s - m'))
 //   l' = l f + l_s f_s,   o' = o f + o_s f_s
@@ -213,7 +213,7 @@ RL_INLINE void cap_scores(const AttentionTask& task, float* scores, int64_t begi
     }
 }
 
-// weights[row] = exp(scale (scores[row] - m)) in blocks [begin, end) of the segment, 0 at positions that the row's
+// weights[row] = exp(scale (scores[row] - m)) in blocks [begin, end) of the segment, but 0 at positions that the row's
 // token does not see. Sets the row's m and l. l is summed lane by lane over the blocks, then over the lanes.
 template <class Operand>
 static void soften_row(const AttentionTask& task, AttentionScratch<Operand>& scratch, int64_t row, int64_t segment,

@@ -19,14 +19,14 @@ struct Step;
 // Buffers of a step for its layers with experts. E: the number of experts from which the router selects. K: the number
 // of experts that it selects for a token. P: the number of pairs: T * K, plus T if there is a shared expert.
 struct ExpertBuffers {
-    float* logits;      // [T][E + shared] the router's output; the output for the shared expert becomes its weight
+    float* logits;      // [T][E + shared] the router's outputs; that of the shared expert is replaced by its weight
     int32_t* selected;  // [T][K]
     float* weights;     // [T][K]
     // The token, the expert and the expert's weight of each pair; the pairs are sorted.
     int32_t* tokens;   // [P]
     int32_t* experts;  // [P]
     float* factors;    // [P]
-    int32_t* starts;   // [E + shared + 1] the first pair of each expert
+    int32_t* starts;   // [E + shared + 1] the first pair of each expert, then the number of pairs
     int32_t* active;   // [E + shared] the experts that have pairs, ascending
     int32_t* num_active;
     char* rows;            // [P] inputs of gate and up

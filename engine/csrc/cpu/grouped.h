@@ -115,13 +115,13 @@ struct GroupedTile {
     const int8_t* x;  // [R] quantised rows
     int64_t num_inputs;
     const uint8_t* w[kInt8WideColumns];
-    int64_t chunk_parts;  // groups of 32 inputs in a chunk
+    int64_t chunk_parts;  // number of groups of 32 inputs in a chunk
     int64_t chunk_bytes;
     int64_t scales_at;  // offset of the first scales in a chunk, in bytes
     bool has_offsets;
     int shift;      // a scale belongs to 2^shift groups of 32 inputs
     int32_t zero;   // as in the formula above
-    int64_t ahead;  // distance, in bytes, from this tile's weights to those that are read next
+    int64_t ahead;  // distance, in bytes, from weights that the tile reads to those that it prefetches meanwhile
     const float* factors[kInt8WideColumns];  // [16] for each column, or null
     float* out;  // [R][out_stride]
     int64_t out_stride;

@@ -113,7 +113,7 @@ struct Int8Tile {
     const int8_t* x;  // [R] quantised rows
     int64_t num_inputs;
     const uint8_t* w[kInt8WideColumns];
-    int64_t ahead;  // distance, in elements, from this tile's weights to those that are read next
+    int64_t ahead;  // distance, in elements, from weights that the tile reads to those that it prefetches meanwhile
     const float* factors[kInt8WideColumns];  // scales of the weights, [16] for each column
     float* out;  // [R][out_stride]
     int64_t out_stride;

@@ -47,7 +47,7 @@ struct LinearKernels {
     // gated = activation(gate) * up for blocks [first, end) of the gate. The first half of W's outputs is the gate, the
     // second half is up.
     void (*gate_linear)(const LinearTask& task, int64_t first, int64_t end);
-    // Adds factor * y to the row of `out` that the task names, for each row of x. num_outputs is a multiple of 16.
+    // For each row of x: adds factor * y to the row of `out` that out_rows gives. num_outputs is a multiple of 16.
     void (*scatter_linear)(const LinearTask& task, int64_t first, int64_t end);
 };
 

@@ -19,8 +19,8 @@ constexpr int kWideRows = 3;
 constexpr int kWideColumns = 8;
 constexpr int kNarrowRows = 12;
 constexpr int kNarrowColumns = 2;
-constexpr int kPairRows = 12;  // x 2 blocks
-constexpr int kSingleRows = 16;  // x 1 block
+constexpr int kPairRows = 12;  // most rows of a tile of 2 blocks
+constexpr int kSingleRows = 16;  // most rows of a tile of 1 block
 constexpr int kTallRows = 16;  // a product of at most this many rows reads the weights once, a block at a time
 constexpr int kValueRows = 6;
 constexpr int kValueColumns = 4;
@@ -136,9 +136,8 @@ struct BFloat16 {
 
 #endif
 
-// sums[r][c] += x[r] . w[c] over `num_steps` steps, in the order of the columns. `x_stride`: elements between rows of
-// x. With Prefetch, each load of weights also prefetches the weights `ahead` elements behind it into the second-level
-// cache.
+// sums[r][c] += x[r] . w[c] over `num_steps` steps, in the order of K. `x_stride`: elements from row to row of x. With
+// Prefetch, each load of weights also prefetches the weights `ahead` elements behind it into the second-level cache.
 //
 // Every sum is one chain of additions in the order of K, whatever R and C are. Therefore a row's result does not depend
 // on the number of rows that are computed together.

@@ -20,7 +20,7 @@ struct ProductTile {
     int64_t x_stride;
     const typename Operand::W* w[kWideColumns];
     int64_t num_steps;
-    int64_t ahead;  // distance, in elements, from this tile's weights to those that are read next
+    int64_t ahead;  // distance, in elements, from weights that the tile reads to those that it prefetches meanwhile
     float factor;
     const float* addend;  // [R][addend_stride], which may be `out`
     int64_t addend_stride;

@@ -32,7 +32,7 @@ typedef struct {
 // scales, else by rl_pack_weight.
 typedef struct {
     const void* weight;
-    const float* scales;  // [num_outputs] of int8 weights, or the factors of grouped weights; else NULL
+    const float* scales;  // [num_outputs] scales of int8 weights, or factors of grouped weights; NULL: there are none
     const float* bias;  // [num_outputs], or NULL
     int32_t num_outputs;
     int32_t num_inputs;
@@ -43,7 +43,7 @@ typedef struct {
 // All matrices of `gate_up` have the same size, and so do those of `down`. Only the shared expert, the last in both
 // lists, may have other sizes.
 typedef struct {
-    rl_linear router;          // rows: one for each expert, then one of the shared expert's gate; not quantised
+    rl_linear router;          // rows: one for each expert, then one for the shared expert's gate; not quantised
     const rl_linear* gate_up;  // [num_experts + num_shared]
     const rl_linear* down;     // [num_experts + num_shared]
     int32_t num_experts;
@@ -141,7 +141,7 @@ const char* rl_instruction_sets(void);
 // Chooses the instruction set for all later calls. Returns 1 if it is unknown or this CPU lacks it.
 int rl_choose(const char* instruction_set);
 
-// Bytes of one element of `x` in the calls below: 2 if products read bfloat16, else 4 (float32).
+// Bytes of one element of `x` in rl_multiply and rl_normalise: 2 if products read bfloat16, else 4 (float32).
 int32_t rl_operand_bytes(int32_t dtype);
 
 // Elements of a packed weight matrix, the padding of N to a multiple of 16 included.
@@ -225,8 +225,8 @@ typedef struct {
     float frequency_penalty;   // 0: off
 } rl_sampling;
 
-// For N rows: the log-probability and the rank (from 1) of the token in `token_ids`, and the log-probabilities of the
-// most likely tokens.
+// For N rows of logits: the log-probability and the rank (from 1) of each row's token in `token_ids`, and the
+// log-probabilities of the row's most likely tokens.
 typedef struct {
     const int64_t* token_ids;  // [N]
     const int64_t* num_top;    // [N] number of most likely tokens for each row, at most top_stride and V

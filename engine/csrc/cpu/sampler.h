@@ -16,7 +16,7 @@ constexpr int64_t kBlock = 64;
 
 constexpr int64_t num_blocks_of(int64_t vocab_size) { return (vocab_size + kBlock - 1) / kBlock; }
 
-// The first tokens in descending order of x, or in ascending order of ids if x is equal. They are the tokens with
+// The first tokens of a row, ordered by descending x, and by ascending id where x is equal. They are the tokens with
 // x > value, and those with x == value and id < end.
 struct Prefix {
     float value;

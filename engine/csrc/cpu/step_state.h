@@ -11,8 +11,8 @@
 #include "library.h"
 #include "rayloom_cpu.h"
 
-// The most phases of a half layer. The attention of a layer has this number: norm, product (3 phases), rotation, choice
-// of rows, attention (2), product (3), sum with the residual stream.
+// The most phases that a half layer has. They are those of attention: norm, product (3 phases), rotation, choice of
+// rows, attention (2), product (3), sum with the residual stream.
 constexpr int kMaxPhases = 12;
 
 // The data that the threads of a step share.

@@ -25,7 +25,7 @@ public:
     int resize(int num_threads, bool pin);
 
     // Calls work(context, thread) on the caller as thread 0, and on each other thread that wakes up before the caller's
-    // call returns. Returns when all these calls have returned.
+    // call of `work` returns. Returns when all these calls have returned.
     void run(Work work, void* context);
 
     // Calls piece(index) for those of the `num_pieces` pieces that no other thread takes, and returns when all pieces
