@@ -26,8 +26,7 @@ def read_model_shape(
 
     With `auto`, transformers' modules also compute models of our own architectures whose config.json has a value that
     our decoder does not support; `MeasuredShape.not_native` names this value. `in_child`: another process measures the
-    model, so that this process imports no torch.
-    `num_shards`: as for `measured_shape`.
+    model, so that this process imports no torch. `num_shards`: as for `measured_shape`.
 
     Reads no weight. Raises ModelError if the backend cannot serve the model; the message names the reason.
     """
@@ -66,7 +65,7 @@ def _measured(folder: Path, path: Path, num_shards: int | None, *, in_child: boo
 
 
 def _names_a_class(config: ConfigJson) -> bool:
-    """Returns whether a configuration names its model in the form that transformers reads. Other names are refused."""
+    """Returns whether model_type and architectures of a configuration are names that transformers could know."""
     model_type = config.get("model_type")
     architectures = config.get("architectures") or ["Model"]
     names = architectures if isinstance(architectures, list) else [architectures]

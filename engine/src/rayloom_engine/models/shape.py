@@ -61,7 +61,7 @@ class ModelShape:
     num_kv_heads: int
     head_dim: int
     vocab_size: int
-    max_position_embeddings: int  # longest context, by the rotary embedding's scaling
+    max_position_embeddings: int  # longest context in tokens, with the rotary embedding's scaling
     rms_norm_eps: float
     rope: RopeParameters
     layer_windows: tuple[int | None, ...]  # per layer: positions that a token sees, including itself; None: all
@@ -78,7 +78,7 @@ class ModelShape:
 
     @property
     def sliding_window(self) -> int | None:
-        """The window of the layers that have one; None if no layer has one."""
+        """The window of the layers with a window; None if no layer has a window."""
         return next((window for window in self.layer_windows if window is not None), None)
 
     @property

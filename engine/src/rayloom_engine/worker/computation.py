@@ -30,7 +30,7 @@ class RankComputation(Protocol[ArrayT]):
 
     @property
     def num_blocks(self) -> int:
-        """KV blocks of the cache."""
+        """Number of KV blocks in the cache."""
 
     def step(self) -> AbstractContextManager[object]:
         """Returns a context in which one step runs."""
@@ -63,7 +63,7 @@ class RankComputation(Protocol[ArrayT]):
         """Returns float32 logits [N, V] of hidden states. V: the part of the vocabulary that this rank computes."""
 
     def rows(self, array: ArrayT, rows: Sequence[int]) -> ArrayT:
-        """Returns a copy of these rows."""
+        """Returns a copy of the rows with these indices."""
 
     def span(self, array: ArrayT, start: int, stop: int) -> ArrayT:
         """Returns the rows from `start` to `stop`, which may share memory with the array."""

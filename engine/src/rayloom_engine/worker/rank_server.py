@@ -60,7 +60,7 @@ _GROUP_SECONDS = 10.0  # longest wait for the other ranks at a rendezvous; short
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlace:
-    """Identifies a start of a rank, and the core that it belongs to."""
+    """Identifies a start of a rank, and the core to which the rank connects."""
 
     rank: int
     incarnation: int  # number of this start: a later start of the rank has a higher one
@@ -185,7 +185,7 @@ class RankServer:
                 if group_abort.abort(order.ticket):
                     logger.info("rank %d: the core has aborted the waits for other ranks", self._place.rank)
         control.close()  # a message of another type also ends the loop, and the core must notice that
-        # Only the core could replace a peer that hangs, and a new core cannot reach this rank while it waits.
+        # Without a core, a peer that hangs is not replaced, and a rank that waits does not connect to a new core.
         group_abort.abort(_ALL_TICKETS)
 
     def _progress(self, phase: str, done: int, total: int, unit: str) -> None:

@@ -16,7 +16,7 @@ from rayloom_engine.worker.thinking import Thinking
 
 
 class Slot:
-    """A sequence on a rank. `token_ids[:num_tokens]` is valid. Its KV blocks are in `SlotTable.block_tables`."""
+    """A sequence on a rank. Only `token_ids[:num_tokens]` is valid. `SlotTable.block_tables` has its KV blocks."""
 
     __slots__ = (
         "adapter_slot",
@@ -50,7 +50,7 @@ class Slot:
         self.thinking: Thinking | None = None
         self.other_ids: npt.NDArray[np.int64] | None = None  # see bans.py
         self.allowed: Mask | None = None  # tokens that form and thinking allow next, set before sampling; None: all
-        self.num_postponed = 0  # steps since the last mask in which the slot should have sampled but had no mask
+        self.num_postponed = 0  # number of steps in which the slot was postponed (masks.py), since its last mask
         self._bad_words: BadWordIndex | None = None  # built at the first use, on the rank that samples
         self._completed: tuple[int, ...] | None = None  # ids that would complete a bad word; None: not computed
         self.eos_token_ids = new.eos_token_ids

@@ -124,7 +124,7 @@ class LibraryAdapters:
         self._spec = decoder_spec(shape, part, form.cut_unit)
         self._form = form
         self._slots: dict[int, tuple[bytes, LibraryAdapter]] = {}  # slot -> digest, adapter
-        self._unusable: dict[int, UnusableAdapter] = {}  # slot -> in place of an adapter that could not be loaded
+        self._unusable: dict[int, UnusableAdapter] = {}  # slot -> replacement of an adapter that could not be loaded
         self._no_adapter = (AdapterLayerStruct * len(self._spec.layers))()
 
     def load(self, slot: int, adapter: Adapter) -> None:

@@ -27,7 +27,7 @@ _MAX_REPLACED = 64
 class AttentionCall:
     """A call of one attention module."""
 
-    module: str  # its name in the model
+    module: str  # name of the attention module in the model
     num_heads: int
     num_kv_heads: int
     head_dim: int  # of queries and keys
@@ -46,7 +46,7 @@ class MetaModel:
 
     model: Any
     calls: tuple[AttentionCall, ...]
-    layer_list: str  # name of the list of its layers
+    layer_list: str  # name of the model's list of layers
     returns_tuple: bool  # a layer returns a tuple, and not the hidden states alone
     can_be_staged: bool  # the model also computes from hidden states alone, without token ids
     replaced: frozenset[type[torch.nn.Module]] = frozenset()  # modules that cannot run on the meta device

@@ -21,7 +21,7 @@ from rayloom_engine.models.on_transformers.shard_cut import StageRanks, cut_to_s
 from rayloom_engine.models.on_transformers.shard_plan import ShardPlan, read_shard_plan
 from rayloom_engine.parallel.shard import Shard
 
-MAX_SHARDS = 64  # ranks that are tried; a stage's ranks share a node
+MAX_SHARDS = 64  # the most ranks that are tried; a stage's ranks share a node
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class WeightSizes:
 
 
 def weight_sizes(meta: MetaModel, elements_of: Callable[[str, torch.Tensor], int]) -> WeightSizes:
-    """Returns the weights of a model, where `elements_of` counts those of a parameter."""
+    """Returns the numbers of weights of a model. `elements_of` returns the number for a parameter."""
     model = meta.model
     tied = getattr(model, "all_tied_weights_keys", {})
     # named_parameters returns both of two tied weights, because they share memory only after they are loaded.
@@ -65,8 +65,8 @@ def measure_shares(
 ) -> tuple[tuple[MeasuredShare, ...], str]:
     """Returns the shares of all numbers of ranks that can share a layer, and the reason if there are none.
 
-    `num_chosen`: experts of a token; 0 without experts. `wanted`: the only number that is measured, if it works.
-    Measuring runs all layers once for each number.
+    `num_chosen`: experts of a token; 0 without experts. `wanted`: if this number of ranks works, only this number is
+    measured. Measuring runs all layers once for each number.
     """
     if wanted == 1:
         return (), ""
