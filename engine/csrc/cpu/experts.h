@@ -30,7 +30,7 @@ struct ExpertBuffers {
     int32_t* active;   // [E + shared] the experts that have pairs, ascending
     int32_t* num_active;
     char* rows;            // [P] inputs of gate and up
-    char* gated;           // [P] operands
+    char* gated;           // [P] gated products, of the operand type
     char* quantised_rows;  // [P] `gated` in quantised form, if a matrix is quantised
 
     // Returns null if no layer has experts.

@@ -31,7 +31,7 @@ RL_INLINE F16 load_half(const uint16_t* p) {
 // Weights of 4 bits: a step has 8 inputs of 16 outputs.
 struct Nibbles {
     static constexpr int bits = 4;
-    static constexpr int steps = 4;  // for 32 inputs
+    static constexpr int steps = 4;  // number of steps for 32 inputs
     static constexpr int step_inputs = 8;
 
 #if defined(__AVX512VNNI__)

@@ -42,7 +42,7 @@ static void route(const float* logits, int64_t count, int64_t num_selected, bool
         sums = sums + exponentials(logits + i, count - i, highest);
     }
     const float total = sum(sums);
-    float total_of_selected = total - total;  // 0, or NaN
+    float total_of_selected = total - total;  // 0, or NaN if `total` is a NaN or infinite
     for (int64_t i = 0; i < num_selected; i += 16) {
         const int64_t left = num_selected - i < 16 ? num_selected - i : 16;
         store_first(weights + i, exponentials(weights + i, left, highest), (int)left);

@@ -27,11 +27,11 @@ struct Step {
     volatile int64_t* progress;
     const AttentionPlan* attention;
     PhaseCounters* counters;         // [halves][kMaxPhases]
-    void* normed;                    // [T][D], operand
+    void* normed;                    // [T][D], the operand type
     float* qkv;                      // [T][(H + 2 K) d]
-    void* query;                     // [T][H][d], operand
-    void* attended;                  // [T][H][d], operand
-    void* gated;                     // [T][I], operand
+    void* query;                     // [T][H][d], the operand type
+    void* attended;                  // [T][H][d], the operand type
+    void* gated;                     // [T][I], the operand type
     float* update;                   // [T][D] output of a half, or null: products are added to the residual stream
     void* quantised;                 // [T] quantised rows, as wide as the widest input, if a matrix is quantised
     const ExpertBuffers* experts;    // null: no layer has experts

@@ -47,7 +47,7 @@ class Int8Matrix(NamedTuple):
 
 
 class LibraryFunctions:
-    """The loaded file, before an instruction set is chosen."""
+    """The functions of the loaded library, before an instruction set is chosen."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError if the file does not fit this system."""

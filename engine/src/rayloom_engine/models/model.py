@@ -20,7 +20,7 @@ from rayloom_engine.parallel.tensor_group import TensorGroup
 
 
 class RankModel(Protocol):
-    """A rank's part of a model. Its only state is its weights, so it can be kept when its runner is replaced."""
+    """A rank's part of a model. It has no state but the weights, so it can be kept when the runner is replaced."""
 
     @property
     def shape(self) -> ModelShape: ...

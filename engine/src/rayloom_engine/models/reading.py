@@ -16,7 +16,7 @@ from rayloom_engine.models.measured_shape import MeasuredShape
 from rayloom_engine.models.on_transformers.child import measured_in_child
 from rayloom_engine.models.shape import ModelShape, read_shape
 
-_MAX_NAME = 256  # characters of a class or a model type
+_MAX_NAME = 256  # the most characters in the name of a class or of a model type
 
 
 def read_model_shape(

@@ -119,11 +119,11 @@ class TorchAdapters:
         return UpdatedProduct(multiply, self._step)
 
     def _read(self, adapter: Adapter) -> list[list[Update]]:
-        """Returns the updates of each matrix."""
+        """Returns the adapter's updates for each matrix of the rank."""
         path = Path(adapter.path)
         if adapter_of(path).digest != adapter.digest:
             raise ModelError(f"{path}: the files of the adapter have changed since it was loaded; load it again")
-        with refuses_broken(path):  # the files may have changed since their headers were checked
+        with refuses_broken(path):  # the files may change after the computation of the digest
             return self._read_folder(read_peft_folder(path, self._shape))
 
     def _read_folder(self, folder: PeftFolder) -> list[list[Update]]:

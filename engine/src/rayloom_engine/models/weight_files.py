@@ -76,7 +76,7 @@ def _names_in(index: Path, weight_map: object) -> list[str]:
 
 
 def _check(files: list[Path], wanted: Mapping[str, StoredTensor], shape: ModelShape) -> None:
-    """Compares the tensors' names, sizes and types in the files' headers with what the model needs."""
+    """Raises ModelError unless the files' headers have the names, sizes and types of tensors that the model needs."""
     found: set[str] = set()
     left_over: list[str] = []
     wrong: list[str] = []

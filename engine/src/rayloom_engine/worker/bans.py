@@ -34,7 +34,7 @@ def all_banned_ids(slot: Slot, vocab_size: int) -> Ids | None:
 
 
 def mask_slot(slot: Slot, vocab_size: int) -> None:
-    """Sets the slot's mask: the token that its thinking forces, else the tokens of its form that are not banned.
+    """Sets the slot's mask: the token that thinking forces, else the tokens that the form allows, except banned tokens.
 
     A forced token may be a banned token. Without forced token and form, the slot has no mask. May raise GrammarFault;
     the slot then has no mask either.

@@ -143,7 +143,7 @@ class LoadedPart(Protocol):
 
     @property
     def progress(self) -> int:
-        """Half layers that were computed without a call of the TensorGroup. Any thread may read it during a step."""
+        """Number of half layers that were computed without a call of the TensorGroup. Any thread may read it."""
 
     def free_bytes(self) -> int:
         """Returns the bytes of the device's memory that this process and others may still allocate."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
-_OOM_FILES = ("memory.events", "memory.oom_control")  # v2, v1
+_OOM_FILES = ("memory.events", "memory.oom_control")  # of cgroups v2 and of cgroups v1
 
 
 def usable_cores() -> int:

@@ -159,5 +159,5 @@ class LibraryAdapters:
         folder = Path(adapter.path)
         if adapter_of(folder).digest != adapter.digest:
             raise ModelError(f"{folder}: the files of the adapter have changed since it was loaded; load it again")
-        with refuses_broken(folder):  # files that change meanwhile
+        with refuses_broken(folder):  # the files may change after the computation of the digest
             return LibraryAdapter(read_peft_folder(folder, self._shape), self._spec, self._form)

@@ -32,8 +32,8 @@ ATTRIBUTE = "paged_attention"
 class MaskKind:
     """A mask of attention. `window`: positions that a token sees, itself included; None: all.
 
-    `problem`: why paged attention cannot use the mask. It is raised only when a layer uses the mask, because
-    transformers also makes masks that no layer uses.
+    `problem`: why paged attention cannot use the mask; empty if it can. The error is raised only when a layer uses the
+    mask, because transformers also makes masks that no layer uses.
     """
 
     window: int | None

@@ -69,7 +69,7 @@ class WeightPlan:
         self._check(folder, wrong)
 
     def cut(self, cuts: Mapping[str, Cut], shard: Shard) -> None:
-        """Makes `load` fill only the parameters and slices of one rank. Call it before `cut_to_shard`."""
+        """Restricts `load` to the parameters and slices of one rank. Call it before `cut_to_shard`."""
         self._cuts = dict(cuts)
         self._shard = shard
         self._whole = deepcopy(self._model)  # on the meta device; rules that split a tensor read its whole sizes
@@ -185,7 +185,7 @@ class WeightPlan:
     def _finish(self, filled: set[str], device: torch.device) -> None:
         """Ties weights, and computes the buffers that no checkpoint has, such as the frequencies of rotary embedding.
 
-        The methods are those that transformers' own loader calls.
+        Calls the same methods of the model as transformers' own loader.
         """
         model = self._model
         missing = set(self._wanted) - filled

@@ -26,12 +26,12 @@ MAX_SHARDS = 64  # the most ranks that are tried; a stage's ranks share a node
 
 @dataclass(frozen=True, slots=True)
 class WeightSizes:
-    """Numbers of weights, of each layer and beside the layers."""
+    """Numbers of weights in each layer, and outside of the layers."""
 
     layers: tuple[int, ...]
-    embedding: int  # beside the layers of the first of several stages
-    final: int  # beside the layers of the last of several stages
-    both: int  # beside the layers of an only stage
+    embedding: int  # outside of the layers, on the first of several stages
+    final: int  # outside of the layers, on the last of several stages
+    both: int  # outside of the layers, if one stage has all layers
 
 
 def weight_sizes(meta: MetaModel, elements_of: Callable[[str, torch.Tensor], int]) -> WeightSizes:

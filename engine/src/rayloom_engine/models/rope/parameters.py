@@ -62,10 +62,10 @@ class RopeParameters:
 
 
 def longest_context(rope: RopeParameters, max_position_embeddings: int) -> int:
-    """Returns the longest context of a model, from `max_position_embeddings` of its config.json and its scaling.
+    """Returns the longest context of a model, from max_position_embeddings of config.json and the embedding's scaling.
 
-    "yarn" stretches the trained context, and configs give either length as max_position_embeddings. "dynamic" is
-    defined by the unstretched length. Configs with the other kinds give the stretched length.
+    With "yarn", max_position_embeddings is the trained length in some configs and the stretched length in others. With
+    "dynamic" it is the trained length, and with the other kinds the stretched length.
     """
     if rope.kind == "yarn":
         return min(MAX_POSITIONS, max(max_position_embeddings, int(rope.factor * rope.original_max_position)))
