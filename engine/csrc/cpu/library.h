@@ -27,5 +27,5 @@ const LinearKernels& linear_kernels(const Kernels& kernels, const rl_linear& lin
 // rows that quantise_row has written if the matrix is quantised.
 LinearTask linear_task(const rl_linear& linear, const void* x, int64_t num_rows, float* out);
 
-// Returns the number of blocks of 16 outputs in a piece, which one thread computes. `num_blocks`: blocks of the product.
+// Returns the number of blocks of 16 outputs in a piece, which one thread computes. `num_blocks`: of the whole product.
 int64_t blocks_per_piece(int64_t num_blocks, int num_threads);

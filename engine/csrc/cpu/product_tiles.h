@@ -12,7 +12,7 @@
 
 namespace RL_ISA {
 
-constexpr int kMostSums = 24;  // sums of a tile
+constexpr int kMostSums = 24;  // the most sums of a tile, each of 16 lanes
 
 template <class Operand>
 struct ProductTile {

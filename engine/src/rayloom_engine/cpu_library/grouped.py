@@ -22,7 +22,7 @@ _FACTOR_BYTES = 4
 _LARGEST = 255  # the largest integer of 8 bits
 _MIDDLE = 128
 
-RowPart = slice | npt.NDArray[np.intp]  # rows, or their numbers
+RowPart = slice | npt.NDArray[np.intp]  # a slice of rows, or the indices of rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

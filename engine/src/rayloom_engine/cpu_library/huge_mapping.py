@@ -16,6 +16,6 @@ def huge_mapping(num_bytes: int) -> mmap.mmap:
     """
     mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE") and mmap.PAGESIZE == _PAGE_BYTES_WITH_SMALL_HUGE_PAGES:
-        with contextlib.suppress(OSError):  # a kernel that was built without them
+        with contextlib.suppress(OSError):  # the kernel may be built without huge pages
             mapping.madvise(mmap.MADV_HUGEPAGE)
     return mapping

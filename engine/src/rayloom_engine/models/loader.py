@@ -81,7 +81,7 @@ class _Destinations:
 
 
 def _matrix(sizes: Mapping[str, tuple[int, ...]], name: str) -> list[tuple[int, int]]:
-    """Returns the sizes of a matrix in a list; an empty list if the tensor is a vector."""
+    """Returns a list with the (outputs, inputs) of a matrix, or an empty list if the tensor is a vector."""
     size = sizes.get(f"{name}.weight", ())
     return [(size[0], size[1])] if len(size) == 2 else []
 

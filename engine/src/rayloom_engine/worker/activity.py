@@ -25,7 +25,7 @@ class Activity:
     def __init__(self, model_progress: Callable[[], int] = lambda: 0) -> None:
         """`model_progress`: returns LoadedPart.progress."""
         self._model_progress = model_progress
-        self._num_switches = 0  # times that a wait began or ended
+        self._num_switches = 0  # number of times that a wait began or ended
         self._earlier = 0  # progress of the model before this epoch
         self.waits = False  # True while this rank waits for a peer
         self.communication_s = 0.0  # total seconds of all waits

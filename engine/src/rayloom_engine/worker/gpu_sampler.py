@@ -74,7 +74,7 @@ class GpuSampler:
         logits_NV = logits_NV.contiguous()
         log_sums_N, logprobs_N, ranks_N = logprobs(logits_NV, ids_N, self._blocks)
         most = min(max(num_tops, default=0), self._vocab_size)
-        # torch's topk uses a radix selection on a GPU.
+        # On a GPU, torch's topk is a radix selection, which does not sort the whole row.
         top_values, top_ids = logits_NV.topk(most, dim=-1) if most else (logits_NV[:, :0], ids_N[:, None][:, :0])
         parts = (logprobs_N[:, None], ranks_N[:, None], top_values - log_sums_N[:, None], top_ids)
         # All numbers are exact in float64, so one read suffices.

@@ -21,7 +21,10 @@ Ids = npt.NDArray[np.int64]
 
 
 class TokenCounts:
-    """The table. An element is twice the number of times that a token was generated, plus 1 if it is in the prompt."""
+    """The table of counts.
+
+    An element is twice the number of times that a token was generated, plus 1 if the token is in the prompt.
+    """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size

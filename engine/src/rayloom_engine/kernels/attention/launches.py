@@ -43,7 +43,7 @@ class Launch:
     kind: LaunchKind
     first_seq: int
     num_seqs: int
-    num_tokens: int  # upper bound
+    num_tokens: int  # upper bound of the tokens of all sequences of the launch
     num_tiles: int  # for each key/value head
     tiles_per_seq: int  # only for decodes: in a chunk launch, the number of tiles depends on the sequence's tokens
     num_splits: int
