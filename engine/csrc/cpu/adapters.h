@@ -1,13 +1,13 @@
 // Low-rank updates (LoRA) of the products of a step: y += scale * B (A x), for the tokens that have an adapter.
 //
-// A chunk is at most 16 neighbouring rows with the same adapter, or without an adapter. A thread reduces the rows of a
-// chunk with A while others compute the product itself. In the next phase threads add B times the reduced rows to the
-// product, each to some columns of a chunk. Both phases use the kernels of products, so a row's result does not depend
-// on the other rows.
+// A chunk is at most 16 neighbouring rows with the same adapter, or without an adapter. In the phase of the product
+// itself, some threads reduce chunks: they multiply the rows of a chunk by A. In the next phase, each thread adds B
+// times the reduced rows of a chunk to some columns of the product. Both phases use the kernels of products, so a row's
+// result does not depend on the other rows.
 //
-// A step with many adapters reads A and B of each adapter from memory. While the step multiplies with one adapter, it
-// prefetches the weights of the next adapter. The product itself also prefetches weights of adapters if it has many
-// rows, because arithmetic then limits it.
+// A step with many adapters reads A and B of each adapter from memory. While the step multiplies by the matrices of one
+// adapter, it prefetches those of the next adapter. The product itself also prefetches A and B of adapters if it has
+// many rows, because arithmetic then limits the product, and memory has time to spare.
 
 #pragma once
 
@@ -21,12 +21,12 @@ constexpr int64_t kMostRank = 256;  // the highest rank of an adapter
 struct UpdatedMatrix {
     const rl_matrix_update rl_adapter_layer::* update;
     int64_t num_parts;
-    int64_t first_output[4];  // of each part, then the number of outputs; multiples of 16
+    int64_t first_output[4];  // the first output of each part, then the number of all outputs; multiples of 16
 
     int64_t num_outputs() const { return first_output[num_parts]; }
 };
 
-// The matrices of a layer.
+// The matrices of a layer that adapters can update.
 UpdatedMatrix updated_qkv(const rl_model& model);
 UpdatedMatrix updated_out(const rl_model& model);
 UpdatedMatrix updated_gate_up(const rl_model& model);
@@ -49,9 +49,9 @@ public:
     int64_t num_chunks() const { return num_chunks_; }
     const Chunk& chunk(int64_t index) const { return chunks_[index]; }
 
-    // The number of pieces of `reduce` for one matrix. A piece is a chunk and at most kMostRank rows of its adapter's
-    // A. The sum of the ranks of all parts is at most num_parts * kMostRank, so a chunk has num_parts pieces. The last
-    // pieces may be empty:
+    // The number of pieces of `reduce` for one matrix. A piece multiplies the rows of a chunk by at most kMostRank rows
+    // of the adapter's A. The sum of the ranks of all parts is at most num_parts * kMostRank, so a chunk has num_parts
+    // pieces. The last pieces may be empty:
     //
     //     rows of A   [ part 0: rank 112 | part 1: rank 112 | part 2: rank 112 ]
     //     pieces      [ 0 ................................ 256 | 256 ..... 336 ]
@@ -60,9 +60,9 @@ public:
     // Computes scale * A x for the rows of a piece's chunk and the piece's rows of A. x [T][num_inputs], operand type.
     void reduce(const UpdatedMatrix& matrix, int layer, const void* x, int64_t num_inputs, int64_t piece) const;
 
-    // Returns the memory to prefetch while a share of the matrix is multiplied. The adapters divide the `num_shares`
-    // shares among themselves, in order. Each share prefetches the next `share_bytes` of its adapter's A and of the B
-    // behind A (rl_matrix_update). Null: earlier shares have reached the end of B, or no row has an adapter.
+    // Returns the memory to prefetch while a share of the matrix is multiplied. Each adapter gets a range of about
+    // equal length of the `num_shares` shares. Each share prefetches the next `share_bytes` of its adapter's A and of
+    // the B behind A (rl_matrix_update). Null: earlier shares have reached the end of B, or no row has an adapter.
     const char* to_fetch(const UpdatedMatrix& matrix, int layer, int64_t num_inputs, int64_t share, int64_t num_shares,
                         int64_t share_bytes) const;
 
@@ -81,7 +81,7 @@ private:
     const int64_t element_bytes_;  // of A and B
     Chunk* chunks_;
     int64_t num_chunks_ = 0;
-    const rl_adapter_layer** adapters_;  // adapters of the runs of rows, in the order of the rows
+    const rl_adapter_layer** adapters_;  // the adapter of each run of neighbouring rows, in the order of the rows
     int64_t num_adapters_ = 0;
     char* reduced_;
 };

@@ -34,8 +34,8 @@ public:
             used_ += bytes;
             return start;
         }
-        // The arena is full, as in the first step of this size. This buffer is allocated outside of it, and the next
-        // clear enlarges the arena for all buffers.
+        // The arena is full, as in the first step of this size. This buffer is allocated outside of the arena, and the
+        // next clear enlarges the arena for all buffers.
         void* start = num_extra_ < kMaxExtra ? aligned_alloc(64, (size_t)bytes) : nullptr;
         if (start == nullptr) {
             throw std::bad_alloc();

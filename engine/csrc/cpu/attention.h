@@ -6,15 +6,15 @@
 //
 // The context is cut into segments of kSegment positions, counted from the start of the sequence. A row is a query
 // token and a query head. For each row and segment, the highest score m, the sum l of exp(scale (score - m)), and the
-// sum o of exp(scale (score - m)) V are computed. A score is the product q . K, or its soft cap. Segments are combined
-// in order:
+// sum o of exp(scale (score - m)) V are computed. A score is the product q . K, capped if the model has a soft cap.
+// Segments are combined in order:
 //
 //   m' = max(m, m_s),   f = exp(scale (m - m')),   f_s = exp(scale (m_s - m'))
 //   l' = l f + l_s f_s,   o' = o f + o_s f_s
 //
 // A tile is some query tokens of one sequence, with all query heads of one key/value head, so that keys and values are
-// read once for all of them. Neither the tile nor the place of the cut between threads changes the arithmetic of a row:
-// its sums run over the positions of a segment in order, and a hidden position adds exactly 0.
+// read once for all of them. Neither the size of a tile nor the cut of its context for several threads changes a row's
+// arithmetic: the row's sums run over the positions of a segment in order, and a hidden position adds exactly 0.
 
 #pragma once
 
@@ -53,7 +53,7 @@ struct Positions {
     int64_t first, end;
 };
 
-// The positions of a segment that a token sees.
+// Returns the positions of a segment that the token at `position` sees.
 RL_INLINE Positions visible(const AttentionTask& task, int64_t segment, int64_t position) {
     int64_t first = segment * kSegment;
     int64_t end = first + kSegment;
@@ -116,7 +116,7 @@ RL_INLINE int64_t next_keys(const AttentionTask& task, int64_t block, const type
 
 // values[row][column * 16 ..] = weights[row] . V over blocks [begin, end) of a segment, for R rows and C columns. With
 // Fetches, each load of values also prefetches a cache line of the next segment's keys. The prefetches are spread over
-// the loads, because a core drops the rest of a burst once its queue of cache misses is full.
+// the loads, because a core drops prefetches while its queue of cache misses is full.
 template <class Operand, int R, int C, bool Fetches>
 static void value_tile(const AttentionTask& task, const typename Operand::X* weights, int64_t first_block,
                        int64_t begin, int64_t end, int64_t column, float* values) {
@@ -157,7 +157,7 @@ template <class Operand, int C, int MaxRows>
 static void value_columns(const AttentionTask& task, AttentionScratch<Operand>& scratch, int64_t first_block,
                           int64_t begin, int64_t end, int64_t column) {
     float* values = scratch.segment_values;
-    // With few rows, the speed of memory limits the computation, so the next keys are prefetched.
+    // With few rows, the speed of memory limits the computation, so the next segment's keys are prefetched.
     if (num_rows(task) <= kWideRows && first_block + kSegmentBlocks < task.end_block) {
         value_rows<Operand, C, kWideRows, true>(task, scratch.weights, num_rows(task), first_block, begin, end, column,
                                                 values);
@@ -201,8 +201,8 @@ RL_INLINE void hide_positions(const AttentionTask& task, float* scores, int64_t 
     }
 }
 
-// Replaces the scores s of blocks [begin, end) of a row by cap / scale tanh(scale s / cap). tanh(y) = 1 - 2 / (exp(2 y) +
-// 1) differs from the exact value by at most 1e-7.
+// Replaces the scores s of blocks [begin, end) of a row by cap / scale tanh(scale s / cap). tanh(y) is computed as
+// 1 - 2 / (exp(2 y) + 1) in float32, which differs from the exact value by at most 1e-7.
 RL_INLINE void cap_scores(const AttentionTask& task, float* scores, int64_t begin, int64_t end) {
     const F16 factor = splat(2.0f * task.scale / task.cap);
     const F16 most = splat(task.cap / task.scale);
@@ -213,7 +213,7 @@ RL_INLINE void cap_scores(const AttentionTask& task, float* scores, int64_t begi
     }
 }
 
-// weights[row] = exp(scale (scores[row] - m)) in blocks [begin, end) of the segment, 0 at positions that the row's
+// weights[row] = exp(scale (scores[row] - m)) in blocks [begin, end) of the segment, but 0 at positions that the row's
 // token does not see. Sets the row's m and l. l is summed lane by lane over the blocks, then over the lanes.
 template <class Operand>
 static void soften_row(const AttentionTask& task, AttentionScratch<Operand>& scratch, int64_t row, int64_t segment,
@@ -333,7 +333,7 @@ RL_INLINE AttentionScratch<Operand>& thread_scratch() {
     return scratch;
 }
 
-// The values of m, l and o before the first segment, in the thread's memory.
+// Sets m, l and o of all rows to their values before the first segment. Returns them; they are in the thread's buffers.
 template <class Operand>
 RL_INLINE RowSums no_sums(const AttentionTask& task, AttentionScratch<Operand>& scratch) {
     for (int64_t row = 0; row < num_rows(task); row++) {

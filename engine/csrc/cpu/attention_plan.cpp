@@ -10,12 +10,12 @@ namespace {
 constexpr int64_t kPreferredRows = 24;
 // With fewer tiles than this for each thread, tiles are cut into runs of segments.
 constexpr int64_t kTilesPerThread = 8;
-// The segments that are left are divided into this many runs for each thread, and the next run is one of these. So runs
-// get shorter. The first runs are long, because within a run, a segment is prefetched while the segment before it is
-// computed. The last runs are single segments, so that all threads end at nearly the same time.
+// The length of the next run is the number of segments that are in no run yet, divided by this constant and by the
+// number of threads. So runs get shorter. The first runs are long, because within a run, a segment is prefetched while
+// the segment before it is computed. The last runs are single segments, so that all threads end nearly together.
 constexpr int64_t kRunsOfShare = 2;
 // Tiles are not cut if the results of their segments would take more memory than this. Without the limit, a chunk with
-// a context of 131,072 positions would take 3 GB on 64 threads. The process does not reserve that memory.
+// a context of 131,072 positions would take 3 GB on 64 threads. models/step_memory.py does not count this memory.
 constexpr int64_t kMostResultBytes = int64_t(256) << 20;
 
 int64_t tile_tokens(const rl_model& model) {
@@ -23,8 +23,8 @@ int64_t tile_tokens(const rl_model& model) {
     return group >= kPreferredRows ? 1 : kPreferredRows / group;
 }
 
-// Calls piece(tile, first segment, end segment) for all pieces, in the order in which threads take them. The end segment
-// of a tile that is not cut is -1.
+// Calls piece(tile, first segment, end segment) for all pieces, in the order in which threads take them. The end
+// segment of a tile that is not cut is -1.
 template <class Piece>
 void for_pieces(const AttentionTile* tiles, int64_t num_tiles, int64_t num_segments, int64_t num_threads, bool is_cut,
                 Piece piece) {

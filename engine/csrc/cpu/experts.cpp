@@ -86,7 +86,7 @@ public:
         });
     }
 
-    // Copies the row of each pair's token into the row of the pair, or quantises it into that row.
+    // Copies the normalised row of each pair's token into the row of the pair; quantises it if the matrix is quantised.
     void gather(Phase phase) const {
         const int64_t width = step_.model->width;
         for_pieces(phase, num_pairs_, 16, [&](int64_t pair) {
@@ -142,7 +142,8 @@ public:
         });
     }
 
-    // Computes the sum of each token's experts, in the order of the experts. Stores the sum in out [T][D], or adds it.
+    // Computes each token's weighted sum of its experts' outputs, in the order of the experts. With `is_stored`, stores
+    // the sums in out [T][D], else adds them to `out`.
     void multiply_down(Phase phase, float* out, bool is_stored) const {
         const int64_t width = step_.model->width;
         const int64_t num_blocks = width / 16;
@@ -253,7 +254,8 @@ void run_experts(const Step& step, int half, PhaseClock& clock) {
     }
     const rl_layer& layer = step.model->layers[half / 2];
     const Experts experts(step, *layer.experts);
-    // This product runs in phase 1 alone: the router is dense, and models with experts have no adapters.
+    // Of the phases 0 to 2 of a product, this product uses only phase 1: the router is dense, and models with experts
+    // have no adapters.
     multiply(step, half, 0, Output::kStore, layer.experts->router, UpdatedMatrix{}, step.normed, step.experts->logits);
     experts.select(Phase(step, half, 2));
     experts.sort(Phase(step, half, 3));

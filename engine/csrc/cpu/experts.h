@@ -1,9 +1,9 @@
 // The MLP of a layer with experts: a token's output is the weighted sum of the outputs of the gated MLPs that the
 // router selects for the token, and of the shared expert's output.
 //
-// The pairs of a token and one of its experts are sorted by expert, then by token, so that each expert multiplies all of
-// its rows at once. The number of pieces of a phase does not depend on the router's selection, because a late thread
-// computes this number too, and the tables of the selection may then already be those of another layer.
+// The pairs of a token and one of its experts are sorted by expert, then by token, so that each expert multiplies all
+// of its rows at once. Every thread computes the number of pieces of a phase. This number does not depend on the
+// router's selection: when a late thread computes it, the tables may already have the selection of the next layer.
 
 #pragma once
 
@@ -16,21 +16,21 @@ class PhaseClock;
 struct Kernels;
 struct Step;
 
-// Buffers of a step for its layers with experts. E: the number of experts that the router selects from. K: the experts
-// that it selects for a token. P: the pairs, T * K, and T more if there is a shared expert.
+// Buffers of a step for its layers with experts. E: the number of experts from which the router selects. K: the number
+// of experts that it selects for a token. P: the number of pairs: T * K, plus T if there is a shared expert.
 struct ExpertBuffers {
-    float* logits;      // [T][E + shared] the router's output; the output for the shared expert becomes its weight
+    float* logits;      // [T][E + shared] the router's outputs; that of the shared expert is replaced by its weight
     int32_t* selected;  // [T][K]
     float* weights;     // [T][K]
-    // The pairs, sorted.
+    // The token, the expert and the expert's weight of each pair; the pairs are sorted.
     int32_t* tokens;   // [P]
     int32_t* experts;  // [P]
     float* factors;    // [P]
-    int32_t* starts;   // [E + shared + 1] the first pair of each expert
+    int32_t* starts;   // [E + shared + 1] the first pair of each expert, then the number of pairs
     int32_t* active;   // [E + shared] the experts that have pairs, ascending
     int32_t* num_active;
     char* rows;            // [P] inputs of gate and up
-    char* gated;           // [P] operands
+    char* gated;           // [P] gated products, of the operand type
     char* quantised_rows;  // [P] `gated` in quantised form, if a matrix is quantised
 
     // Returns null if no layer has experts.

@@ -2,10 +2,10 @@
 //
 //   W[n][k] = factor[n] * (scale[n][g] * (q[n][k] - zero) + offset[n][g]),  g = k / group_size
 //
-// q is an unsigned integer of 4 or 8 bits, and `zero` is one number for the whole matrix. The factor is float32,
-// because float16 lacks small numbers. A matrix that needs no factor has none. Activations are quantised as in int8.h:
-// a group h of 32 inputs is s[h] * x with x in [-127, 127]. The products q * x are summed exactly within a group h. The
-// sums of the groups are added in float32, in the order of the groups:
+// q is an unsigned integer of 4 or 8 bits, and `zero` is one number for the whole matrix. The float32 factor keeps the
+// scales of a row near 1, because float16 is inexact for small numbers. In a matrix without factors, it is 1.
+// Activations are quantised as in int8.h: a group h of 32 inputs is s[h] * x with x in [-127, 127]. The products q * x
+// are summed exactly within a group h. The sums of the groups are added in float32, in the order of the groups:
 //
 //   y[n] = factor * sum over h of s[h] * (scale * (sum of q * x - zero * (sum of x)) + offset * (sum of x)) + bias[n]
 //
@@ -31,7 +31,7 @@ RL_INLINE F16 load_half(const uint16_t* p) {
 // Weights of 4 bits: a step has 8 inputs of 16 outputs.
 struct Nibbles {
     static constexpr int bits = 4;
-    static constexpr int steps = 4;  // for 32 inputs
+    static constexpr int steps = 4;  // number of steps for 32 inputs
     static constexpr int step_inputs = 8;
 
 #if defined(__AVX512VNNI__)
@@ -53,8 +53,8 @@ struct Nibbles {
     }
     static RL_INLINE_MEMBER F16 total(Part part, int32_t) { return to_float(part); }
 #else
-    // Each int16 sum adds 8 pairs of products, at most 8 * 2 * 15 * 127 = 30480. The start value would not fit into
-    // int16 as well, so `total` adds it in int32.
+    // Each int16 sum adds 8 pairs of products, at most 8 * 2 * 15 * 127 = 30480. This sum and the start value together
+    // would not fit into int16, so `total` adds the start value in int32.
     struct Part {
         __m256i a, b;
     };
@@ -115,13 +115,13 @@ struct GroupedTile {
     const int8_t* x;  // [R] quantised rows
     int64_t num_inputs;
     const uint8_t* w[kInt8WideColumns];
-    int64_t chunk_parts;  // groups of 32 inputs in a chunk
+    int64_t chunk_parts;  // number of groups of 32 inputs in a chunk
     int64_t chunk_bytes;
     int64_t scales_at;  // offset of the first scales in a chunk, in bytes
     bool has_offsets;
     int shift;      // a scale belongs to 2^shift groups of 32 inputs
     int32_t zero;   // as in the formula above
-    int64_t ahead;  // distance, in bytes, from this tile's weights to those that are read next
+    int64_t ahead;  // distance, in bytes, from weights that the tile reads to those that it prefetches meanwhile
     const float* factors[kInt8WideColumns];  // [16] for each column, or null
     float* out;  // [R][out_stride]
     int64_t out_stride;
@@ -135,7 +135,8 @@ RL_INLINE const GroupScale* row_scales(const GroupedTile& tile, int row) {
 // -zero * (sum of x) over a group of 32 inputs
 RL_INLINE int32_t group_start(const GroupedTile& tile, const GroupScale& of_x) { return (of_x.start >> 7) * tile.zero; }
 
-// Sums (q - zero) * x over the 32 inputs of a group, for all rows and columns. `w_at`: byte offset of its weights.
+// Sums (q - zero) * x over the 32 inputs of a group, for all rows and columns. `w_at`: byte offset of the group's
+// weights.
 template <class Weights, int R, int C>
 RL_INLINE void sum_group(const GroupedTile& tile, int64_t group, int64_t w_at, F16 (&totals)[R][C]) {
     const int64_t row_bytes = quantised_row_bytes(tile.num_inputs);
@@ -177,7 +178,8 @@ RL_INLINE void sum_group(const GroupedTile& tile, int64_t group, int64_t w_at, F
     }
 }
 
-// Adds a group of 32 inputs to the sums. `w_at`, `scales_at`: byte offsets of its weights and of its scales.
+// Adds the products of a group of 32 inputs to the sums. `w_at`, `scales_at`: byte offsets of the group's weights and
+// scales.
 template <class Weights, int R, int C>
 RL_INLINE void add_group(const GroupedTile& tile, int64_t group, int64_t w_at, int64_t scales_at, F16 (&sums)[R][C]) {
     F16 totals[R][C];

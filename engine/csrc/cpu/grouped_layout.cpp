@@ -7,7 +7,7 @@ namespace {
 float half_to_float(uint16_t half) {
     const uint32_t sign = (uint32_t)(half & 0x8000) << 16;
     const uint32_t magnitude = half & 0x7fff;
-    if (magnitude < 0x0400) {  // zero, or below the normal numbers
+    if (magnitude < 0x0400) {  // zero or subnormal
         const float value = (float)magnitude * (1.0f / (1 << 24));
         return sign != 0 ? -value : value;
     }

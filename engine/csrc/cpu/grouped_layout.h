@@ -1,10 +1,10 @@
 // The layout of grouped weights, which grouped.h multiplies.
 //
-// A block of 16 outputs is one stream of chunks. A chunk has the weights of two groups, then their scales [2][16]; with
-// offsets, the weights of one group, then its scales [16] and its offsets [16]. So a chunk is a whole number of cache
-// lines. If the number of groups is odd, the second half of the last chunk without offsets is empty. Scales and offsets
-// are float16. Weights of 8 bits are [inputs / 4][16][4]. Weights of 4 bits are [inputs / 8][16][4] bytes: byte j of step
-// i has input 8 i + j in its low half and input 8 i + 4 + j in its high half.
+// A block of 16 outputs is one stream of chunks. Without offsets, a chunk has the weights of two groups, then their
+// scales [2][16]; if the number of groups is odd, the last chunk has zeros in place of its second group. With offsets,
+// a chunk has the weights of one group, then its scales [16] and its offsets [16]. So a chunk is a whole number of
+// cache lines. Scales and offsets are float16. Weights of 8 bits are [inputs / 4][16][4]. Weights of 4 bits are
+// [inputs / 8][16][4] bytes: byte j of step i has input 8 i + j in its low half and input 8 i + 4 + j in its high half.
 
 #pragma once
 
@@ -44,5 +44,5 @@ inline GroupedLayout grouped_layout(const rl_groups& groups, int64_t num_inputs)
 void pack_grouped_block(const GroupedLayout& layout, const uint8_t* weights, const uint16_t* scales,
                         const uint16_t* offsets, void* packed, int64_t num_outputs, int64_t block);
 
-// Row `id` of a packed matrix, as float32.
+// Writes row `id` of a packed matrix to `out`, as float32.
 void embed_grouped(const rl_linear& matrix, int64_t id, float* out);

@@ -1,8 +1,8 @@
 // Products with int8 weights: y = x W^T + bias with W = scale[n] * (w - 128), w unsigned, one scale for each output.
 //
-// Activations are quantised when they are used: for each group of 32 elements of a row, x = s * q with q in [-127, 127]
-// and s = max |x| / 127. The products w * q are summed exactly in int32 over a group; because w is stored with 128 added,
-// the sum starts at -128 * (sum of q). The sums of the groups are added in float32, in the order of the groups:
+// Activations are quantised before a product: for each group of 32 elements of a row, x = s * q with q in [-127, 127]
+// and s = max |x| / 127. The products w * q are summed exactly in int32 over a group; because w is stored with 128
+// added, the sum starts at -128 * (sum of q). The sums of the groups are added in float32, in the order of the groups:
 //
 //   y[n] = scale[n] * sum over groups of s[g] * (sum over the group of (w - 128) * q) + bias[n]
 //
@@ -60,7 +60,7 @@ struct I16 {
 RL_INLINE I16 splat_int(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 RL_INLINE F16 to_float(I16 x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 
-// Bytes 0 and 2, and bytes 1 and 3, of each lane as pairs of int16.
+// The four bytes of each lane, as pairs of int16: `even` has bytes 0 and 2, `odd` has bytes 1 and 3.
 struct Int8Step {
     __m256i even_a, odd_a, even_b, odd_b;
 };
@@ -86,7 +86,7 @@ RL_INLINE I16 multiply_add_int8(Int8Step w, Int8Step x, I16 sum) {
 
 #endif
 
-// Quantises a row of an operand.
+// Quantises a row of x, which has the operand type.
 template <class Operand>
 static void quantise_row(const void* x, int64_t num_inputs, void* quantised) {
     const typename Operand::X* row = (const typename Operand::X*)x;
@@ -101,7 +101,7 @@ static void quantise_row(const void* x, int64_t num_inputs, void* quantised) {
         const F16 high_q = round(high * inverse);
         store_int8(out + first, low_q);
         store_int8(out + first + 16, high_q);
-        // `check` is 0, or NaN if a value is NaN or infinite. The scale carries a NaN on to the logits.
+        // `check` is 0, or NaN if a value is NaN or infinite. A NaN in the scale reaches the logits, which are tested.
         const float check = sum((low - low) + (high - high));
         const int32_t total = check == 0.0f ? (int32_t)sum(low_q + high_q) : 0;
         groups[first / kGroup] = {largest / 127.0f + check, -128 * total};
@@ -113,7 +113,7 @@ struct Int8Tile {
     const int8_t* x;  // [R] quantised rows
     int64_t num_inputs;
     const uint8_t* w[kInt8WideColumns];
-    int64_t ahead;  // distance, in elements, from this tile's weights to those that are read next
+    int64_t ahead;  // distance, in elements, from weights that the tile reads to those that it prefetches meanwhile
     const float* factors[kInt8WideColumns];  // scales of the weights, [16] for each column
     float* out;  // [R][out_stride]
     int64_t out_stride;
@@ -187,8 +187,9 @@ RL_INLINE void compute_int8_rows(const Int8Tile& tile, int64_t num_rows) {
     }
 }
 
-// Calls compute(stream) for each column of a tile of at most kInt8WideRows rows. One core reads a single stream from
-// memory faster than several at once.
+// Calls compute(stream) for each column of a tile; `stream` is a tile of this column alone. For tiles of at most
+// kInt8WideRows rows, which the speed of memory limits: a core reads one column after the other faster than several
+// columns at once.
 template <class Tile, class Compute>
 RL_INLINE void for_streams(const Tile& tile, int64_t num_columns, Compute compute) {
     Tile stream = tile;
@@ -220,8 +221,8 @@ RL_INLINE int64_t int8_columns(int64_t left, bool is_wide) {
     return per_block == 2 ? 2 : tile_columns(left, kInt8NarrowColumns);
 }
 
-// Calls compute(). If Output stores sums without a bias, `tile.out` then points into the output of the task. Otherwise
-// it points to a buffer, which Output reads when it writes the output of the task.
+// Sets `tile.out` and calls compute(). If Output only stores the sums, and there is no bias, `tile.out` points into the
+// task's output. Otherwise it points to a buffer, and Output::write computes the task's output from this buffer.
 template <class Operand, class Output, class Tile, class Compute>
 RL_INLINE void compute_into_output(const LinearTask& task, int64_t row, int64_t num_rows, int64_t block,
                                    int64_t num_columns, Tile& tile, Compute compute) {
@@ -311,7 +312,7 @@ static void pack_int8_block(const void* weight, void* packed, float* scales, int
         const int64_t row = block * 16 + lane;
         const typename Operand::W* from = (const typename Operand::W*)weight + row * num_inputs;
         F16 largest_of_lanes = zero();
-        F16 check = zero();  // 0, or NaN if a weight is NaN or infinite; the scale carries a NaN on to the logits
+        F16 check = zero();  // 0, or NaN if a weight is NaN or infinite; a NaN in the scale reaches the logits
         for (int64_t k = 0; row < num_outputs && k < num_inputs; k += 16) {
             const F16 values = Operand::load_weights(from + k);
             largest_of_lanes = max(max(values, zero() - values), largest_of_lanes);
@@ -337,7 +338,7 @@ static void pack_int8_block(const void* weight, void* packed, float* scales, int
     }
 }
 
-// Row `id` of a packed int8 matrix, as float32.
+// Writes row `id` of a packed int8 matrix to `out`, as float32.
 static void embed_int8(const void* packed, const float* scales, int64_t width, int64_t id, float* out) {
     const uint8_t* block = (const uint8_t*)packed + id / 16 * 16 * width + id % 16 * kInt8Depth;
     for (int64_t k = 0; k < width; k++) {

@@ -12,16 +12,16 @@
 constexpr int64_t kBlockSize = 16;
 // Attention sums over segments of this many positions, counted from the start of the sequence (attention.h).
 constexpr int64_t kSegment = 256;
-// An attention tile has at most this many rows. It belongs to one key/value head, and has a row for each pair of a query
-// token and one of the head's query heads.
+// An attention tile has at most this many rows. It belongs to one key/value head, and has a row for each pair of a
+// query token and one of the head's query heads.
 constexpr int64_t kTileRows = 48;
 
 struct LinearTask {
     const void* x;  // [num_rows][num_inputs], the operand type
     int64_t num_rows;
     const void* weight;
-    // Memory that will be read soon, or null. The kernels of dense weights prefetch it while they read the weights, at
-    // the same offsets.
+    // Memory to prefetch, or null. When a kernel of dense weights reads at an offset of `weight`, it prefetches at the
+    // same offset of `next_weight`.
     const void* next_weight;
     const float* scales;  // [num_outputs] of int8 or grouped weights, or null
     const float* bias;    // [num_outputs], or null
@@ -44,9 +44,10 @@ struct LinearKernels {
     void (*linear)(const LinearTask& task, int64_t first, int64_t end);
     // As linear, but adds y to `out`.
     void (*add_linear)(const LinearTask& task, int64_t first, int64_t end);
-    // gated = activation(gate) * up for blocks [first, end) of the gate; the outputs of W are gate, then up.
+    // gated = activation(gate) * up for blocks [first, end) of the gate. The first half of W's outputs is the gate, the
+    // second half is up.
     void (*gate_linear)(const LinearTask& task, int64_t first, int64_t end);
-    // Adds factor * y to the row of `out` that the task names, for each row of x. num_outputs is a multiple of 16.
+    // For each row of x: adds factor * y to the row of `out` that out_rows gives. num_outputs is a multiple of 16.
     void (*scatter_linear)(const LinearTask& task, int64_t first, int64_t end);
 };
 
@@ -83,8 +84,8 @@ struct AttentionTask {
     float scale;
     float cap;  // 0: none
     void* out;  // [tokens][H][d], the operand type
-    // Only for tiles that are cut into segments: [rows][d], [rows], [rows]. A query has the row token * (H / K) + head;
-    // `head` counts the H / K query heads of the tile.
+    // Results of segments, only for tiles that are cut into segments: values [rows][d], highest [rows], total [rows]. A
+    // query has the row token * (H / K) + head; `head` counts the H / K query heads of the tile.
     float* values;
     float* highest;
     float* total;
@@ -107,26 +108,26 @@ struct Kernels {
     int64_t (*quantised_row_bytes)(int64_t num_inputs);
     // x [count] = factor * values, as operands; count is a multiple of 16.
     void (*scale)(const float* values, float factor, int64_t count, void* x);
-    // gated = activation(gate) * up for blocks [first, end) of a row [2 * width] of gate_up; gated has the operand type.
+    // gated = activation(gate) * up, in the operand type, for blocks [first, end) of a row [2 * width] of gate_up.
     void (*gate)(const float* gate_up, int64_t width, int64_t first, int64_t end, int32_t activation,
                  void* gated);
     // x [width] = weight * row / sqrt(mean(row^2) + eps), or x = row if there is no weight
     void (*rms_norm)(const float* row, const float* weight, float eps, int64_t width, void* x);
     // residual [width] += scale * update, or scale * weight * update / sqrt(mean(update^2) + eps) with a weight
     void (*add_row)(const float* update, const float* weight, float eps, float scale, int64_t width, float* residual);
-    // The experts that a router selects, and their weights: see routing.h.
+    // Computes the experts that a router selects, and their weights: see routing.h.
     void (*route)(const float* logits, int64_t count, int64_t num_selected, bool normalises, int32_t* experts,
                   float* weights);
     // x = 1 / (1 + exp(-x)) of one number.
     void (*sigmoid)(float* x);
     // Rotates the queries and keys of a token, and writes keys and values into the pages.
     void (*rotate_and_write)(const RotaryTask& task);
-    // Attention of the whole context.
+    // Computes the attention of a tile over the whole context.
     void (*attend)(const AttentionTask& task);
-    // Attention of one segment, for `combine`.
+    // Computes the attention of a tile over one segment; `combine` then combines the segments.
     void (*attend_segment)(const AttentionTask& task, int64_t segment);
-    // Combines `num_segments` results of attend_segment; the results of a segment lie num_rows rows after those of the
-    // segment before it.
+    // Combines the results of attend_segment for segments 0 to num_segments - 1. The rows of segment i begin at row
+    // i * (rows of the tile) of the task's values, highest and total.
     void (*combine)(const AttentionTask& task, int64_t num_segments);
 };
 

@@ -2,10 +2,10 @@
 //
 // A block has, for each key/value head, first its keys, then its values, both packed as weight blocks (operands.h):
 //
-//   keys    [d / depth][16 positions][depth]: a product of a query with 16 keys gives 16 scores in the lanes
+//   keys    [d / depth][16 positions][depth]: a product of a query with 16 keys gives 16 scores, one in each lane
 //   values  [d / 16][16 / depth][16][depth]: a product of 16 probabilities with the values gives 16 elements of a head
 //
-// A block of zeros is valid. It has as many elements as 16 positions x 2 x K x d.
+// A block has 16 positions x 2 x K x d elements. A block of zeros is valid.
 
 #pragma once
 

@@ -21,8 +21,8 @@ struct InstructionSet {
     const SamplerPasses* sampler;
 };
 
-// Returns whether the CPU converts float16. It reads CPUID, because not every compiler's __builtin_cpu_supports knows
-// the name "f16c".
+// Returns whether the CPU has instructions that convert float16. The function reads CPUID, because not every compiler's
+// __builtin_cpu_supports knows the name "f16c".
 bool has_f16c() {
     unsigned a, b, c, d;
     return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
@@ -36,7 +36,7 @@ bool has_avx512() {
            __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
 }
 
-// Best first.
+// The instruction sets, best first.
 const InstructionSet kInstructionSets[] = {
     {"avx512", has_avx512, &kAvx512Float32, &kAvx512BFloat16, &kAvx512Sampler},
     {"avx2", has_avx2, &kAvx2Float32, &kAvx2BFloat16, &kAvx2Sampler},

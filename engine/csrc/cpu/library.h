@@ -23,7 +23,8 @@ bool is_quantised(const rl_linear& linear);
 // Returns the kernels for the form of this matrix: dense, int8 or grouped.
 const LinearKernels& linear_kernels(const Kernels& kernels, const rl_linear& linear);
 
-// Returns the task of multiplying `num_rows` rows of x, in the operand type, and storing the outputs.
+// Returns the task to multiply `num_rows` rows of x by the matrix and to store the outputs. x has the operand type, or
+// rows that quantise_row has written if the matrix is quantised.
 LinearTask linear_task(const rl_linear& linear, const void* x, int64_t num_rows, float* out);
 
 // Returns the number of blocks of 16 outputs in a piece, which one thread computes. `num_blocks`: of the whole product.

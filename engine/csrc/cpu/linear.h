@@ -37,7 +37,7 @@ struct Addend {
     int64_t stride;
 };
 
-// Stores y.
+// Stores y in the task's output.
 struct StoreOutput {
     static constexpr int columns_per_block = 1;
     static constexpr int narrow_columns = kNarrowColumns;
@@ -48,7 +48,8 @@ struct StoreOutput {
         return block + c;
     }
 
-    // Returns the addend of a tile's sums if the tile writes to the task's output itself. Null: `write` does.
+    // Returns the addend of a tile's sums, if the tile can store its results directly in the task's output. Null: the
+    // sums go to a buffer, and `write` computes the task's output from the buffer.
     static RL_INLINE_MEMBER Addend addend(const LinearTask& task, int64_t, int64_t block, int64_t num_columns) {
         if ((block + num_columns) * 16 > task.num_outputs) {
             return {nullptr, 0};
@@ -91,7 +92,7 @@ struct AddOutput : StoreOutput {
     }
 };
 
-// Adds factor * y to other rows of the output, whose width is a multiple of 16.
+// Adds factor * y to the rows `out_rows` of the output, whose width is a multiple of 16.
 struct ScatterOutput : StoreOutput {
     static RL_INLINE_MEMBER Addend addend(const LinearTask&, int64_t, int64_t, int64_t) { return {nullptr, 0}; }
 
@@ -120,8 +121,8 @@ RL_INLINE F16 activated(F16 gate, int32_t activation) {
     return gate / (splat(1.0f) + exp(zero() - exponent));
 }
 
-// Stores activation(gate) * up as an operand. The first half of a tile's columns are blocks of the gate, the second half
-// the same blocks of up.
+// Stores activation(gate) * up as an operand. The first half of a tile's columns are blocks of the gate, the second
+// half the same blocks of up.
 struct GateOutput {
     static constexpr int columns_per_block = 2;
     static constexpr int narrow_columns = 2;
@@ -274,7 +275,7 @@ static void pack_weight(const void* weight, void* packed, int64_t num_outputs, i
     }
 }
 
-// Row `id` of a packed matrix with `width` columns, as float32.
+// Writes row `id` of a packed matrix with `width` columns to `out`, as float32.
 template <class Operand>
 static void embed(const void* packed, int64_t width, int64_t id, float* out) {
     constexpr int depth = Operand::depth;

@@ -1,4 +1,4 @@
-// Log-probabilities of a row, in float32 as torch's log_softmax: (x - highest) - log(sum of exp(x - highest)).
+// Log-probabilities of a row, in float32 as in torch's log_softmax: (x - highest) - log(sum of exp(x - highest)).
 
 #include <algorithm>
 #include <math.h>

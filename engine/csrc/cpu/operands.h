@@ -1,7 +1,7 @@
 // Operands of the products: how x and W are stored, and how one step of a dot product multiplies them.
 //
-// A weight block holds 16 rows of W: [K / depth][16][depth], so that one load gives the next `depth` elements of 16 rows.
-// x is stored row by row. One step multiplies `depth` elements of a row of x with the same columns of 16 rows of W.
+// A weight block holds 16 rows of W: [K / depth][16][depth], so that one load gives the next `depth` elements of 16
+// rows. x is stored row by row. One step multiplies `depth` elements of a row of x by the same columns of 16 rows of W.
 //
 //   Float32            W float32, depth 1, x float32
 //   BFloat16 (AVX-512) W bfloat16, depth 2, x bfloat16: the instruction VDPBF16PS
@@ -14,13 +14,13 @@
 namespace RL_ISA {
 
 #if defined(__AVX512F__)
-// Shapes of tiles, in rows x blocks of 16 columns: 24 of 32 registers hold sums.
+// AVX-512. Shapes of tiles, in rows x blocks of 16 columns: at most 24 of the 32 registers hold the sums of a tile.
 constexpr int kWideRows = 3;
 constexpr int kWideColumns = 8;
 constexpr int kNarrowRows = 12;
 constexpr int kNarrowColumns = 2;
-constexpr int kPairRows = 12;  // x 2 blocks
-constexpr int kSingleRows = 16;  // x 1 block
+constexpr int kPairRows = 12;  // most rows of a tile of 2 blocks
+constexpr int kSingleRows = 16;  // most rows of a tile of 1 block
 constexpr int kTallRows = 16;  // a product of at most this many rows reads the weights once, a block at a time
 constexpr int kValueRows = 6;
 constexpr int kValueColumns = 4;
@@ -44,7 +44,7 @@ constexpr int kInt8WideColumns = 2;
 constexpr int kInt8NarrowColumns = 1;
 constexpr int kInt8Rows = 2;
 #endif
-// The number of elements that a wide tile prefetches ahead, in each of the streams of weights that it reads.
+// The distance, in elements, between the weights that a wide tile reads and those that it prefetches at the same time.
 constexpr int64_t kStreamAhead = 1024;
 
 struct Float32 {
@@ -136,9 +136,8 @@ struct BFloat16 {
 
 #endif
 
-// sums[r][c] += x[r] . w[c] over `num_steps` steps, in the order of the columns. `x_stride`: elements between rows of
-// x. With Prefetch, each load of weights also prefetches the weights `ahead` elements behind it into the second-level
-// cache.
+// sums[r][c] += x[r] . w[c] over `num_steps` steps, in the order of K. `x_stride`: elements from row to row of x. With
+// Prefetch, each load of weights also prefetches the weights `ahead` elements behind it into the second-level cache.
 //
 // Every sum is one chain of additions in the order of K, whatever R and C are. Therefore a row's result does not depend
 // on the number of rows that are computed together.

@@ -1,4 +1,4 @@
-// PhaseClock: adds the time since the last call to the seconds of a phase.
+// PhaseClock: measures phases. add_to adds the time since the previous call of add_to to the seconds of a phase.
 
 #pragma once
 

@@ -12,7 +12,7 @@
 
 namespace RL_ISA {
 
-constexpr int kMostSums = 24;  // sums of a tile
+constexpr int kMostSums = 24;  // the most sums of a tile, each of 16 lanes
 
 template <class Operand>
 struct ProductTile {
@@ -20,7 +20,7 @@ struct ProductTile {
     int64_t x_stride;
     const typename Operand::W* w[kWideColumns];
     int64_t num_steps;
-    int64_t ahead;  // distance, in elements, from this tile's weights to those that are read next
+    int64_t ahead;  // distance, in elements, from weights that the tile reads to those that it prefetches meanwhile
     float factor;
     const float* addend;  // [R][addend_stride], which may be `out`
     int64_t addend_stride;
@@ -56,7 +56,7 @@ static void compute_tile(const ProductTile<Operand>& tile) {
 template <class Operand>
 using TileFunction = void (*)(const ProductTile<Operand>&);
 
-// The functions of C columns and 1, 2, .. rows.
+// Returns the functions for tiles of C columns and 1, 2, .. rows.
 template <class Operand, int C, int... R>
 constexpr std::array<TileFunction<Operand>, sizeof...(R)> tile_functions(std::integer_sequence<int, R...>) {
     return {compute_tile<Operand, R + 1, C>...};

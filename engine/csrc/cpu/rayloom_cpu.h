@@ -20,7 +20,7 @@ enum { RL_FLOAT32 = 0, RL_BFLOAT16 = 1 };
 // Activation of the gate: gate / (1 + exp(-gate)), or 0.5 gate (1 + tanh(sqrt(2 / pi) (gate + 0.044715 gate^3))).
 enum { RL_SILU = 0, RL_GELU_TANH = 1 };
 
-// Weights of which every `size` inputs share a scale; grouped.h has the formula.
+// The form of grouped weights: in each row of W, every `size` neighbouring inputs share a scale (formula: grouped.h).
 typedef struct {
     int32_t bits;         // 4 or 8; 0: the matrix is not grouped
     int32_t size;         // 32, 64 or 128
@@ -32,17 +32,18 @@ typedef struct {
 // scales, else by rl_pack_weight.
 typedef struct {
     const void* weight;
-    const float* scales;  // [num_outputs] of int8 weights, or the factors of grouped weights; else NULL
+    const float* scales;  // [num_outputs] scales of int8 weights, or factors of grouped weights; NULL: there are none
     const float* bias;  // [num_outputs], or NULL
     int32_t num_outputs;
     int32_t num_inputs;
     rl_groups groups;
 } rl_linear;
 
-// A mixture of experts: the gated MLPs that a router selects for each token, by the highest outputs of a softmax. All
-// matrices of `gate_up` have the same size, and so do those of `down`. Only the shared expert, the last, may differ.
+// A mixture of experts: for each token, a router selects the gated MLPs with the highest probabilities of a softmax.
+// All matrices of `gate_up` have the same size, and so do those of `down`. Only the shared expert, the last in both
+// lists, may have other sizes.
 typedef struct {
-    rl_linear router;          // rows: one for each expert, then one of the shared expert's gate; not quantised
+    rl_linear router;          // rows: one for each expert, then one for the shared expert's gate; not quantised
     const rl_linear* gate_up;  // [num_experts + num_shared]
     const rl_linear* down;     // [num_experts + num_shared]
     int32_t num_experts;
@@ -53,10 +54,10 @@ typedef struct {
 
 typedef struct {
     const float* attention_norm;         // [D], or NULL: the attention reads the residual stream as it is
-    const float* attention_output_norm;  // [D], or NULL; norm of the attention's output, before it is added
+    const float* attention_output_norm;  // [D], or NULL; norm of the attention's output before the residual addition
     const float* mlp_norm;               // [D], or NULL
     const float* mlp_output_norm;        // [D], or NULL
-    const float* q_norm;                 // [d], or [H * d] with has_wide_norms, or NULL: none
+    const float* q_norm;                 // [d], or [H * d] with has_wide_norms, or NULL: no norm
     const float* k_norm;                 // [d], or [K * d] with has_wide_norms, or NULL
     rl_linear qkv;                // rows: H * d of q, then K * d of k, then K * d of v
     rl_linear out;
@@ -74,9 +75,10 @@ typedef struct {
     int32_t rank;
 } rl_update;
 
-// The updates of a matrix that stacks up to 3 matrices of the checkpoint. The A of all parts read the same x, so they
-// are one matrix [sum of the ranks][num_inputs], packed by rl_pack_weight. Pack the B of the parts right behind A,
-// because steps prefetch A and B as one stream. `a` NULL: no update.
+// The updates of a matrix that stacks up to 3 matrices of the checkpoint, such as q, k and v: one update for each of
+// these parts. The A of all parts multiply the same x, so they are stacked into one matrix
+// [sum of the ranks][num_inputs], packed by rl_pack_weight. Pack the B of the parts right behind A, because steps
+// prefetch A and B as one stream. `a` NULL: no update.
 typedef struct {
     const void* a;
     rl_update parts[3];
@@ -97,18 +99,18 @@ typedef struct {
     int32_t num_heads;
     int32_t num_kv_heads;
     int32_t head_dim;
-    int32_t rotary_dim;  // R: the first elements of a head that are rotated; even
+    int32_t rotary_dim;  // R: the number of elements that are rotated at the start of each head; even
     int32_t intermediate;
     int32_t activation;      // RL_SILU or RL_GELU_TANH
     int32_t has_wide_norms;  // 1: q_norm and k_norm normalise all heads together; 0: each head alone
     float rms_norm_eps;
-    float residual_scale;  // factor of each half's output, before it is added to the residual stream
+    float residual_scale;  // factor of the outputs of attention and MLP before they are added to the residual stream
     float score_scale;     // factor of the products of queries and keys, > 0
     float score_cap;       // a score s becomes score_cap tanh(s / score_cap); 0: it stays s
     const rl_layer* layers;
 } rl_model;
 
-// The tokens of a step, sequence by sequence, in the order of the sequences.
+// The tokens of a step: first all tokens of sequence 0, then those of sequence 1, and so on.
 typedef struct {
     int32_t num_tokens;
     int32_t num_sequences;
@@ -119,18 +121,18 @@ typedef struct {
     const int64_t* slot_mapping;    // [T] block id * 16 + offset in the block
     const float* cosines;           // [T][R / 2]
     const float* sines;             // [T][R / 2]
-    const float* window_cosines;    // [T][R / 2] of layers with a window
+    const float* window_cosines;    // [T][R / 2] for layers with a window
     const float* window_sines;      // [T][R / 2]
     void* const* pages;             // [num_layers] the KV cache of each layer, in the layout of kv_layout.h
     float* residual;                // [T][D] the residual stream, which is updated in place
-    const int64_t* wanted_rows;     // [num_wanted] ascending rows of T, or NULL: all
+    const int64_t* wanted_rows;     // [num_wanted] ascending indices of the tokens that the caller needs; NULL: all
     int32_t num_wanted;
-    const rl_adapter_layer* const* adapters;  // the layers [num_layers] of each adapter, or NULL: no token has one
-    const int32_t* adapter_of_token;          // [T] index into adapters, or -1; read if there are adapters
+    const rl_adapter_layer* const* adapters;  // the layers [num_layers] of each adapter; NULL: there is no adapter
+    const int32_t* adapter_of_token;          // [T] index into `adapters`, or -1; ignored if `adapters` is NULL
 } rl_batch;
 
-// Starts the thread pool with `num_threads` threads, the caller's included, or changes their number. With `pin`, the i-th
-// thread is bound to the i-th CPU that this process may use. The caller's thread is never bound.
+// Starts the thread pool with `num_threads` threads, the caller's included, or changes their number. With `pin`, the
+// i-th thread is bound to the i-th CPU that this process may use. The caller's thread is never bound.
 int rl_start_threads(int32_t num_threads, int32_t pin);
 
 // Names of instruction sets that this CPU can run, best first, separated by spaces.
@@ -139,7 +141,7 @@ const char* rl_instruction_sets(void);
 // Chooses the instruction set for all later calls. Returns 1 if it is unknown or this CPU lacks it.
 int rl_choose(const char* instruction_set);
 
-// Bytes of one element of `x` in the calls below: 2 if products read bfloat16, else 4 (float32).
+// Bytes of one element of `x` in rl_multiply and rl_normalise: 2 if products read bfloat16, else 4 (float32).
 int32_t rl_operand_bytes(int32_t dtype);
 
 // Elements of a packed weight matrix, the padding of N to a multiple of 16 included.
@@ -148,8 +150,8 @@ int64_t rl_packed_elements(int64_t num_outputs, int64_t num_inputs);
 // Packs W [num_outputs][num_inputs] for products; num_inputs must be even.
 void rl_pack_weight(int32_t dtype, const void* weight, void* packed, int64_t num_outputs, int64_t num_inputs);
 
-// Quantises each row of W to int8 with one scale, and packs it; num_inputs must be a multiple of 32. `packed` has one
-// byte for each of rl_packed_elements. `dtype`: of W.
+// Quantises each row of W to int8 with one scale, and packs W; num_inputs must be a multiple of 32. `packed` has
+// rl_packed_elements bytes. `dtype`: the type of W.
 void rl_pack_int8_weight(int32_t dtype, const void* weight, void* packed, float* scales, int64_t num_outputs,
                          int64_t num_inputs);
 
@@ -157,31 +159,33 @@ void rl_pack_int8_weight(int32_t dtype, const void* weight, void* packed, float*
 int64_t rl_grouped_bytes(const rl_groups* groups, int64_t num_outputs, int64_t num_inputs);
 
 // Packs a grouped matrix. `weights` [num_outputs][num_inputs]: integers of a byte each, below 2^bits. `scales` and
-// `offsets` [num_outputs][num_inputs / size]: float16; offsets is NULL without them. num_inputs must be a multiple of
-// `size`.
+// `offsets` [num_outputs][num_inputs / size]: float16; `offsets` is NULL if has_offsets is 0. num_inputs must be a
+// multiple of `size`.
 void rl_pack_grouped_weight(const rl_groups* groups, const void* weights, const void* scales, const void* offsets,
                             void* packed, int64_t num_outputs, int64_t num_inputs);
 
-// out [num_ids][K] = rows `ids` of a packed matrix with K = num_inputs columns; zeros for a negative id.
+// out [num_ids][num_inputs] = the rows `ids` of a packed matrix; zeros for a negative id.
 void rl_embed(int32_t dtype, const rl_linear* matrix, const int64_t* ids, int32_t num_ids, float* out);
 
 // out [rows][num_outputs] = x [rows][num_inputs] W^T + bias.
 int rl_multiply(int32_t dtype, const rl_linear* linear, const void* x, int32_t rows, float* out);
 
-// x [rows][width] = RMSNorm(residual), in the operand type of products.
+// x [rows][width] = RMSNorm(residual), or the residual itself if `weight` is NULL, in the operand type of products.
 void rl_normalise(int32_t dtype, const float* residual, const float* weight, float eps, int32_t rows, int32_t width,
                   void* x);
 
 // Runs half layers [first_half, end_half) of the model: half 2 i is the attention of layer i, half 2 i + 1 its MLP.
 // The residual stream of rows that are not wanted is undefined after a call that computes the whole last layer.
-// `partial` [T][D]: NULL if this process computes the whole sum of each half; else the last half's output is written
-// there instead of being added to the residual stream, for a sum over ranks. `progress` grows by one with every half.
+// `partial` NULL: this process computes the whole output of each half. Else `partial` [T][D] receives the last half's
+// output, which is not added to the residual stream, because the caller first adds the outputs of other ranks to it.
+// `progress` grows by one with every half.
 int rl_forward(const rl_model* model, const rl_batch* batch, int32_t first_half, int32_t end_half, float* partial,
                volatile int64_t* progress);
 
-// Phases of a step whose time is measured, in the order of a layer. The phase of a product includes quantising x.
+// Phases of a step that rl_profile measures, in the order in which a layer runs them. The phase of a product includes
+// quantising x.
 enum {
-    RL_PHASE_NORM,  // both norms
+    RL_PHASE_NORM,  // the norms of the inputs of attention and MLP
     RL_PHASE_QKV,
     RL_PHASE_ROTARY,  // norms and rotation of queries and keys, write into the KV cache
     RL_PHASE_ATTENTION,
@@ -191,11 +195,11 @@ enum {
     RL_NUM_PHASES,
 };
 
-// From now on every rl_forward adds the seconds of each phase to seconds [RL_NUM_PHASES]. The calling thread measures
-// them, its waits for other threads included. NULL: nothing is measured.
+// After this call, every rl_forward adds the seconds of each phase to seconds [RL_NUM_PHASES]. They are the times of
+// the thread that calls rl_forward, its waits for other threads included. `seconds` NULL: nothing is measured.
 void rl_profile(double* seconds);
 
-// residual [rows][width] += scale * update [rows][width], or scale * RMSNorm(update) if there is a weight.
+// residual [rows][width] += scale * update [rows][width], or scale * RMSNorm(update) if `weight` is not NULL.
 void rl_add(float* residual, const float* update, const float* weight, float eps, float scale, int32_t rows,
             int32_t width);
 
@@ -221,11 +225,11 @@ typedef struct {
     float frequency_penalty;   // 0: off
 } rl_sampling;
 
-// For N rows: the log-probability and the rank (from 1) of the token in `token_ids`, and the log-probabilities of the
-// most likely tokens.
+// For N rows of logits: the log-probability and the rank (from 1) of each row's token in `token_ids`, and the
+// log-probabilities of the row's most likely tokens.
 typedef struct {
     const int64_t* token_ids;  // [N]
-    const int64_t* num_top;    // [N] each at most top_stride and V
+    const int64_t* num_top;    // [N] number of most likely tokens for each row, at most top_stride and V
     int64_t top_stride;
     float* logprobs;      // [N]
     int64_t* ranks;       // [N]

@@ -1,7 +1,7 @@
 // Operations on the row of one token: RMSNorm, and rotary embedding with the write into the KV cache.
 //
-// RMSNorm: x = weight * row / sqrt(mean(row^2) + eps). Rotary embedding in the half-split layout: of the first R elements
-// of a head, the pair (i, i + R / 2) is rotated by the angle whose cosine and sine the tables hold.
+// RMSNorm: x = weight * row / sqrt(mean(row^2) + eps). Rotary embedding in the half-split layout: of the first R
+// elements of a head, the pair (i, i + R / 2) is rotated by the angle whose cosine and sine the tables hold.
 
 #pragma once
 
@@ -65,7 +65,7 @@ RL_INLINE void rotate_head(const RotaryTask& task, const float* head, const floa
         store_first(out + i, normalised(head, norm, factor, i, count), count);
     }
     if (half % 16 == 0) {
-        // This loop stores whole registers, because a load of what a masked store has written must wait for the store.
+        // This loop stores whole registers, because a load of bytes from a masked store must wait until the store ends.
         for (int64_t i = 0; i < half; i += 16) {
             const F16 first = normalised_16(head, norm, factor, i);
             const F16 second = normalised_16(head, norm, factor, i + half);

@@ -11,12 +11,12 @@
 
 #include "rayloom_cpu.h"
 
-// Tokens of a block. `highest` holds the highest value of every block.
+// The number of tokens in a block. Arrays named `highest` have the highest value of each block.
 constexpr int64_t kBlock = 64;
 
 constexpr int64_t num_blocks_of(int64_t vocab_size) { return (vocab_size + kBlock - 1) / kBlock; }
 
-// The first tokens in descending order of x, or in ascending order of ids if x is equal. They are the tokens with
+// The first tokens of a row, ordered by descending x, and by ascending id where x is equal. They are the tokens with
 // x > value, and those with x == value and id < end.
 struct Prefix {
     float value;
@@ -31,20 +31,20 @@ struct Candidate {
 
 // The passes over a row. `x` [P] is padded with -infinity.
 struct SamplerPasses {
-    // Writes the highest of each block of `values` [V] to `highest` [P / kBlock]. Returns false if a value is a NaN.
+    // Writes the maximum of each block of `values` [V] to `highest` [P / kBlock]. Returns false if a value is a NaN.
     bool (*find_highest)(const float* values, int64_t vocab_size, float* highest);
-    // Sets x [P] = values / divisor, and pads x. Writes and returns what find_highest does, for x.
+    // Sets x [P] = values / divisor, and pads x. Then does the same as find_highest, with the values of x.
     bool (*divide)(const float* values, int64_t vocab_size, float divisor, float* x, float* highest);
     // Copies `values` [V] to `x`, with -infinity for tokens whose bit in `allowed` is 0.
     void (*mask)(const float* values, int64_t vocab_size, const int32_t* allowed, float* x);
     // Returns the token of the prefix with the best score. `first`: any token of the prefix. If scores are equal, the
     // first token in the prefix's order wins, or with `by_id` the token with the lowest id.
     Candidate (*draw)(const float* x, int64_t padded_size, Prefix prefix, uint64_t key, Candidate first, bool by_id);
-    // Sum of exp(x - highest) over the prefix.
+    // Returns the sum of exp(x - highest) over the prefix.
     double (*mass)(const float* x, int64_t padded_size, Prefix prefix, float highest);
     // Writes x and id of the prefix's tokens in ascending order of ids. Returns their number.
     int64_t (*collect)(const float* x, int64_t padded_size, Prefix prefix, float* values, int32_t* ids);
-    // Number of tokens of the prefix.
+    // Returns the number of tokens of the prefix.
     int64_t (*count)(const float* x, int64_t padded_size, Prefix prefix);
 };
 

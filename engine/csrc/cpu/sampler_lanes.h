@@ -16,10 +16,10 @@ struct M16 {
 
 RL_INLINE M16 operator&(M16 a, M16 b) { return {(__mmask16)(a.m & b.m)}; }
 RL_INLINE M16 operator|(M16 a, M16 b) { return {(__mmask16)(a.m | b.m)}; }
-// Bit i is lane i.
+// Returns the mask as an integer: bit i is lane i.
 RL_INLINE uint32_t bits(M16 a) { return a.m; }
 RL_INLINE M16 first_lanes(int count) { return {(__mmask16)((1u << count) - 1)}; }
-// The lanes whose bit is set.
+// Returns the mask of the lanes whose bit is set.
 RL_INLINE M16 lanes_at(uint32_t bits) { return {(__mmask16)bits}; }
 RL_INLINE M16 is_above(F16 a, F16 b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ)}; }
 RL_INLINE M16 is_equal(F16 a, F16 b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_EQ_OQ)}; }
@@ -55,7 +55,7 @@ RL_INLINE F16 inverted_hash(uint64_t key, int64_t first) {
         __m512i z = _mm512_add_epi64(_mm512_set1_epi64((int64_t)base), steps);
         z = _mm512_mullo_epi64(_mm512_xor_si512(z, _mm512_srli_epi64(z, 30)), mix1);
         z = _mm512_mullo_epi64(_mm512_xor_si512(z, _mm512_srli_epi64(z, 27)), mix2);
-        // The hash's last step, z ^ (z >> 31), leaves the upper bits as they are.
+        // The hash's last step, z ^ (z >> 31), is left out, because it does not change the upper 24 bits.
         z = _mm512_srli_epi64(_mm512_xor_si512(z, _mm512_set1_epi64(-1)), 40);
         upper[half] = _mm512_cvtepi64_epi32(z);
     }
@@ -126,7 +126,7 @@ RL_INLINE void store64(double* p, D8 x) {
     _mm256_storeu_pd(p + 4, x.b);
 }
 
-// The low 64 bits of each product.
+// Returns the low 64 bits of each lane's product.
 RL_INLINE __m256i multiply64(__m256i x, __m256i y) {
     const __m256i swapped = _mm256_shuffle_epi32(y, 0xb1);
     const __m256i cross = _mm256_mullo_epi32(x, swapped);
@@ -135,7 +135,7 @@ RL_INLINE __m256i multiply64(__m256i x, __m256i y) {
     return _mm256_add_epi64(_mm256_mul_epu32(x, y), _mm256_and_si256(upper, mask));
 }
 
-// Lanes 0 to 3 of the hash below, from `base` = key + first * kGolden on, as int64.
+// Returns lanes 0 to 3 of inverted_hash (below) as int64. `base`: key + first * kGolden.
 RL_INLINE __m256i inverted_hash4(uint64_t base) {
     const __m256i steps = _mm256_setr_epi64x((int64_t)kGolden, (int64_t)(2 * kGolden), (int64_t)(3 * kGolden),
                                              (int64_t)(4 * kGolden));

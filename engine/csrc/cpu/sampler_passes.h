@@ -9,7 +9,7 @@
 
 namespace RL_ISA {
 
-// The lanes of tokens `base` to `base` + 15 that belong to the prefix.
+// Returns which of the tokens `base` to `base` + 15 belong to the prefix. `x`: their values.
 RL_INLINE M16 lanes_of(F16 x, Prefix prefix, int64_t base) {
     const M16 above = is_above(x, splat(prefix.value));
     const int64_t before_end = prefix.end - base;
@@ -79,11 +79,12 @@ static void mask(const float* values, int64_t vocab_size, const int32_t* allowed
     }
 }
 
-// A token beats the score S only if -log(u) < exp(x - S). Because 1 - u < -log(u), it must then pass the test 1 - u <
-// exp(x - S). With 24 bits of the hash and exp in float32, this test rules out nearly all tokens. The exact noise is
-// computed only for the others. `limit` is S minus 2^-22 (|S| + 40), which is more than the rounding errors of x +
-// noise, of the noise (below 40) and of `limit` together. The factor 1 + 1e-5 covers the error of exp and the rounding
-// of x - limit, which is above -87 where exp is not 0.
+// S is the best score so far, and u the uniform number from a token's hash (noise.h). The token has a better score only
+// if -log(u) < exp(x - S). Because 1 - u < -log(u), such a token also passes the test 1 - u < exp(x - S). With 24 bits
+// of the hash and exp in float32, this test rules out nearly all tokens. The exact noise is computed only for the
+// others. `limit` is S minus 2^-22 (|S| + 40). The term 2^-22 (|S| + 40) is more than the rounding errors of x + noise,
+// of the noise (below 40) and of `limit` together. The factor 1 + 1e-5 covers the error of exp and the rounding of
+// x - limit, which is above -87 where exp is not 0.
 static Candidate draw(const float* x, int64_t padded_size, Prefix prefix, uint64_t key, Candidate first, bool by_id) {
     const F16 to_hash = splat(0x1p24f * (1.0f + 1e-5f));
     Candidate best = first;

@@ -94,7 +94,7 @@ AttentionTask attention_task(const Step& step, const AttentionTile& tile, const 
     };
 }
 
-// Points the task at the results of `segment` of a tile that is computed in segments.
+// Sets the task's pointers to the results of `segment`, for a tile that is computed in segments.
 void use_segment(AttentionTask& task, const AttentionPlan& plan, const AttentionTile& tile, int64_t segment) {
     const int64_t rows = tile.num_tokens * (task.num_heads / task.num_kv_heads);
     const int64_t row = tile.first_result + segment * rows;

@@ -6,9 +6,10 @@
 
 namespace {
 
-// With fewer rows, the speed of memory limits a product, so it prefetches no weights of adapters.
+// With fewer rows than this, the speed of memory limits a product, so it prefetches no weights of adapters.
 constexpr int64_t kLeastFetchingRows = 8;
-// Blocks of 16 outputs that stay in the cache while the second half of the rows is multiplied.
+// The number of blocks of 16 outputs that are multiplied first by the first half of the rows, then by the second half.
+// It is so small that the weights of the blocks stay in the cache in between.
 constexpr int64_t kFetchedBlocks = 2;
 
 using LinearKernel = void (*)(const LinearTask&, int64_t, int64_t);
@@ -91,7 +92,7 @@ void multiply_and_fetch(const Step& step, int layer, LinearKernel kernel, const 
             continue;
         }
         kernel(upper, block, next);
-        // A kernel prefetches as far behind `next_weight` as its block is behind the beginning of the weights.
+        // A kernel prefetches at `next_weight` plus the offset of its block in the weights, hence the subtraction.
         lower.next_weight = fetched - block * block_bytes;
         kernel(lower, block, next);
     }

@@ -10,7 +10,7 @@ enum class Output { kStore, kAdd, kGate };
 void multiply(const Step& step, int half, int phase, Output output, const rl_linear& linear,
               const UpdatedMatrix& updated, const void* x, float* out);
 
-// residual += residual_scale * update, with the norm of the half's output if it has one.
+// residual += residual_scale * update, or residual_scale * RMSNorm(update) if `output_norm` is not null.
 void add_update(const Step& step, Phase phase, const float* output_norm);
 
 // Adds the product to the residual stream, or stores it for a sum over ranks. Uses phases `phase` to `phase` + 3.

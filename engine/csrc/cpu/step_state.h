@@ -11,8 +11,8 @@
 #include "library.h"
 #include "rayloom_cpu.h"
 
-// Number of phases of the attention of a layer: norm, product (3 phases), rotation, choice of rows, attention (2),
-// product (3), sum with the residual stream.
+// The most phases that a half layer has. They are those of attention: norm, product (3 phases), rotation, choice of
+// rows, attention (2), product (3), sum with the residual stream.
 constexpr int kMaxPhases = 12;
 
 // The data that the threads of a step share.
@@ -27,17 +27,17 @@ struct Step {
     volatile int64_t* progress;
     const AttentionPlan* attention;
     PhaseCounters* counters;         // [halves][kMaxPhases]
-    void* normed;                    // [T][D], operand
+    void* normed;                    // [T][D], the operand type
     float* qkv;                      // [T][(H + 2 K) d]
-    void* query;                     // [T][H][d], operand
-    void* attended;                  // [T][H][d], operand
-    void* gated;                     // [T][I], operand
+    void* query;                     // [T][H][d], the operand type
+    void* attended;                  // [T][H][d], the operand type
+    void* gated;                     // [T][I], the operand type
     float* update;                   // [T][D] output of a half, or null: products are added to the residual stream
-    void* quantised;                 // [T] rows of the widest product, if a matrix is quantised
+    void* quantised;                 // [T] quantised rows, as wide as the widest input, if a matrix is quantised
     const ExpertBuffers* experts;    // null: no layer has experts
     const AdapterRows* adapters;     // null: no row has an adapter
     float* gate_up;                  // [T][2 I], if there are adapters
-    const Step* last;                // the last layer's wanted rows, each as a sequence of one token; null: all rows
+    const Step* last;                // step of the last layer's wanted rows, a sequence for each; null: all are wanted
 };
 
 // One phase of a half layer. The threads divide its pieces among themselves.

@@ -36,7 +36,8 @@ void pin_to(int index) {
 
 void ThreadPool::wake(std::atomic<uint32_t>& value) {
     // A waiting thread first counts itself in `num_sleepers_`, then reads the value again. Both operations are
-    // sequentially consistent, so either it reads the new value, or this thread reads a count that includes it.
+    // sequentially consistent. So either the waiting thread reads the new value, or this thread reads a count that
+    // includes the waiting thread.
     if (num_sleepers_.load(std::memory_order_seq_cst) != 0) {
         syscall(SYS_futex, reinterpret_cast<uint32_t*>(&value), FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
     }
@@ -85,7 +86,7 @@ void* ThreadPool::main(void* pointer) {
             return nullptr;
         }
         // The caller closes the work, then reads `num_inside_`. This thread counts itself in `num_inside_`, then reads
-        // whether the work is open. So either this thread finds the work closed, or the caller waits for it.
+        // whether the work is open. So either this thread finds the work closed, or the caller waits for this thread.
         pool->num_inside_.fetch_add(1, std::memory_order_seq_cst);
         if (pool->is_open_.load(std::memory_order_seq_cst)) {
             pool->work_(pool->context_, argument->index);

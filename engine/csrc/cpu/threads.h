@@ -3,7 +3,7 @@
 // The function's work is cut into phases, and each phase into pieces. A thread that finds no piece left waits until the
 // other threads have finished their pieces. It does not wait for threads that have not begun: on a busy machine a
 // thread may get no CPU for milliseconds, and the others then compute its pieces. A waiting thread spins for about 20
-// microseconds, then sleeps on a futex. Longer spinning would take the CPU from the very thread that it waits for.
+// microseconds, then sleeps on a futex. If it spun longer, it could take the CPU from the thread for which it waits.
 
 #pragma once
 
@@ -11,7 +11,7 @@
 #include <pthread.h>
 #include <stdint.h>
 
-// Numbers of taken and finished pieces of a phase. They begin at 0, and count for one run of the phase.
+// Numbers of taken and finished pieces of a phase. Both begin at 0, and each run of a phase has counters of its own.
 struct alignas(64) PhaseCounters {
     std::atomic<uint32_t> taken{0};
     std::atomic<uint32_t> finished{0};
@@ -25,7 +25,7 @@ public:
     int resize(int num_threads, bool pin);
 
     // Calls work(context, thread) on the caller as thread 0, and on each other thread that wakes up before the caller's
-    // call returns. Returns when all these calls have returned.
+    // call of `work` returns. Returns when all these calls have returned.
     void run(Work work, void* context);
 
     // Calls piece(index) for those of the `num_pieces` pieces that no other thread takes, and returns when all pieces
@@ -58,7 +58,8 @@ private:
     static void* main(void* argument);
     void stop();
 
-    // Wakes the threads that sleep until `value` changes. A sequentially consistent operation must have changed it.
+    // Wakes the threads that sleep until `value` changes. The caller must have changed `value` by a sequentially
+    // consistent operation.
     void wake(std::atomic<uint32_t>& value);
     // Returns when `value` is no longer `seen`.
     void wait_for_change(std::atomic<uint32_t>& value, uint32_t seen);
@@ -73,7 +74,7 @@ private:
     void* context_ = nullptr;
     std::atomic<bool> is_stopping_{false};
     std::atomic<bool> is_open_{false};                // threads may begin the current work
-    alignas(64) std::atomic<uint32_t> started_{0};    // number of calls of run
+    alignas(64) std::atomic<uint32_t> started_{0};    // number of calls of run and stop
     alignas(64) std::atomic<uint32_t> num_inside_{0};  // threads in `work`, without the caller
     alignas(64) std::atomic<uint32_t> num_sleepers_{0};
 };

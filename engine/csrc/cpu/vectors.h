@@ -41,7 +41,7 @@ RL_INLINE F16 operator-(F16 a, F16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
 RL_INLINE F16 operator*(F16 a, F16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
 RL_INLINE F16 operator/(F16 a, F16 b) { return {_mm512_div_ps(a.v, b.v)}; }
 RL_INLINE F16 fma(F16 a, F16 b, F16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
-// The larger of each pair of lanes, and the smaller; b where one of the two is a NaN.
+// max and min return the larger and the smaller of each pair of lanes, or the lane of b if one of the two is a NaN.
 RL_INLINE F16 max(F16 a, F16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 RL_INLINE F16 min(F16 a, F16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 RL_INLINE F16 round(F16 a) { return {_mm512_roundscale_ps(a.v, 0)}; }
@@ -55,7 +55,7 @@ RL_INLINE F16 scale_by_floor(F16 a, F16 x) { return {_mm512_scalef_ps(a.v, x.v)}
 RL_INLINE F16 where_above(F16 y, float limit, F16 x) {
     return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(y.v, _mm512_set1_ps(limit), _CMP_NLE_UQ), x.v)};
 }
-// The first `count` lanes, 1 to 16; the others are 0.
+// Loads the first `count` lanes (1 to 16); the other lanes are 0.
 RL_INLINE F16 load_first(const float* p, int count) {
     return {_mm512_maskz_loadu_ps((__mmask16)((1u << count) - 1), p)};
 }
@@ -119,7 +119,7 @@ RL_INLINE __m256 floor(__m256 x) {
 }
 // x - floor(x); a NaN for an infinite x
 RL_INLINE F16 fraction(F16 x) { return {_mm256_sub_ps(x.a, floor(x.a)), _mm256_sub_ps(x.b, floor(x.b))}; }
-// a * 2^floor(x) for x <= 1; 0 up to x = -126. A NaN stays a NaN.
+// a * 2^floor(x) for x <= 1; 0 for x <= -126. A NaN stays a NaN.
 RL_INLINE F16 scale_by_floor(F16 a, F16 x) {
     const F16 bounded = max(splat(-126.0f), x);
     const F16 scaled = scale_by_power(a, {floor(bounded.a), floor(bounded.b)});
@@ -206,9 +206,9 @@ RL_INLINE F16 exp(F16 x) {
     return where_above(x, smallest, scale_by_power(y, n));
 }
 
-// 2^x for x <= 1 with a relative error below 8e-5, in half of exp's operations: 2^floor(x) times a polynomial of degree
-// 3 (least relative error on [0, 1]). Enough where the result is rounded to bfloat16, or multiplied by bfloat16. Exactly
-// 0 for x = -infinity. A NaN stays a NaN.
+// 2^x for x <= 1 with a relative error below 8e-5, in half as many operations as exp: 2^floor(x) times a polynomial of
+// degree 3 (least relative error on [0, 1]). This precision is enough where the result is rounded to bfloat16 or
+// multiplied by bfloat16 numbers. The result is exactly 0 for x = -infinity. A NaN stays a NaN.
 RL_INLINE F16 power_for_bf16(F16 x) {
     const F16 f = fraction(x);
     F16 p = fma(splat(7.8024520e-02f), f, splat(2.2606716e-01f));

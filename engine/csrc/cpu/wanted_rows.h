@@ -1,4 +1,4 @@
-// The rows of a step that its caller wants. In the last layer, only keys and values are computed for the other rows.
+// The rows of a step whose results the caller needs. For other rows, the last layer computes only keys and values.
 
 #pragma once
 
@@ -6,9 +6,9 @@
 #include "rayloom_cpu.h"
 
 // Returns a batch of the wanted rows alone. Each row is a sequence of one token. The batch has a residual stream of
-// its own, which is not filled yet. It has neither rotary tables nor slots: its keys and values are in the cache
-// already.
+// its own, which is not filled yet. It has neither rotary tables nor slots, because the whole batch has already written
+// the keys and values of these rows into the cache.
 rl_batch batch_of_wanted_rows(const rl_model& model, const rl_batch& batch, Arena& arena);
 
-// Copies the residual stream of the wanted rows back into that of the whole step.
+// Copies the residual stream of the wanted rows back into the residual stream of the whole step.
 void return_wanted_rows(const rl_model& model, const rl_batch& wanted, const rl_batch& batch);

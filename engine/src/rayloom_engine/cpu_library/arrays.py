@@ -80,7 +80,7 @@ def _convert(out: Array, values: Array) -> None:
     bits = wide.view(np.uint32)
     rounded = bits >> 16
     rounded &= 1
-    rounded += 0x7FFF  # half of the last kept bit, minus 1; the sum with that bit rounds ties to even
+    rounded += 0x7FFF  # half of the last kept bit's value, minus 1: so ties round up if that bit is 1, else down
     rounded += bits
     rounded >>= 16
     is_nan = np.isnan(wide)

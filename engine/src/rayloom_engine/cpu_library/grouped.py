@@ -22,7 +22,7 @@ _FACTOR_BYTES = 4
 _LARGEST = 255  # the largest integer of 8 bits
 _MIDDLE = 128
 
-RowPart = slice | npt.NDArray[np.intp]  # rows, or their numbers
+RowPart = slice | npt.NDArray[np.intp]  # a slice of rows, or the indices of rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class GroupedForm:
     has_factors: bool = False
 
     def num_bytes(self, num_outputs: int, num_inputs: int) -> int:
-        """Returns the bytes of a matrix, without rows of padding. Inputs are a multiple of the group size."""
+        """Returns the bytes of a matrix, without rows of padding. num_inputs is a multiple of the group size."""
         num_groups = num_inputs // self.group_size
         if not self.has_offsets:
             num_groups += num_groups % 2  # a chunk has two groups: csrc/cpu/grouped_layout.h
@@ -87,7 +87,7 @@ class GroupedWeights:
         return plain_NGk.reshape(num_outputs, -1)
 
     def part(self, rows: RowPart, columns: slice) -> GroupedWeights:
-        """Returns some rows and columns. Columns are cut between groups."""
+        """Returns the weights of some rows and columns. `columns` begins and ends between two groups."""
         size = self.form.group_size
         first, end, _ = columns.indices(self.integers_NK.shape[1])
         assert first % size == 0 and end % size == 0, (columns, size)
@@ -133,7 +133,7 @@ class MatrixVectors(NamedTuple):
 
 
 def stacked(parts: list[GroupedWeights]) -> GroupedWeights:
-    """Returns the rows of all parts, which have one form."""
+    """Returns one matrix with the rows of all parts. The parts must have the same form."""
     if len(parts) == 1:
         return parts[0]
     first = parts[0]

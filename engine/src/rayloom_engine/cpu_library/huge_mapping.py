@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 
-# Linux kernels with larger pages have larger huge pages, too: up to 512 MiB, so a single write would take 512 MiB.
+# Linux kernels with larger pages have larger huge pages, too: up to 512 MiB. A single write would allocate one of them.
 _PAGE_BYTES_WITH_SMALL_HUGE_PAGES = 4096
 
 
@@ -16,6 +16,6 @@ def huge_mapping(num_bytes: int) -> mmap.mmap:
     """
     mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE") and mmap.PAGESIZE == _PAGE_BYTES_WITH_SMALL_HUGE_PAGES:
-        with contextlib.suppress(OSError):  # a kernel that was built without them
+        with contextlib.suppress(OSError):  # the kernel may be built without huge pages
             mapping.madvise(mmap.MADV_HUGEPAGE)
     return mapping

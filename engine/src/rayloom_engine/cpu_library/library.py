@@ -47,7 +47,7 @@ class Int8Matrix(NamedTuple):
 
 
 class LibraryFunctions:
-    """The loaded file, before an instruction set is chosen."""
+    """The functions of the loaded library, before an instruction set is chosen."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError if the file does not fit this system."""
@@ -96,7 +96,7 @@ class CpuLibrary:
         return f"{self.instruction_set}, {threads}, {'pinned' if self.is_pinned else 'not pinned'}"
 
     def start_threads(self, num_threads: int, *, pin: bool) -> None:
-        """Starts the thread pool, or changes it. Raises OSError if there are too many threads."""
+        """Starts the thread pool, or changes the number of its threads. Raises OSError if a thread cannot start."""
         with _LOCK:
             error = self._functions.rl_start_threads(num_threads, pin)
         if error:

@@ -39,7 +39,7 @@ def select_experts(logits_TE: torch.Tensor, num_selected: int, *, normalises: bo
     If router outputs are equal, the expert with the lower index is selected first. `normalises`: the probabilities of a
     token's experts are divided by their sum. `logits_TE`: float32.
     """
-    # torch.topk selects any of equal logits.
+    # A stable sort, because torch.topk may select any of several equal logits.
     experts_TK = logits_TE.sort(dim=-1, descending=True, stable=True).indices[:, :num_selected]
     weights_TK = torch.softmax(logits_TE, dim=-1).gather(1, experts_TK)
     if normalises:

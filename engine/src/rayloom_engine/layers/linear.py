@@ -26,7 +26,7 @@ class Linear:
         return self._apply(x)
 
     def replace_product(self, make: Callable[[Product], ProductT]) -> ProductT:
-        """Replaces the product of the layer by make(product), and returns it. `product`: the present product."""
+        """Replaces the layer's product by the result of `make` for the present product. Returns the new product."""
         product = make(self._apply)
         self._apply = product
         return product

@@ -1,9 +1,9 @@
-"""The decoder-only transformer of all native families; ModelShape and its traits have the differences.
+"""The decoder-only transformer of all native families; ModelShape and its traits describe how families differ.
 
 A rank holds one stage: its layers, in the first stage also the embedding, in the last stage also the final norm and the
 head. With tensor parallelism a rank holds a shard of its stage. The ranks of a stage sum the outputs of their shards,
-and each rank has a complete copy of the residual stream. The decoder consists of plain tensors and calls: without a
-module tree, a step costs little more than its kernels.
+and each rank has a complete copy of the residual stream. The decoder consists of plain tensors and calls. Because there
+is no module tree, a step takes little more time than its kernels.
 
 Legend: T tokens of the step, D model width, N rows whose logits are wanted, V vocabulary.
 """
@@ -40,7 +40,7 @@ _ONE_RANK = OneRank()
 class DecoderLayer:
     attention: Attention
     mlp: GatedMlp | MixtureOfExperts
-    attention_norm_D: torch.Tensor | None  # norms of the input and of the output of attention and MLP
+    attention_norm_D: torch.Tensor | None  # this and the next three: norms of inputs and outputs; None: no norm
     attention_output_norm_D: torch.Tensor | None
     mlp_norm_D: torch.Tensor | None
     mlp_output_norm_D: torch.Tensor | None
@@ -86,7 +86,7 @@ class DecoderWeights:
         return total + sum(norm.nbytes for layer in self.layers for norm in layer.norms)
 
     def add_to_norms(self, offset: float) -> None:
-        """Adds a number to all norm weights, once they are loaded."""
+        """Adds `offset` to all norm weights. Call it once, after the weights are loaded."""
         finals = () if self.final_norm_D is None else (self.final_norm_D,)
         for norm in (*finals, *(norm for layer in self.layers for norm in layer.norms)):
             norm.add_(offset)
@@ -168,7 +168,7 @@ class CausalLM:
         if self.shape.traits.has_updates:
             self._add_layers(residual_TD, step, group)
             return residual_TD if weights.final_norm_D is None else rms_norm(residual_TD, weights.final_norm_D, eps)
-        update_TD: torch.Tensor | None = None  # output of the last block, to be added to the residual stream
+        update_TD: torch.Tensor | None = None  # output of attention or MLP that is not in the residual stream yet
         for layer in weights.layers:
             assert layer.attention_norm_D is not None and layer.mlp_norm_D is not None
             if update_TD is None:
@@ -215,7 +215,7 @@ class CausalLM:
             residual_TD.add_(normed(update_TD, layer.mlp_output_norm_D), alpha=scale)
 
     def _tables(self, positions_T: torch.Tensor) -> dict[int | None, RotaryTables]:
-        """Returns the rotary tables for each window. Windows with the same embedding share them."""
+        """Returns the rotary tables for each window. Windows with the same rotary embedding share their tables."""
         of_angles = {angles: angles(positions_T) for angles in set(self._angles.values())}
         return {window: of_angles[angles] for window, angles in self._angles.items()}
 

@@ -47,7 +47,7 @@ class VectorSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlpSpec:
-    """A gated MLP."""
+    """The matrices of a gated MLP."""
 
     gate_up: LinearSpec  # rows of gate, then up
     down: LinearSpec
@@ -59,7 +59,7 @@ class MlpSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertsSpec:
-    """A mixture-of-experts MLP. Each rank has all of the router, and its rows and columns of every expert."""
+    """A mixture-of-experts MLP. Each rank has the whole router, and some rows and columns of every expert."""
 
     router: LinearSpec  # a row for each expert that it selects from, then one for the shared expert's gate
     experts: tuple[MlpSpec, ...]  # the shared expert last
@@ -72,9 +72,9 @@ class ExpertsSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """One layer. All sizes are those of the rank."""
+    """The matrices and vectors of one layer. All sizes are those of the rank's part."""
 
-    attention_norm: VectorSpec | None  # norms of the input and of the output of attention and MLP
+    attention_norm: VectorSpec | None  # the four norms are those of inputs and outputs; None: no norm
     attention_output_norm: VectorSpec | None
     num_heads: int
     num_kv_heads: int

@@ -27,7 +27,7 @@ from rayloom_engine.parallel.model_part import ModelPart
 def empty_model(
     shape: ModelShape, part: ModelPart, kernels: KernelSet, schemes: SchemeFactory | None = None
 ) -> tuple[CausalLM, dict[str, Destination]]:
-    """Returns a rank's part of the model, and tensor name in a Hugging Face checkpoint -> where to copy it.
+    """Returns a rank's part of the model, and a mapping: tensor name in a checkpoint -> where to copy the tensor.
 
     In tensor names, layers have their number in the whole model; in the KV cache, their number in the stage. `schemes`
     decides how matrices are stored; without it they are dense.

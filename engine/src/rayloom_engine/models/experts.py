@@ -23,7 +23,7 @@ ROUTERS = ("*.mlp.gate", "*.block_sparse_moe.gate", "*.shared_expert_gate")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """The experts of the layers that have them. All such layers are alike."""
+    """The experts of a model. All layers except `dense_layers` have the same numbers and sizes of experts."""
 
     num_experts: int  # experts from which the router selects
     num_experts_per_token: int
@@ -45,7 +45,7 @@ class Experts:
 
     @property
     def named_sizes(self) -> dict[str, int]:
-        """The different intermediate sizes of the experts, by field of config.json."""
+        """The intermediate sizes of the selected experts and of the shared expert, by field of config.json."""
         sizes = {self.size_field: self.moe_intermediate_size}
         return sizes | ({"shared_expert_intermediate_size": self.shared_intermediate_size} if self.num_shared else {})
 
@@ -70,10 +70,10 @@ class ExpertFields:
     num_experts: int
     num_experts_per_token: int
     size_field: str = "moe_intermediate_size"
-    size: int | None = None  # None: the field is required
+    size: int | None = None  # default of `size_field`; None: config.json must have the field
     shared_size: int | None = None  # default of shared_expert_intermediate_size; None: there is no shared expert
-    always_normalises: bool = False  # else norm_topk_prob decides
-    has_dense_layers: bool = True  # mlp_only_layers and decoder_sparse_step may name some
+    always_normalises: bool = False  # False: norm_topk_prob decides whether weights are normalised
+    has_dense_layers: bool = True  # mlp_only_layers and decoder_sparse_step may name dense layers
     names: ExpertNames = "mlp"
 
 

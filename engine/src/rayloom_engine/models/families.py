@@ -17,8 +17,8 @@ from rayloom_engine.models.experts import ExpertFields
 from rayloom_engine.models.rope.parameters import RopeParameters, read_one_rope, read_rope
 from rayloom_engine.models.traits import LLAMA, Traits
 
-# The layers that have a window. types: the layers that layer_types names. some: the same, if use_sliding_window is set.
-# all-if-set: all layers, if use_sliding_window is set.
+# The layers that have a window. all-if-set: all layers, if use_sliding_window is set. types: the layers that the field
+# layer_types names. some: the same, if use_sliding_window is set. `_unnamed_layers` has the rules without layer_types.
 WindowRule = Literal["none", "all", "all-if-set", "some", "types"]
 
 _MAX_SCALE = 1e6
@@ -32,14 +32,14 @@ class DecoderFamily:
     model_type: str
     traits: Traits = LLAMA
     has_qkv_bias: bool = False
-    reads_attention_bias: bool = False  # attention_bias: of q, k, v and o
+    reads_attention_bias: bool = False  # the field attention_bias decides whether q, k, v and o have biases
     reads_mlp_bias: bool = False
     has_qk_norm: bool = False
-    head_dim: int | None = None  # default; None: hidden size / heads
+    head_dim: int | None = None  # default of head_dim; None: hidden size / heads
     eps: float = 1e-6
     is_tied: bool = False
     activation_field: str = "hidden_act"
-    activation: str = "silu"  # the only one that works
+    activation: str = "silu"  # the only value of activation_field that works
     windows: WindowRule = "none"
     window: int | None = 4096  # default of sliding_window
     window_period: int = 1  # without layer_types, every window_period-th layer has no window
@@ -212,7 +212,7 @@ def read_traits(
 
 
 def read_rope_of(config: ConfigJson, family: DecoderFamily, head_dim: int, max_positions: int) -> RopeParameters:
-    """Returns the rotary embedding of the layers without windows, or of all layers. Raises ModelError."""
+    """Returns the rotary embedding of all layers, or of those without windows if these differ. Raises ModelError."""
     if family.local_theta is None:
         return read_rope(config, head_dim, max_positions)
     return _rope_of(config, "full_attention", head_dim, max_positions, 1_000_000.0)
@@ -279,8 +279,8 @@ def _cap(config: ConfigJson, field: str, default: float | None) -> float | None:
 def _rope_of(config: ConfigJson, layer_type: str, head_dim: int, max_positions: int, theta: float) -> RopeParameters:
     """Returns the rotary embedding of one type of layers.
 
-    transformers 5 has an object for each type. transformers 4 has rope_local_base_freq for layers with windows, which
-    are not scaled, and rope_theta and rope_scaling for the others.
+    transformers 5 writes an object for each type. transformers 4 writes rope_local_base_freq for layers with windows,
+    which are not scaled, and rope_theta and rope_scaling for the other layers.
     """
     of_types = config.mapping("rope_parameters")
     if of_types:

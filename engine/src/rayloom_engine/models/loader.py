@@ -81,7 +81,7 @@ class _Destinations:
 
 
 def _matrix(sizes: Mapping[str, tuple[int, ...]], name: str) -> list[tuple[int, int]]:
-    """Returns the sizes of a matrix in a list; an empty list if the tensor is a vector."""
+    """Returns a list with the (outputs, inputs) of a matrix, or an empty list if the tensor is a vector."""
     size = sizes.get(f"{name}.weight", ())
     return [(size[0], size[1])] if len(size) == 2 else []
 
@@ -131,7 +131,7 @@ def _fill(
 
 
 def _part(stored: Any, part: TensorPart) -> torch.Tensor:
-    """Returns a part of a tensor of the file, or of one in memory; () means all of it."""
+    """Returns a part of a tensor that is in the file or in memory; () means the whole tensor."""
     if not part:
         return cast("torch.Tensor", stored[:])
     pieces: list[torch.Tensor] = [stored[slices] for slices in slices_of(part)]
@@ -146,7 +146,7 @@ def _numbers(stored: torch.Tensor) -> npt.NDArray[Any]:
 
 
 def _rounded(stored: torch.Tensor, held: torch.dtype, dtype: torch.dtype) -> torch.Tensor:
-    """Rounds a dense tensor of the file to `dtype`, unless the copy to type `held` rounds it as well.
+    """Rounds a dense tensor of the file to `dtype`, unless the later copy into type `held` rounds it in the same way.
 
     Integers stay unchanged.
     """

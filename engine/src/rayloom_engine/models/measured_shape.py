@@ -18,7 +18,7 @@ class MeasuredShare:
     layer_parameters: tuple[int, ...]  # weights of each layer
     embedding_parameters: int  # weights of the first of several stages, beside its layers
     final_parameters: int  # weights of the last of several stages, beside its layers
-    both_parameters: int  # weights of an only stage, beside its layers
+    both_parameters: int  # weights beside the layers, if one stage has all layers
     layer_kv_sizes: tuple[tuple[int, int], ...]  # (key/value heads, head size) of each layer's KV cache
     widest: int  # outputs of the widest linear layer, or of a token's experts together
     attention_size: int  # elements of the queries and keys of a token in the widest layer
@@ -39,7 +39,7 @@ class MeasuredShape(ModelShape):
     can_be_staged: bool  # its layers can be shared by several stages
     shares: tuple[MeasuredShare, ...] = ()  # for each number of ranks, above 1, that can share a layer
     unshared: str = ""  # why ranks cannot share a layer, if no number of them can
-    # why `model_backend: auto` did not choose the native backend although it has the architecture; empty if it has not
+    # why `model_backend: auto` did not choose the native backend, if that has the architecture; empty for all others
     not_native: str = ""
 
     @property
@@ -66,7 +66,7 @@ class MeasuredShape(ModelShape):
 
     @property
     def both_parameters(self) -> int:
-        """Weights of an only stage, beside its layers."""
+        """Weights beside the layers, if one stage has all layers."""
         return self.total_parameters - sum(self.layer_parameters)
 
     def share(self, count: int) -> MeasuredShare:

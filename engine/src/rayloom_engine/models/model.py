@@ -20,7 +20,7 @@ from rayloom_engine.parallel.tensor_group import TensorGroup
 
 
 class RankModel(Protocol):
-    """A rank's part of a model. Its only state is its weights, so it can be kept when its runner is replaced."""
+    """A rank's part of a model. It has no state but the weights, so it can be kept when the runner is replaced."""
 
     @property
     def shape(self) -> ModelShape: ...
@@ -64,8 +64,8 @@ class RankModel(Protocol):
         the T tokens into the cache, which holds the stage's layers. All earlier tokens to which the T tokens attend
         must be in the cache or in this batch. `group`: the stage's ranks; all of them return the same result.
 
-        `wanted_rows`: ascending rows of the last stage's result that the caller reads, None for all. Other rows are
-        undefined then.
+        `wanted_rows`: ascending rows of the last stage's result that the caller reads; None: all. Rows that are not
+        wanted are undefined.
         """
 
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:

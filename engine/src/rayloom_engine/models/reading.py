@@ -16,7 +16,7 @@ from rayloom_engine.models.measured_shape import MeasuredShape
 from rayloom_engine.models.on_transformers.child import measured_in_child
 from rayloom_engine.models.shape import ModelShape, read_shape
 
-_MAX_NAME = 256  # characters of a class or a model type
+_MAX_NAME = 256  # the most characters in the name of a class or of a model type
 
 
 def read_model_shape(
@@ -24,9 +24,9 @@ def read_model_shape(
 ) -> ModelShape:
     """Returns the shape of the model in a Hugging Face folder: a MeasuredShape if transformers' modules compute it.
 
-    With `auto`, transformers' modules also compute models of our own architectures that have a value our decoder lacks;
-    `MeasuredShape.not_native` names it. `in_child`: measure in another process, so that this process imports no torch.
-    `num_shards`: as for `measured_shape`.
+    With `auto`, transformers' modules also compute models of our own architectures whose config.json has a value that
+    our decoder does not support; `MeasuredShape.not_native` names this value. `in_child`: another process measures the
+    model, so that this process imports no torch. `num_shards`: as for `measured_shape`.
 
     Reads no weight. Raises ModelError if the backend cannot serve the model; the message names the reason.
     """
@@ -65,7 +65,7 @@ def _measured(folder: Path, path: Path, num_shards: int | None, *, in_child: boo
 
 
 def _names_a_class(config: ConfigJson) -> bool:
-    """Returns whether a configuration names its model in the form that transformers reads. Other names are refused."""
+    """Returns whether model_type and architectures of a configuration are names that transformers could know."""
     model_type = config.get("model_type")
     architectures = config.get("architectures") or ["Model"]
     names = architectures if isinstance(architectures, list) else [architectures]

@@ -61,7 +61,7 @@ class ModelShape:
     num_kv_heads: int
     head_dim: int
     vocab_size: int
-    max_position_embeddings: int  # longest context, by the rotary embedding's scaling
+    max_position_embeddings: int  # longest context in tokens, with the rotary embedding's scaling
     rms_norm_eps: float
     rope: RopeParameters
     layer_windows: tuple[int | None, ...]  # per layer: positions that a token sees, including itself; None: all
@@ -78,7 +78,7 @@ class ModelShape:
 
     @property
     def sliding_window(self) -> int | None:
-        """The window of the layers that have one; None if no layer has one."""
+        """The window of the layers with a window; None if no layer has a window."""
         return next((window for window in self.layer_windows if window is not None), None)
 
     @property
@@ -101,7 +101,7 @@ class ModelShape:
 
     @property
     def qk_norm_sizes(self) -> tuple[int, int]:
-        """Sizes of the norms of queries and of keys, 0 without them."""
+        """Sizes of the norms of queries and of keys; 0 if there are no such norms."""
         if not self.qk_norm:
             return 0, 0
         return (self.query_size, self.kv_size) if self.traits.has_wide_qk_norm else (self.head_dim, self.head_dim)
@@ -182,7 +182,7 @@ class ModelShape:
 
     @property
     def head_layers(self) -> float:
-        """The work of the head, in layers, estimated by weights.
+        """The number of layers whose work equals the work of the head, estimated by weights.
 
         Only half of the head's weights count, because only the last token of a prompt needs the head.
         """

@@ -44,8 +44,8 @@ def shard_counts(shape: ModelShape) -> tuple[int, ...]:
     """Returns all numbers of ranks that can share a layer.
 
     Each rank gets the same number of query heads, and whole key/value heads. More ranks than key/value heads work too,
-    if the number of ranks is a multiple: then each key/value head is on several ranks. With transformers' modules, more
-    ranks than key/value heads do not work.
+    if the number of ranks is a multiple of the number of these heads: each head is then on several ranks. With
+    transformers' modules, more ranks than key/value heads do not work.
     """
     if isinstance(shape, MeasuredShape):
         return (1, *(share.count for share in shape.shares))

@@ -24,7 +24,7 @@ def library_step_bytes(
     query = shape.query_size // num_shards
     float32 = shape.hidden_size + query + 2 * shape.kv_size // num_shards  # residual stream, q, k and v
     feed_forward = -(-shape.intermediate_size // num_shards) if shape.num_dense_layers else 0
-    operands = 2 * shape.hidden_size + 2 * query + feed_forward  # both norms, queries, attention, product of the MLP
+    operands = 2 * shape.hidden_size + 2 * query + feed_forward  # outputs of norms, queries, attention, gated product
     angles = shape.head_dim * (1 if shape.traits.window_rope is None else 2)  # float32 cosines and sines
     updates = shape.hidden_size * shape.traits.has_updates  # float32, before they are added to the residual stream
     quantised = max(shape.hidden_size, query, feed_forward) * 5 // 4  # int8, and 8 bytes for 32 inputs
@@ -37,8 +37,8 @@ def library_step_bytes(
 def _expert_token_bytes(experts: Experts, hidden_size: int, num_shards: int, operand_bytes: int) -> int:
     """Returns the bytes of a token in the buffers of experts (csrc/cpu/experts.cpp).
 
-    These are, for each of its experts, the token's row and its gated product, both also quantised; the router's output;
-    and the experts' ids and weights.
+    These are, for each expert of the token, the token's row and the gated product, both also in quantised form; the
+    router's output; and the experts' ids and weights.
     """
     num_active = experts.num_experts_per_token + experts.num_shared
     inner = experts.active_size(num_shards)

@@ -47,7 +47,7 @@ class AdapterRun(NamedTuple):
 
 @dataclass(slots=True)
 class StepRuns:
-    """The runs of the present step, which all products of a model read."""
+    """The runs of neighbouring tokens of the present step, which all products of a model read."""
 
     runs: list[AdapterRun] = field(default_factory=list)
 
@@ -119,11 +119,11 @@ class TorchAdapters:
         return UpdatedProduct(multiply, self._step)
 
     def _read(self, adapter: Adapter) -> list[list[Update]]:
-        """Returns the updates of each matrix."""
+        """Returns the adapter's updates for each matrix of the rank."""
         path = Path(adapter.path)
         if adapter_of(path).digest != adapter.digest:
             raise ModelError(f"{path}: the files of the adapter have changed since it was loaded; load it again")
-        with refuses_broken(path):  # files that change meanwhile
+        with refuses_broken(path):  # the files may change after the computation of the digest
             return self._read_folder(read_peft_folder(path, self._shape))
 
     def _read_folder(self, folder: PeftFolder) -> list[list[Update]]:

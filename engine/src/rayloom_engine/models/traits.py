@@ -13,17 +13,17 @@ NormPlacement = Literal["before", "after", "both"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """Llama's values are the defaults."""
+    """The properties in which decoder families differ. The defaults are Llama's values."""
 
     activation: Activation = "silu"  # of the gate
-    norm_placement: NormPlacement = "before"  # of attention and MLP: norms of their input, their output, or both
+    norm_placement: NormPlacement = "before"  # attention and MLP normalise their inputs, their outputs, or both
     norm_offset: float = 0.0  # added to all norm weights of the checkpoint
     has_wide_qk_norm: bool = False  # the norms of queries and keys each normalise all heads together
     is_fused: bool = False  # the checkpoint has one matrix for q, k and v, and one for gate and up
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # factor of all that attention and MLP add to the residual stream
     score_scale: float | None = None  # factor of the products of queries and keys; None: 1 / sqrt(head size)
-    score_cap: float | None = None  # a score s becomes cap * tanh(s / cap)
+    score_cap: float | None = None  # a score s becomes cap * tanh(s / cap); None: it stays s
     logit_scale: float = 1.0
     logit_cap: float | None = None
     window_rope: RopeParameters | None = None  # of layers with a window; None: the same as of all other layers

@@ -76,7 +76,7 @@ def _names_in(index: Path, weight_map: object) -> list[str]:
 
 
 def _check(files: list[Path], wanted: Mapping[str, StoredTensor], shape: ModelShape) -> None:
-    """Compares the tensors' names, sizes and types in the files' headers with what the model needs."""
+    """Raises ModelError unless the files' headers have the names, sizes and types of tensors that the model needs."""
     found: set[str] = set()
     left_over: list[str] = []
     wrong: list[str] = []
@@ -106,9 +106,9 @@ def _check(files: list[Path], wanted: Mapping[str, StoredTensor], shape: ModelSh
 
 
 def _mistakes(name: str, size: list[int], file_dtype: str, wanted: StoredTensor) -> list[str]:
-    """Returns the first difference between a tensor of the file and what the model needs, as a sentence.
+    """Returns a list with the first difference between a tensor of the file and what the model needs, as a sentence.
 
-    Empty if they match.
+    The list is empty if there is no difference.
     """
     if (size or [1]) != list(wanted.sizes):  # a tensor of one number may lack dimensions
         return [f"{word(name)} is {size}, should be {list(wanted.sizes)}"]

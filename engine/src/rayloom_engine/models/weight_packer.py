@@ -31,7 +31,7 @@ class WeightPacker:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pack")
         self._schemes: dict[str, PackedScheme] = {}  # by tensor name
         self._missing: dict[PackedScheme, set[str]] = {}  # names of a scheme's tensors that are not read yet
-        self._finishing: deque[Future[None]] = deque()  # in order, without results that were checked
+        self._finishing: deque[Future[None]] = deque()  # calls of `finish`, oldest first, with unchecked results
         for scheme in schemes:
             names = scheme.destinations().keys()
             self._schemes.update(dict.fromkeys(names, scheme))
@@ -53,7 +53,7 @@ class WeightPacker:
                 finishing.result()
 
     def read(self, name: str) -> None:
-        """Records that the tensor `name` is in place, once. The caller then drops its references to the tensor.
+        """Records that the tensor `name` is in place. Call it once for each tensor, with no reference to it left.
 
         Raises the error of an earlier scheme that could not be finished, because the rest of a load may take minutes.
         """

@@ -60,7 +60,7 @@ def socket_inodes() -> dict[int, str]:
 
 
 def find_connections(earlier: dict[int, str], store: Store, rank: int, world_size: int) -> GlooConnections:
-    """Returns the connections between the ranks that were opened since `earlier` was taken by `socket_inodes`.
+    """Returns the connections between the ranks that were opened after `socket_inodes` returned `earlier`.
 
     Every rank must call it at the same time. Other threads may have opened connections as well (Ray's do). So the ranks
     exchange the ends of all new connections through the store. A connection is returned if a peer has its other end.

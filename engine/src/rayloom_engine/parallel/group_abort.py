@@ -37,7 +37,7 @@ class GroupAbort:
         self._waits: list[PeerWaits] = []
 
     def begin(self, ticket: int) -> None:
-        """Forgets the previous group. Waits that are added from now on belong to the group of this Join order."""
+        """Forgets the previous group. Waits that are added later belong to the group of the Join order `ticket`."""
         self.forget()
         with self._lock:
             self._ticket = ticket

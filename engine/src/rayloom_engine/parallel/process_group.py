@@ -101,7 +101,7 @@ def join_group(rendezvous: Rendezvous, timeout_s: float, group_abort: GroupAbort
 def _add_connections(rendezvous: Rendezvous, earlier: dict[int, str], store: Store, group_abort: GroupAbort) -> None:
     connections = find_connections(earlier, store, rendezvous.rank, rendezvous.world_size)
     group_abort.add(connections)
-    num_expected = rendezvous.world_size + rendezvous.ranks_per_stage - 2  # to each peer in both groups
+    num_expected = rendezvous.world_size + rendezvous.ranks_per_stage - 2  # one to each peer in each of the two groups
     if len(connections) < num_expected:
         logger.warning(
             "rank %d can end its waits in %d of its %d connections to other ranks; if a rank hangs, this one may be "

@@ -63,7 +63,8 @@ class SharedTensorGroup(ProcessTensorGroup):
         """Every rank of the group must call this at the same time. Raises OSError either on all ranks or on none."""
         super().__init__(group, widths)
         self._turn = 0
-        # Held while the pipes are closed or another thread opens one of them again by its number.
+        # Held while the pipes are closed, and while `abort` opens a pipe again by its descriptor's number. A closed
+        # pipe's number may belong to another file.
         self._closing = threading.Lock()
         rank = dist.get_rank(group)
         size = dist.get_world_size(group)

@@ -1,7 +1,7 @@
 """Activity: counts a rank's progress inside a step. The heartbeats (beats) report it, because a live rank may hang.
 
-The model calls its TensorGroup twice in every layer, even without peers, or counts the halves of layers itself. These
-numbers distinguish a long step from a hung step.
+The model calls its TensorGroup twice in every layer, even without peers, or counts the halves of layers itself. The
+count grows during a long step, but not during a hung step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Activity:
     def __init__(self, model_progress: Callable[[], int] = lambda: 0) -> None:
         """`model_progress`: returns LoadedPart.progress."""
         self._model_progress = model_progress
-        self._num_switches = 0  # times that a wait began or ended
+        self._num_switches = 0  # number of times that a wait began or ended
         self._earlier = 0  # progress of the model before this epoch
         self.waits = False  # True while this rank waits for a peer
         self.communication_s = 0.0  # total seconds of all waits
@@ -33,15 +33,15 @@ class Activity:
 
     @property
     def advance(self) -> int:
-        """Increases when a wait begins and when it ends, and with every half of a layer."""
+        """A number that increases when a wait begins and when it ends, and with every half of a layer."""
         return self._num_switches + self._model_progress() - self._earlier
 
     def report(self) -> None:
-        """Counts a wait for a thread of this process as progress. Such a wait has its own time-out."""
+        """Increases `advance`. Called during a wait for a thread of this process, which has a time-out of its own."""
         self._num_switches += 1
 
     def restart(self) -> None:
-        """Counts from 0 on."""
+        """Sets `advance` back to 0."""
         self._num_switches = 0
         self._earlier = self._model_progress()
 

@@ -34,10 +34,10 @@ def all_banned_ids(slot: Slot, vocab_size: int) -> Ids | None:
 
 
 def mask_slot(slot: Slot, vocab_size: int) -> None:
-    """Sets the slot's mask: the token that its thinking forces, else the tokens that its form allows and nothing bans.
+    """Sets the slot's mask: the token that thinking forces, else the tokens that the form allows, except banned tokens.
 
-    A forced token may be a banned token. Without forced token and form, the slot has no mask. Raises GrammarFault; the
-    slot has no mask then.
+    A forced token may be a banned token. Without forced token and form, the slot has no mask. May raise GrammarFault;
+    the slot then has no mask either.
     """
     slot.allowed = None
     forced = None if slot.thinking is None else slot.thinking.forced()

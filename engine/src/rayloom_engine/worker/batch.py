@@ -31,8 +31,9 @@ def build_batch(
     """Builds the batch of one step. Decodes come first, because attention computes them together.
 
     `tables`: the block tables of the slots. `has_adapters`: a slot may have an adapter. Decodes with the same adapter
-    are then neighbours, and so are chunks with the same adapter, because neighbours share products. All sequences with
-    one token together take a fixed number of numpy calls, and each longer chunk takes two more.
+    are then neighbours, and so are chunks with the same adapter, because one product computes all neighbours with the
+    same adapter. All sequences with one token together need a fixed number of numpy calls, and each longer chunk needs
+    two more.
     """
     if has_adapters:
         steps = sorted(steps, key=_adapter_slot)

@@ -16,7 +16,7 @@ class BlockTables:
 
     def __init__(self) -> None:
         self._ids_NB: IntArray = np.zeros((8, 8), dtype=np.int64)
-        self._counts_N: IntArray = np.zeros(8, dtype=np.int64)  # valid entries of each row; all others are 0
+        self._counts_N: IntArray = np.zeros(8, dtype=np.int64)  # number of valid entries of each row; the rest are 0
 
     def of(self, slot: int) -> IntArray:
         """Returns a slot's block ids, in order of position, as a view that the next plan may change."""
@@ -48,7 +48,7 @@ class BlockTables:
         return tables_SB
 
     def places(self, slots_T: IntArray, positions_T: IntArray, block_size: int) -> IntArray:
-        """Returns where the cache holds each position of a slot: block id * block size + offset."""
+        """Returns the place in the cache of each (slot, position): block id * block size + offset."""
         return self._ids_NB[slots_T, positions_T // block_size] * block_size + positions_T % block_size
 
     def _reserve(self, slot: int, num_blocks: int) -> None:

@@ -38,7 +38,7 @@ class Build(Generic[_T]):
 
 
 class _Turn:
-    """The build that the thread makes now, and its times. Create a turn on that thread, whose CPU clock it reads."""
+    """The build that the thread makes now, and its times. Create it on that thread: it reads the thread's CPU clock."""
 
     def __init__(self, build: Build[Any]) -> None:
         self.build = build

@@ -30,7 +30,7 @@ class RankComputation(Protocol[ArrayT]):
 
     @property
     def num_blocks(self) -> int:
-        """KV blocks of the cache."""
+        """Number of KV blocks in the cache."""
 
     def step(self) -> AbstractContextManager[object]:
         """Returns a context in which one step runs."""
@@ -41,7 +41,7 @@ class RankComputation(Protocol[ArrayT]):
     def load_adapter(self, load: AdapterLoad) -> None:
         """Loads a LoRA adapter into an adapter slot.
 
-        Raises ModelError if it cannot be used. The hidden states of tokens with this adapter are NaN then.
+        Raises ModelError if the adapter cannot be used. The hidden states of tokens with this adapter are NaN then.
         """
 
     def copy_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:
@@ -63,7 +63,7 @@ class RankComputation(Protocol[ArrayT]):
         """Returns float32 logits [N, V] of hidden states. V: the part of the vocabulary that this rank computes."""
 
     def rows(self, array: ArrayT, rows: Sequence[int]) -> ArrayT:
-        """Returns a copy of these rows."""
+        """Returns a copy of the rows with these indices."""
 
     def span(self, array: ArrayT, start: int, stop: int) -> ArrayT:
         """Returns the rows from `start` to `stop`, which may share memory with the array."""
@@ -72,7 +72,7 @@ class RankComputation(Protocol[ArrayT]):
         """True if no element is infinite or NaN."""
 
     def have_tokens(self, logits_NV: ArrayT) -> bool:
-        """True if a token can be chosen from every row. It cannot if a row has a NaN anywhere."""
+        """True if a token can be chosen from every row. No token can be chosen from a row that has a NaN anywhere."""
 
     def sample(self, logits_NV: ArrayT, slots: list[Slot]) -> list[int | None]:
         """Returns one token id per row, None for a row that is not finite. May overwrite the logits (float32)."""
@@ -121,7 +121,7 @@ class LoadedPart(Protocol):
 
     @property
     def arithmetic(self) -> str:
-        """The code that computes, for the fingerprint of an answer."""
+        """Names the code that computes, for the fingerprint of an answer."""
 
     @property
     def has_numpy_arrays(self) -> bool:
@@ -143,7 +143,7 @@ class LoadedPart(Protocol):
 
     @property
     def progress(self) -> int:
-        """Half layers that were computed without a call of the TensorGroup. Any thread may read it during a step."""
+        """Number of half layers that were computed without a call of the TensorGroup. Any thread may read it."""
 
     def free_bytes(self) -> int:
         """Returns the bytes of the device's memory that this process and others may still allocate."""

@@ -43,7 +43,7 @@ class LibraryChoice:
 def choose_cpu_library(
     model: ModelOnCpu, backend: Backend, *, num_threads: int, cache: Path, environ: Mapping[str, str]
 ) -> LibraryChoice:
-    """Returns the library with its threads running, if it can compute the model here.
+    """Chooses the library, and starts its threads, if the library can compute the model on this machine.
 
     `cache`: folder into which the library is compiled if the package has none. Raises ConfigError for an instruction
     set that this CPU cannot run.
@@ -69,7 +69,8 @@ def choose_cpu_library(
     if problem := unsupported(model.shape, model.num_shards, model.dtype, model.cut_unit):
         return LibraryChoice(None, problem)
     library = CpuLibrary(functions, wanted or known[0])
-    # Pinned threads must not share a CPU with another rank, nor be more than the CPUs that a quota allows.
+    # Threads are pinned only if there are as many threads as CPUs. If there are fewer, other ranks may use the same
+    # CPUs, or a quota may allow less CPU time.
     try:
         library.start_threads(num_threads, pin=num_threads == len(os.sched_getaffinity(0)))
     except OSError as error:

@@ -1,8 +1,8 @@
 """DecodeGraphs: decode steps of a rank as CUDA graphs, so that the host launches a step by one call.
 
 Without a graph, the host needs longer to launch the hundreds of kernels of a small step than the GPU to run them. A
-graph has fixed addresses and a fixed number of rows. So a step is copied into the buffer of the next larger graph, and
-the rows that are left over write no KV.
+graph has fixed addresses and a fixed number of rows. So the inputs of a step are copied into the buffer of the smallest
+graph that has enough rows, and the unused rows write no KV.
 
 Legend: N rows of a graph, B blocks of a table, D model width.
 """
@@ -25,7 +25,7 @@ from rayloom_engine.parallel.tensor_group import OneRank
 from rayloom_engine.worker.batch import InputBatch
 
 _MAX_ROWS = 256  # larger steps keep the GPU busy while the host launches
-_ALIGNMENT = 4  # int32 in 16 bytes, to which the kernels expect every tensor to be aligned
+_ALIGNMENT = 4  # int32 numbers in 16 bytes; the kernels expect that every tensor is aligned to 16 bytes
 
 
 def graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
@@ -75,7 +75,7 @@ class DecodeGraphs:
 
 @dataclass(frozen=True, slots=True)
 class _BufferLayout:
-    """Offsets of the inputs of a step in one buffer of int32. First come the int64 rows, with two elements a number."""
+    """Offsets of the inputs of a step in one buffer of int32. First come the int64 rows: two elements per number."""
 
     num_rows: int
     num_blocks: int

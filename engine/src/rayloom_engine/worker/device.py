@@ -36,7 +36,7 @@ def may_have_gpu(device_files: Path = Path("/dev")) -> bool:
 
 
 def choose_weight_type(dtype: str, checkpoint_dtype: str) -> str:
-    """Returns one of DTYPES. Raises ConfigError if `dtype` is auto and the checkpoint has another type."""
+    """Returns the type of the weights, one of DTYPES. Raises ConfigError if auto means a type that is not in DTYPES."""
     wanted = checkpoint_dtype if dtype == "auto" else dtype
     if wanted not in DTYPES:
         raise ConfigError(f"dtype: auto means {wanted!r} for this checkpoint; choose one of {', '.join(DTYPES)}")

@@ -51,11 +51,11 @@ class Forms:
         self._endings: OrderedDict[str, Build[Endings]] = OrderedDict()
 
     def report_to(self, report_progress: Callable[[], None]) -> None:
-        """Makes a step that waits for a grammar call `report_progress`."""
+        """Sets the function `report_progress`, which a step calls while it waits for a grammar."""
         self._builds.report_progress = report_progress
 
     def load_when_idle(self, progress: Callable[[], object], quiet_s: float = QUIET_S) -> None:
-        """Loads the vocabulary once `progress` has returned the same value for `quiet_s`. Only the first call counts.
+        """Loads the vocabulary once `progress` has returned the same value for `quiet_s`. A second call does nothing.
 
         Loading takes 0.15 s, in which no other Python code of the process runs. So it should delay neither a start nor
         the streams of other sequences.
@@ -155,9 +155,10 @@ class Form:
         return next((build for build in builds if build is not None and not self._builds.is_done(build)), None)
 
     def allowed(self, banned_ids: Sequence[int] | Ids) -> Mask | None:
-        """Returns a mask of the tokens that may come next, without `banned_ids` unless only these are left. None: all.
+        """Returns a mask of the tokens that may come next; None if all tokens may.
 
-        The mask is valid until the next call. Raises GrammarFault if the sequence cannot continue.
+        `banned_ids` are removed from the mask, unless no other token is left. The mask is valid until the next call.
+        Raises GrammarFault if the sequence cannot continue.
         """
         if self._fault is not None:
             raise self._fault

@@ -27,7 +27,7 @@ from rayloom_engine.worker.sampler import is_plain_greedy
 from rayloom_engine.worker.slots import Slot
 from rayloom_engine.worker.token_counts import TokenCounts
 
-_MASK_SHARE = 64  # tokens are banned by a mask if they are more than 1 / 64 of the vocabulary, else one by one
+_MASK_SHARE = 64  # a slot that bans more than 1 / 64 of the vocabulary gets a mask; fewer tokens are banned one by one
 
 
 class GpuSampler:
@@ -74,7 +74,7 @@ class GpuSampler:
         logits_NV = logits_NV.contiguous()
         log_sums_N, logprobs_N, ranks_N = logprobs(logits_NV, ids_N, self._blocks)
         most = min(max(num_tops, default=0), self._vocab_size)
-        # torch's topk uses a radix selection on a GPU.
+        # On a GPU, torch's topk is a radix selection, which does not sort the whole row.
         top_values, top_ids = logits_NV.topk(most, dim=-1) if most else (logits_NV[:, :0], ids_N[:, None][:, :0])
         parts = (logprobs_N[:, None], ranks_N[:, None], top_values - log_sums_N[:, None], top_ids)
         # All numbers are exact in float64, so one read suffices.
@@ -138,7 +138,7 @@ class _Entries:
             banned = None
         biases = dict(slot.params.logit_bias)
         if banned is not None:
-            # Each element of the logits has one entry, so the entry of a ban replaces that of a bias.
+            # An element of the logits has at most one entry, so the entry of a ban replaces the entry of a bias.
             biases |= dict.fromkeys(banned.tolist(), -math.inf)
         if biases:
             ids = np.fromiter(biases.keys(), dtype=np.int64, count=len(biases))
@@ -162,7 +162,7 @@ class _Entries:
 
 
 def _settings(row: int, slot: Slot, mask_row: int, count_row: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Returns the columns of Rows.ints and Rows.floats."""
+    """Returns the values of one row of Rows.ints and of Rows.floats."""
     params = slot.params
     penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
     if params.is_greedy:
@@ -186,7 +186,7 @@ def _has_thresholds(slot: Slot, vocab_size: int) -> bool:
 
 
 def _mask_without(banned: npt.NDArray[np.int64], vocab_size: int) -> Mask:
-    """Returns a mask that allows all other tokens."""
+    """Returns a mask that allows all tokens except the banned tokens."""
     allowed = np.ones(-(-vocab_size // 32) * 32, dtype=np.uint8)
     allowed[banned] = 0
     mask: Mask = np.packbits(allowed, bitorder="little").view(np.int32)

@@ -29,7 +29,7 @@ class LoadedRank:
         num_step_tokens: int,
         forms: Forms | None = None,
     ) -> None:
-        """`forms`: only on the rank that samples."""
+        """`forms`: None, except on the rank that samples."""
         self.loaded = loaded
         self.kv = kv  # the KV cache that fits on this rank; the engine uses the smallest of all ranks
         self.num_step_tokens = num_step_tokens

@@ -12,14 +12,14 @@ from pathlib import Path
 import psutil
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
-_OOM_FILES = ("memory.events", "memory.oom_control")  # v2, v1
+_OOM_FILES = ("memory.events", "memory.oom_control")  # of cgroups v2 and of cgroups v1
 
 
 def usable_cores() -> int:
     """Number of cores that this process may use: its affinity, limited by the lowest CPU quota of its cgroups."""
     try:
         cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS
+    except AttributeError:  # macOS has no such function
         cores = os.cpu_count() or 1
     for folder in _cgroup_folders("cpu"):
         quota, period = _cpu_quota(folder)
@@ -70,7 +70,8 @@ def _cgroup_folders(controller: str) -> Iterator[Path]:
         else:
             continue
         folder = root / path.lstrip("/")
-        # Inside a container the path may be that of the host. Then only the root exists: it is the container's cgroup.
+        # Inside a container, `path` may be a path of the host, which does not exist here. Then only the root is
+        # returned: it is the container's cgroup.
         yield from (f for f in (folder, *folder.parents) if f.is_dir() and f.is_relative_to(root))
 
 

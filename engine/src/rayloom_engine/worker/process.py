@@ -1,6 +1,6 @@
 """A rank's process, `python -m rayloom_engine.worker.process`.
 
-It outlives a core that dies, and keeps its weights for the next core.
+The process outlives a core that dies, and keeps its weights for the next core.
 """
 
 from __future__ import annotations

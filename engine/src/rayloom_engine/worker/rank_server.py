@@ -60,7 +60,7 @@ _GROUP_SECONDS = 10.0  # longest wait for the other ranks at a rendezvous; short
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlace:
-    """Identifies a start of a rank, and the core that it belongs to."""
+    """Identifies a start of a rank, and the core to which the rank connects."""
 
     rank: int
     incarnation: int  # number of this start: a later start of the rank has a higher one
@@ -85,7 +85,8 @@ class RankServer:
         self._rank: LoadedRank | None = None
         self._runner: Runner[Any] | None = None
         self._group: TensorGroup[Any] | None = None  # this rank and the other ranks of its stage
-        # One for each connection: a thread of an earlier connection must not end waits in the present group.
+        # Each connection has a GroupAbort of its own, so that no thread of an earlier connection ends waits in the
+        # present group.
         self._group_abort = GroupAbort()
         self._store: object = None  # rank 0: the rendezvous store, which must stay alive
         self._failure: Failed | None = None  # the reason why loading failed
@@ -137,7 +138,8 @@ class RankServer:
             control.close()
             steps.close()
             if self._rank is not None:
-                # Peers may wait for this rank's part of a step whose order never arrived. Leaving ends these waits.
+                # Peers may wait for this rank's part of a step whose order never arrived. Their waits end when this
+                # rank leaves the group.
                 self._leave()
         return True
 
@@ -183,7 +185,7 @@ class RankServer:
                 if group_abort.abort(order.ticket):
                     logger.info("rank %d: the core has aborted the waits for other ranks", self._place.rank)
         control.close()  # a message of another type also ends the loop, and the core must notice that
-        # Only the core could replace a peer that hangs, and a new core cannot reach this rank while it waits.
+        # Without a core, a peer that hangs is not replaced, and a rank that waits does not connect to a new core.
         group_abort.abort(_ALL_TICKETS)
 
     def _progress(self, phase: str, done: int, total: int, unit: str) -> None:
@@ -204,7 +206,8 @@ class RankServer:
             except ConfigError as error:
                 reply = Failed(_ticket(order), "config", str(error))
             except CorruptRank as error:
-                # Weights or memory stay damaged as long as this process lives. Exit: the next start loads them again.
+                # Weights or memory stay damaged as long as this process lives, so it exits. The next start loads the
+                # weights again.
                 logger.error("rank %d: %s; the rank ends", self._place.rank, error)
                 steps.send(Failed(_ticket(order), "rank", str(error)))
                 os._exit(1)

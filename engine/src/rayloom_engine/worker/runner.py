@@ -49,7 +49,7 @@ class _Sampled:
     """The tokens that a step has sampled."""
 
     tokens: dict[int, SampledToken] = field(default_factory=dict)  # slot -> its last new token
-    accepted: list[SampledToken] = field(default_factory=list)  # the new tokens before the last, of all slots
+    accepted: list[SampledToken] = field(default_factory=list)  # the new tokens of all slots, except those in `tokens`
     dirty: list[int] = field(default_factory=list)  # see StepResult.dirty_slots
 
 
@@ -66,9 +66,9 @@ class Runner(Generic[ArrayT]):
         group: TensorGroup[ArrayT] | None = None,
         forms: Forms | None = None,
     ) -> None:
-        """`link`: to the other stages, None if there are none. `group`: the ranks of this stage, None if there is one.
+        """`link`: to the neighbour stages; None if there is one stage. `forms`: only the rank that samples needs them.
 
-        `forms`: the grammars of sequences; only the rank that samples needs them.
+        `group`: the connection to the other ranks of this stage; None if there are no others.
         """
         stage = part.stage
         shard = part.shard

@@ -45,7 +45,7 @@ class Sampler:
         return token_ids
 
     def describe(self, logits_NV: torch.Tensor, token_ids: list[int], num_tops: list[int]) -> list[TokenLogprobs]:
-        """Returns `token_logprobs` of the arguments."""
+        """Returns the result of the function `token_logprobs` for these arguments."""
         return token_logprobs(logits_NV, token_ids, num_tops)
 
     def _sample(self, logits_V: torch.Tensor, slot: Slot) -> int:

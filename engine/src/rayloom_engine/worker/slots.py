@@ -16,7 +16,7 @@ from rayloom_engine.worker.thinking import Thinking
 
 
 class Slot:
-    """A sequence on a rank. `token_ids[:num_tokens]` is valid. Its KV blocks are in `SlotTable.block_tables`."""
+    """A sequence on a rank. Only `token_ids[:num_tokens]` is valid. `SlotTable.block_tables` has its KV blocks."""
 
     __slots__ = (
         "adapter_slot",
@@ -50,7 +50,7 @@ class Slot:
         self.thinking: Thinking | None = None
         self.other_ids: npt.NDArray[np.int64] | None = None  # see bans.py
         self.allowed: Mask | None = None  # tokens that form and thinking allow next, set before sampling; None: all
-        self.num_postponed = 0  # steps since the last mask in which the slot should have sampled but had no mask
+        self.num_postponed = 0  # number of steps in which the slot was postponed (masks.py), since its last mask
         self._bad_words: BadWordIndex | None = None  # built at the first use, on the rank that samples
         self._completed: tuple[int, ...] | None = None  # ids that would complete a bad word; None: not computed
         self.eos_token_ids = new.eos_token_ids
@@ -125,8 +125,8 @@ class Slot:
         return self.num_tokens - self.num_prompt_tokens
 
     def note_sampled(self, token_id: int) -> None:
-        """Keeps an id that this rank has sampled, in case that a later plan has a placeholder for it."""
-        if not self.params.has_mask:  # samples of a slot with masks may be dropped, so it never gets placeholders
+        """Stores an id that this rank has sampled, in case that a later plan has a placeholder for it."""
+        if not self.params.has_mask:  # plans have no placeholders for a slot with masks, whose samples may be dropped
             self.sampled_ids.append(token_id)
 
     def append_sampled(self, num: int) -> None:
@@ -135,7 +135,7 @@ class Slot:
         self.append_tokens(tuple(self.sampled_ids[:num]))
 
     def append_tokens(self, token_ids: tuple[int, ...]) -> None:
-        """Appends at least one token id. Sampled ids that arrive in this way need no placeholder any more."""
+        """Appends at least one token id. Drops as many of the oldest sampled ids, which need no placeholder now."""
         del self.sampled_ids[: len(token_ids)]
         end = self.num_tokens + len(token_ids)
         if self.form is not None:

@@ -47,14 +47,14 @@ def find_model(
 ) -> tuple[ResolvedModel, ModelShape]:
     """Returns the model's folder and shape. Raises ModelError or ConfigError.
 
-    A rotary embedding that depends on the context follows `max_model_len` as it was given, or else the model's longest
-    context. So `config` must be that of the first start: a context that was cut to the memory would give a restarted
-    process another embedding.
+    A rotary embedding that depends on the context is computed for `max_model_len` as the user has set it, or else for
+    the model's longest context. So `config` must be that of the first start. A restarted process would have another
+    embedding if its `max_model_len` were a context that the first process has cut to fit into memory.
 
     Does not import torch, so that errors are reported at once. `has_weights`: False in a process that holds no part of
     the model and so needs no weight files.
     """
-    # A GGUF file has no type beside its quantised ones. So a given type is the type of all of its weights.
+    # A GGUF file names no type for its weights as dense numbers. So if `dtype` is set, all weights become dense.
     keeps_blocks = config.quantization == "auto" and config.dtype == "auto"
     resolved = resolve(config.model, config.revision, progress, has_weights=has_weights, keeps_blocks=keeps_blocks)
     shards = config.tensor_parallel_size
@@ -139,7 +139,7 @@ def load_rank(
     if part.stage.is_last and part.shard.is_first:  # this rank samples
         forms = Forms(partial(Vocabulary.load, resolved.path, shape.vocab_size, shape.eos_token_ids))
     loaded = load_part(PartToLoad(resolved.path, shape, part), config, num_threads, os.environ, progress)
-    return_free_memory()  # frees the memory of the matrices as they were read
+    return_free_memory()  # the memory of the plain matrices, which are not needed after they are packed
     progress("kv_cache", 0, 0, "")
     num_step_tokens = config.max_num_batched_tokens or (
         _CPU_STEP_TOKENS if loaded.device_type == "cpu" else _GPU_STEP_TOKENS
@@ -155,7 +155,10 @@ def load_rank(
 
 
 def _import_groups() -> None:
-    """Imports torch and all that ranks need to meet. They meet within seconds, so imports come before the load."""
+    """Imports torch and the modules with which a rank joins a process group.
+
+    A rank imports them before it loads, because the join waits only seconds for other ranks.
+    """
     from rayloom_engine.parallel import numpy_bridge, process_group, process_link, shared_sums  # noqa: F401
 
 

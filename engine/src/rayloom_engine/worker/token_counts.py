@@ -21,7 +21,10 @@ Ids = npt.NDArray[np.int64]
 
 
 class TokenCounts:
-    """The table. An element is twice the number of times that a token was generated, plus 1 if it is in the prompt."""
+    """The table of counts.
+
+    An element is twice the number of times that a token was generated, plus 1 if the token is in the prompt.
+    """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
@@ -31,7 +34,7 @@ class TokenCounts:
         self.table_RV = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
 
     def row_of(self, slot: Slot) -> int:
-        """Returns the slot's row. If the row is new to the slot, `additions` clears it."""
+        """Returns the slot's row. A slot without a row gets a free row, which `additions` clears."""
         row = self._rows.get(slot)
         if row is None:
             if not self._free:

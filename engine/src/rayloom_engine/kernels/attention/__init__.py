@@ -37,7 +37,8 @@ class AttentionBatch:
     context_lens: tuple[int, ...]  # tokens in the cache after this step, per sequence, each >= query_len
     block_tables_SB: torch.Tensor  # int64, on the model's device, padded with 0
     slot_mapping_T: torch.Tensor  # int64, on the model's device; per token: block id * block size + offset
-    # The same batch for kernels that read lengths on the device. These may change, while the tuples have upper bounds.
+    # The same batch for kernels that read lengths from tensors on the device. These tensors may change later; then the
+    # tuples are upper bounds.
     on_device: DeviceBatch | None = None
 
 

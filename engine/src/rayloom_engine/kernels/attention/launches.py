@@ -43,7 +43,7 @@ class Launch:
     kind: LaunchKind
     first_seq: int
     num_seqs: int
-    num_tokens: int  # upper bound
+    num_tokens: int  # upper bound of the tokens of all sequences of the launch
     num_tiles: int  # for each key/value head
     tiles_per_seq: int  # only for decodes: in a chunk launch, the number of tiles depends on the sequence's tokens
     num_splits: int
@@ -101,8 +101,8 @@ def plan_launches(
 def num_splits(*, num_programs: int, num_positions: int, num_sms: int) -> int:
     """Returns the number of splits by which a launch fills the GPU, at least 1.
 
-    `num_programs`: programs of the launch with one split. `num_positions`: most positions that one row sees, which may
-    be a bound: a sequence with a shorter context leaves its last splits empty.
+    `num_programs`: programs of the launch if there is one split. `num_positions`: upper bound of the positions that a
+    row sees. A sequence with a shorter context leaves its last splits empty.
     """
     wanted = -(-_PROGRAMS_PER_SM * num_sms // max(1, num_programs))
     return max(1, min(wanted, num_positions // _MIN_POSITIONS, _MAX_SPLITS))

@@ -34,12 +34,12 @@ SHIPPED: tuple[Shipped, ...] = shipped_kernels()
 _LOG2_E = math.log2(math.e)
 _NO_WINDOW = 1 << 30  # longer than any context
 _MANY_POSITIONS = 1 << 16
-_SMS_OF_INTERPRETER = 4  # the interpreter computes on CPU tensors
+_SMS_OF_INTERPRETER = 4  # assumed number of multiprocessors for the interpreter, which computes on a CPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scores:
-    score_scale: float  # scores are exponents of 2
+    score_scale: float  # factor of products of queries and keys, which makes scores exponents of 2
     cap_scale: float
     sinks_H: torch.Tensor | None
 

@@ -44,7 +44,7 @@ SIZES = [
 def _find_sequence(starts_ptr, first_seq, num_seqs, tile, group, ROWS: tl.constexpr):
     """Returns (sequence, index of the tile in the sequence) of a tile.
 
-    The tiles of sequence i begin at (rows of all sequences before) // ROWS + i. So each sequence has enough tiles, and
+    The tiles of sequence i begin at (rows of sequences 0 to i - 1) // ROWS + i. So each sequence has enough tiles, and
     an empty sequence has one tile.
     """
     first_token = tl.load(starts_ptr + first_seq)

@@ -107,7 +107,7 @@ def shipped_kernels() -> tuple[Shipped, ...]:
             for kind in LAUNCH_KINDS
             for family in FAMILIES
         ),
-        # Splits are combined without regard to soft caps and sinks.
+        # `combine_kernel` is the same with and without soft caps and sinks.
         *(_shipped_combine(each) for each in variants if not each.has_soft_cap and not each.has_sinks),
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from rayloom_engine.kernels.silu_mul import SiluMul
 from rayloom_engine.kernels.target import Target
 
-GeluMul = SiluMul  # takes and returns the same tensors
+GeluMul = SiluMul  # the same arguments and the same result type
 
 
 def choose_gelu_mul(target: Target) -> GeluMul:

@@ -65,7 +65,7 @@ def rms_norm(
 
 
 def _num_warps(block: int) -> int:
-    """Returns the number of warps with which a thread has 16 elements, within limits."""
+    """Returns the number of warps, from 1 to 16, with which a thread has 16 elements of a row if possible."""
     return min(16, max(1, block // 512))
 
 

@@ -34,7 +34,7 @@ def value_of(key):
 
 @triton.jit
 def weights_of(x, highest, inside, COUNTS: tl.constexpr):
-    """Returns what a token adds to the sum that a threshold limits: 1 with COUNTS, else exp(x - highest)."""
+    """Returns the weight of each token in the sum that a threshold limits: 1 with COUNTS, else exp(x - highest)."""
     if COUNTS:
         return inside.to(tl.float32)
     return tl.where(inside, tl.exp(x - highest), 0.0)
@@ -81,7 +81,7 @@ def above_and_equal(logits_ptr, V, highest, key, COUNTS: tl.constexpr, BLOCK: tl
 
 @triton.jit
 def id_of_tie(logits_ptr, V, key, number, BLOCK: tl.constexpr):
-    """Returns the id of the token that is the `number`-th of those with the key, in the order of ids."""
+    """Returns the `number`-th lowest id of the tokens that have the key."""
     seen = tl.zeros((1,), dtype=tl.int32)
     found = tl.zeros((1,), dtype=tl.int32)
     for start in range(0, V, BLOCK):

@@ -23,7 +23,7 @@ TRITON_TYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "int32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shipped:
-    """A kernel with everything that Triton's compiler needs. Two configurations of one GPU have different names."""
+    """A kernel with everything that Triton's compiler needs. All configurations for one GPU have different names."""
 
     name: str  # operation, variant, type and sizes, separated by hyphens: "attention-decode-bf16-d128-p16"
     kernel: Any  # the function under @triton.jit

@@ -42,7 +42,7 @@ class SchemeFactory(Protocol):
     def cut_unit(self) -> int:
         """Tensor parallelism cuts inputs and outputs at multiples of this number.
 
-        It is the group size, if a quantised format has groups.
+        The number is the group size, if a quantised format has groups.
         """
 
     def linear(self, spec: LinearSpec) -> WeightScheme:

@@ -10,7 +10,7 @@ from rayloom_engine.layers.linear_spec import LinearSpec
 
 
 class DenseScheme:
-    """Implements WeightScheme. Each matrix of the checkpoint is copied into its own slice of the one matrix."""
+    """Implements WeightScheme with one matrix. Each matrix of the checkpoint is copied into a slice of this matrix."""
 
     __slots__ = ("weight", "bias", "kernel", "_spec", "_multiply")
 

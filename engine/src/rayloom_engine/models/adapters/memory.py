@@ -3,8 +3,8 @@
     bytes of an adapter = layers of the rank's stage x elements of a layer x LoRA rank x bytes of an element,
                           with the LoRA rank rounded up to RANK_MULTIPLE and the product rounded up to PAGE_BYTES
 
-A rank keeps memory for adapters of the highest LoRA rank, whether an adapter has this rank and updates all matrices or
-not: a list that changes while the engine serves needs no other KV cache.
+A rank reserves this memory for each adapter slot, computed with the setting max_lora_rank. Smaller adapters do not make
+it smaller. So the KV cache keeps its size when adapters are added or removed while the engine serves.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def padded_rank(rank: int) -> int:
 def layer_elements(shape: ModelShape, shard: Shard, cut_unit: int = 1) -> int:
     """Returns the elements of A and B of LoRA rank 1 that update all matrices of a layer, in a rank's part.
 
-    All layers of a model that adapters can update have the same sizes. A of a matrix that stacks several of the
-    checkpoint is there for each of them. `cut_unit`: as in `decoder_spec`.
+    If adapters can update a model, its layers all have the same sizes. If a matrix stacks several matrices of the
+    checkpoint, each of these has an A of its own. `cut_unit`: as in `decoder_spec`.
     """
     middle = Stage(1, 3, range(1))  # without embedding and head
     layer = decoder_spec(shape, ModelPart(middle, shard), cut_unit).layers[0]
@@ -46,7 +46,7 @@ def adapter_bytes(shape: ModelShape, part: ModelPart, rank: int, *, element_byte
 
 
 def adapter_token_bytes(shape: ModelShape, num_shards: int) -> int:
-    """Returns the bytes that a token of a step takes more if a token of the step has an adapter.
+    """Returns the additional bytes for each token of a step in which at least one token has an adapter.
 
     The buffers are the reduced rows, and gate and up in float32: see step.cpp and adapters.cpp.
     """

@@ -27,7 +27,7 @@ _MOST_PATTERN_CHARACTERS = 256
 # could take endless time to match.
 _PATTERN = re.compile(r"[\w.^$\\-]+")
 
-# Field -> what it does. A value that is not empty makes the adapter unusable.
+# Field -> the feature that it switches on. An adapter in which such a field is not empty is refused.
 _UNSUPPORTED = {
     "use_dora": "DoRA",
     "modules_to_save": "matrices that replace the model's own (modules_to_save)",
@@ -50,7 +50,7 @@ class PeftConfig:
     rank_pattern: Mapping[str, Any]
     alpha_pattern: Mapping[str, Any]
     is_rank_stabilised: bool
-    base: str  # the model for which the adapter was made, as its file says; empty: not said
+    base: str  # the model for which the adapter was made, as its file names it; empty: the file names none
 
     def rank_of(self, matrix: str) -> int:
         """Returns the rank that the file gives a matrix, such as "model.layers.0.self_attn.q_proj"."""
@@ -93,7 +93,7 @@ def read_peft_config(folder: Path) -> PeftConfig:
 
 
 def _pattern(config: ConfigJson, field: str, most: float) -> dict[str, Any]:
-    """Returns a pattern whose keys can be matched, and whose values are numbers from above 0 to `most`."""
+    """Returns the pattern in a field. Raises ModelError for a key that is not allowed, and a value not in (0, most]."""
     found = config.mapping(field)
     if len(found) > _MOST_PATTERNS:
         raise ModelError(f"{config.path}: {field} has {len(found)} entries; works: up to {_MOST_PATTERNS}")
@@ -112,7 +112,10 @@ def _pattern(config: ConfigJson, field: str, most: float) -> dict[str, Any]:
 
 
 def _of_pattern(pattern: Mapping[str, Any], matrix: str, otherwise: float) -> float:
-    """Returns the value of the first key that matches the matrix's name, or the end of the name behind a dot."""
+    """Returns the value of the first key that matches the matrix's name, or a part of the name from a dot to the end.
+
+    Returns `otherwise` if no key matches.
+    """
     for key, value in pattern.items():
         if _at_the_end(key).fullmatch(matrix):
             return float(value)
@@ -121,5 +124,5 @@ def _of_pattern(pattern: Mapping[str, Any], matrix: str, otherwise: float) -> fl
 
 @functools.lru_cache(maxsize=2 * _MOST_PATTERNS)
 def _at_the_end(key: str) -> re.Pattern[str]:
-    """Returns the compiled key. Python's own cache has fewer places than a pattern may have keys."""
+    """Returns the compiled key. It is cached here, because Python's own cache has too few places for a long pattern."""
     return re.compile(rf"(.*\.)?({key})")

@@ -144,7 +144,7 @@ def _tensors(
 def _update(
     path: Path, config: PeftConfig, matrix: str, sides: Mapping[str, _AdapterTensor], sizes: tuple[int, int]
 ) -> LowRank:
-    """Returns the update of a matrix [outputs, inputs]. Raises ModelError if its tensors do not fit it."""
+    """Returns the update of a matrix [outputs, inputs]. Raises ModelError if A and B do not fit the matrix."""
     if len(sides) < 2:
         raise ModelError(f"{path}: {word(matrix)} has lora_{next(iter(sides))} alone; it needs lora_A and lora_B")
     a, b = sides["A"], sides["B"]

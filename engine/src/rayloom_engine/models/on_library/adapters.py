@@ -124,7 +124,7 @@ class LibraryAdapters:
         self._spec = decoder_spec(shape, part, form.cut_unit)
         self._form = form
         self._slots: dict[int, tuple[bytes, LibraryAdapter]] = {}  # slot -> digest, adapter
-        self._unusable: dict[int, UnusableAdapter] = {}  # slot -> in place of an adapter that could not be loaded
+        self._unusable: dict[int, UnusableAdapter] = {}  # slot -> replacement of an adapter that could not be loaded
         self._no_adapter = (AdapterLayerStruct * len(self._spec.layers))()
 
     def load(self, slot: int, adapter: Adapter) -> None:
@@ -159,5 +159,5 @@ class LibraryAdapters:
         folder = Path(adapter.path)
         if adapter_of(folder).digest != adapter.digest:
             raise ModelError(f"{folder}: the files of the adapter have changed since it was loaded; load it again")
-        with refuses_broken(folder):  # files that change meanwhile
+        with refuses_broken(folder):  # the files may change after the computation of the digest
             return LibraryAdapter(read_peft_folder(folder, self._shape), self._spec, self._form)

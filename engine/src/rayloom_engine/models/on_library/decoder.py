@@ -142,7 +142,7 @@ class LibraryDecoder:
         pages = self._addresses_of(cache)
         adapters_T = batch.adapters_T
         adapters = None if adapters_T is None else self._adapters.table(int(adapters_T.max()) + 1)
-        # The arrays live at least as long as this call of the function.
+        # The structure has addresses of these arrays, which live at least until this function returns.
         step = BatchStruct(
             num_tokens=residual_TD.shape[0],
             num_sequences=num_sequences,

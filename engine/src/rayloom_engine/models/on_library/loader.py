@@ -71,7 +71,7 @@ def _fill(weights: PlainWeights, files: list[Path], progress: Progress) -> int:
                 num_bytes_read += stored.nbytes
                 copy_elements(destination.array, stored.reshape(destination.array.shape))
                 done += destination.array.nbytes
-                del destination, stored  # the packer frees the matrix
+                del destination, stored  # else these references would keep a matrix alive that the packer frees
                 packer.read(name)
                 progress("load", done, total, "bytes")
     return num_bytes_read

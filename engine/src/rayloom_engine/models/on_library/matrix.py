@@ -47,8 +47,8 @@ class ArrayDestination:
 class WeightFormat:
     """How a library stores weights. `dtype`: dense weights, vectors and biases are rounded to it.
 
-    `scheme`: how the checkpoint is quantised. With the setting auto, quantised matrices keep the scheme. Otherwise they
-    become dense, and with the setting int8 are then quantised to int8.
+    `scheme`: how the checkpoint is quantised. If the setting `quantization` is auto, quantised matrices keep this form.
+    Otherwise they become dense, and if the setting is int8, they are then quantised to int8.
     """
 
     library: CpuLibrary
@@ -58,7 +58,7 @@ class WeightFormat:
 
     @property
     def kept_scheme(self) -> CheckpointScheme | None:
-        """The checkpoint's scheme, if matrices keep it."""
+        """The checkpoint's scheme, if matrices keep it, else None."""
         return self.scheme if self.quantization == "auto" else None
 
     @property
@@ -170,7 +170,7 @@ class Matrix:
 
     @property
     def structure(self) -> LinearStruct:
-        """The matrix for the library, as long as this object lives. Available after `finish`."""
+        """The matrix as a structure of the library, valid as long as this object lives. Available after `finish`."""
         assert self._packed_NK is not None, "finish was not called"
         if self._grouped_form is not None:
             shape = (self._spec.num_outputs, self._spec.num_inputs)
@@ -201,7 +201,7 @@ class Matrix:
         self._scales_N = None if weights.factors_N is None else np.ascontiguousarray(weights.factors_N)
 
     def _dense(self) -> Array:
-        """Returns the plain matrix, with the weights of the checkpoint's quantised matrices."""
+        """Returns the plain matrix. Weights that the checkpoint has quantised are dequantised in it."""
         if self._plain_NK is None:
             shape = (self._spec.num_outputs, self._spec.num_inputs)
             self._plain_NK = np.empty(shape, dtype=ELEMENTS[self._format.dtype])

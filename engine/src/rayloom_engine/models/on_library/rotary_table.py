@@ -27,7 +27,7 @@ class RotaryTable:
         self._tables_Ph: tuple[FloatArray, FloatArray] = (empty, empty)
 
     def rows(self, positions_T: npt.NDArray[np.int64], num_positions: int) -> tuple[FloatArray, FloatArray]:
-        """Returns cosines and sines [T, h] of positions below `num_positions`."""
+        """Returns the cosines and sines [T, h] of `positions_T`, which are all below `num_positions`."""
         if num_positions > len(self._tables_Ph[0]):
             self._grow(num_positions)
         cosines_Ph, sines_Ph = self._tables_Ph

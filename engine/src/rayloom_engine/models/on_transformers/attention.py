@@ -32,8 +32,8 @@ ATTRIBUTE = "paged_attention"
 class MaskKind:
     """A mask of attention. `window`: positions that a token sees, itself included; None: all.
 
-    `problem`: why paged attention cannot use the mask. It is raised only when a layer uses the mask, because
-    transformers also makes masks that no layer uses.
+    `problem`: why paged attention cannot use the mask; empty if it can. The error is raised only when a layer uses the
+    mask, because transformers also makes masks that no layer uses.
     """
 
     window: int | None
@@ -51,16 +51,16 @@ class Scores:
 
 
 class ModuleAttention(Protocol):
-    """The attribute `ATTRIBUTE` of an attention module."""
+    """The value of the attribute `ATTRIBUTE` of an attention module: it computes the module's attention."""
 
     def __call__(
         self, query_THD: torch.Tensor, key_TKD: torch.Tensor, value_TKD: torch.Tensor, scores: Scores
     ) -> torch.Tensor:
-        """Returns [T, H, D of values]."""
+        """Returns the attention [T, H, D], with the head size of the values as D."""
 
 
 class PagedStep:
-    """The step that a model computes, shared by all its layers. A plan is made when a layer first needs it."""
+    """The step that a model computes, shared by all its layers. An attention plan is made at its first use."""
 
     def __init__(self, kernels: KernelSet, kv_write: KvWrite) -> None:
         self.kernels = kernels
@@ -99,7 +99,7 @@ class PagedStep:
         return self._plans[key].attend(query_THD, pages, scores.scale, soft_cap=scores.soft_cap, sinks_H=scores.sinks_H)
 
     def _compile(self, num_heads: int, pages: torch.Tensor, scores: Scores) -> None:
-        """Compiles all kernels of a layer of this kind. The first step of a rank is the warm-up, before requests."""
+        """Compiles all kernels of a layer of this kind, once. The warm-up step does so before the first request."""
         kind = (num_heads, *pages.shape[3:], scores.soft_cap is None, scores.sinks_H is None)
         if kind not in self._compiled:
             self._compiled.add(kind)
@@ -144,7 +144,8 @@ def mask_kind(
         return MaskKind(None, "its attention mask has a form of its own")
     if local_size is None:
         return MaskKind(None)
-    # A sliding window begins to move at this position. In chunked attention, a token sees only its chunk.
+    # With a sliding window, the token at this position is the first that does not see position 0, but it sees position
+    # 1. In chunked attention, it is the first token of a chunk and sees neither.
     query = torch.tensor(local_size)
     seen = [bool(mask_function(0, 0, query, torch.tensor(position))) for position in (0, 1, local_size)]
     if seen != [False, local_size > 1, True]:
@@ -183,7 +184,7 @@ def _attention(
     return out_THD[None], None
 
 
-# Options with tensors that other attention functions of transformers need, but paged attention does not.
+# Options that may be tensors: `_attention` reads s_aux, and paged attention needs none of the others.
 _WITHOUT_EFFECT = {"position_ids", "cache_position", "cu_seq_lens_q", "cu_seq_lens_k", "s_aux", "position_embeddings"}
 
 

@@ -60,7 +60,7 @@ def unsupported(path: Path, reason: str) -> ModelError:
 
 
 def _text_model(path: Path, model_type: str, text_config: Any) -> str:
-    """Returns the words that name the class of the text model alone; empty if that cannot be served either."""
+    """Returns the end of a message, which names the class of the text model; empty if that cannot be served either."""
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text_config), None)
     if model_class is None:
         return ""

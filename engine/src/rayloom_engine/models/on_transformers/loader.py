@@ -69,7 +69,7 @@ class WeightPlan:
         self._check(folder, wrong)
 
     def cut(self, cuts: Mapping[str, Cut], shard: Shard) -> None:
-        """Makes `load` fill only the parameters and slices of one rank. Call it before `cut_to_shard`."""
+        """Restricts `load` to the parameters and slices of one rank. Call it before `cut_to_shard`."""
         self._cuts = dict(cuts)
         self._shard = shard
         self._whole = deepcopy(self._model)  # on the meta device; rules that split a tensor read its whole sizes
@@ -185,7 +185,7 @@ class WeightPlan:
     def _finish(self, filled: set[str], device: torch.device) -> None:
         """Ties weights, and computes the buffers that no checkpoint has, such as the frequencies of rotary embedding.
 
-        The methods are those that transformers' own loader calls.
+        Calls the same methods of the model as transformers' own loader.
         """
         model = self._model
         missing = set(self._wanted) - filled
@@ -195,14 +195,14 @@ class WeightPlan:
 
 
 def source_cut(rule: Any, cut: Cut | None) -> Cut | None:
-    """Returns how to cut the files' tensors so that a rule makes from the pieces a tensor that is cut by `cut`.
+    """Returns the cut of the files' tensors from which a rule makes the part that `cut` describes of its result.
 
     None if there is no cut, or if the rule needs whole tensors.
     """
     if cut is None or isinstance(rule, WeightRenaming):
         return cut
     # Cuts are counted from the last dimension, so stacking experts in a new first dimension leaves a cut valid. Joining
-    # gate and up changes the rows: a column cut stays valid, but a row cut must cut each of the joined matrices.
+    # gate and up changes the rows: a cut of columns stays valid, but a cut of rows must be applied to each of the two.
     is_stack = [isinstance(each, MergeModulelist) and each.dim == 0 for each in rule.operations]
     is_join = [isinstance(each, Concatenate) and each.dim == 1 for each in rule.operations]
     if is_stack == [True] or (is_stack == [True, False] and is_join == [False, True] and cut.dim == -1):

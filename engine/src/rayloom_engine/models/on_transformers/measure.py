@@ -34,7 +34,8 @@ def read_meta_model(folder: Path, dtype: torch.dtype) -> MetaModel:
 def measured_shape(folder: Path, num_shards: int | None = None) -> MeasuredShape:
     """Returns the shape of the model in a Hugging Face folder. Raises ModelError if it cannot be served.
 
-    `num_shards`: the only number of ranks whose shares of a layer are measured, if it works; None: all that work.
+    `num_shards`: if ranks of this number can share a layer, only the shares of this number are measured. Otherwise, and
+    with None, the shares of all numbers that work are measured.
     """
     path = folder / "config.json"
     given = ConfigJson(path=path, values=read_json(path))

@@ -27,7 +27,7 @@ _MAX_REPLACED = 64
 class AttentionCall:
     """A call of one attention module."""
 
-    module: str  # its name in the model
+    module: str  # name of the attention module in the model
     num_heads: int
     num_kv_heads: int
     head_dim: int  # of queries and keys
@@ -46,9 +46,9 @@ class MetaModel:
 
     model: Any
     calls: tuple[AttentionCall, ...]
-    layer_list: str  # name of the list of its layers
+    layer_list: str  # name of the model's list of layers
     returns_tuple: bool  # a layer returns a tuple, and not the hidden states alone
-    can_be_staged: bool  # the model computes hidden states alone, without token ids
+    can_be_staged: bool  # the model also computes from hidden states alone, without token ids
     replaced: frozenset[type[torch.nn.Module]] = frozenset()  # modules that cannot run on the meta device
 
     @property
@@ -78,7 +78,7 @@ def build_meta_model(config: Any, model_class: type[PreTrainedModel], dtype: tor
 
 
 def calls_of_part(model: Any, meta: MetaModel) -> tuple[AttentionCall, ...]:
-    """Returns the calls of `meta`'s model after it was cut to the part of one rank. Raises ModelError if it fails."""
+    """Returns the attention calls of `model`: `meta`'s model, cut to one rank's part. Raises ModelError if it fails."""
     recorder, _ = _record(model, set(meta.replaced), may_replace=False)
     return tuple(recorder.calls)
 
@@ -230,7 +230,7 @@ def _plain_rotation(model: Any) -> Iterator[None]:
 
 
 def _layer_list(model: torch.nn.Module, calls: tuple[AttentionCall, ...], num_layers: int) -> str:
-    """Returns the name of the list of layers: the one that has an attention module in each of its layers."""
+    """Returns the name of the list of layers: the list in which each entry has an attention module."""
     for name, module in model.named_modules():
         is_long = isinstance(module, torch.nn.ModuleList) and len(module) == num_layers == len(calls)
         if is_long and all(call.module.startswith(f"{name}.{index}.") for index, call in enumerate(calls)):

@@ -54,7 +54,7 @@ class _GivenHidden(torch.nn.Module):
 
     @property
     def decoder(self) -> _GivenHidden:
-        """Some models call the decoder inside their base model."""
+        """This object: the heads of some models call the decoder inside the base model, not the base model itself."""
         return self
 
     def forward(self, *_: Any, **__: Any) -> _Hidden:

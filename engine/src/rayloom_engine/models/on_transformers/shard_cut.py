@@ -1,4 +1,4 @@
-"""Cuts a model of transformers to the part of one rank, and lets the ranks of a stage exchange what the cuts need.
+"""Cuts a model of transformers to the part of one rank, and adds the exchanges between ranks that the cuts need.
 
 Modules stay as they are: their parameters are smaller, and hooks split inputs, and join or add outputs. Every rank adds
 the parts in the same order, so all compute the same hidden states, bit for bit, and make the same choices (experts).
@@ -80,7 +80,7 @@ class _Vocabulary:
 def cut_to_shard(model: Any, plan: ShardPlan, shard: Shard, ranks: StageRanks) -> None:
     """Cuts the parameters of a model on the meta device, and gives its modules hooks, which use `ranks`.
 
-    Modules that another stage has are left out. Call it before the weights are loaded.
+    Skips modules of the plan that belong to other stages. Call it before the weights are loaded.
     """
     modules = dict(model.named_modules())
     for name, exchange in plan.exchanges.items():
@@ -124,7 +124,7 @@ def _add_hooks(module: torch.nn.Module, exchange: str, cut: tuple[range, int], r
 
 
 def _set_sizes(module: torch.nn.Module) -> None:
-    """Makes the attributes that describe a weight agree with it."""
+    """Sets the attributes of a module that describe the sizes of its weight."""
     if isinstance(module, torch.nn.Linear):
         module.out_features, module.in_features = module.weight.shape
     elif isinstance(module, torch.nn.Embedding):

@@ -32,7 +32,7 @@ _LINEAR: dict[str, tuple[int, Exchange | None]] = {
     "rowwise_rep": (-1, "split_sum"),
 }
 _OF_PARAMETERS = ("colwise", "packed_colwise", "rowwise")
-_EXPERTS = "moe_tp_experts"  # sums what the ranks' parts of all experts return
+_EXPERTS = "moe_tp_experts"  # adds the outputs of the ranks' parts of all experts
 # Every rank holds modules with these styles whole. transformers exchanges only gradients or DTensors for them, and the
 # engine has neither.
 _WHOLE = ("replicated_with_grad_allreduce", "mla_kv_a_proj", "local_params", "replicate")
@@ -40,11 +40,11 @@ _WHOLE = ("replicated_with_grad_allreduce", "mla_kv_a_proj", "local_params", "re
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The dimension along which ranks share a tensor. `num_packed`: into how many equal parts, each cut by itself."""
+    """The dimension along which ranks share a tensor. Along it, `num_packed` equal parts are cut each by itself."""
 
     dim: int  # from the end of the tensor's sizes: -1 is the last
     num_packed: int = 1
-    is_even: bool = True  # whether the parts must be equally long
+    is_even: bool = True  # whether all ranks must get equally long parts
 
     def ranges(self, size: int, shard: Shard) -> tuple[range, ...]:
         """Returns the indices that a rank holds of a dimension of `size`."""
@@ -135,7 +135,7 @@ class _PlanReader:
         self.cuts[name] = Cut(dim, 2 if style == "packed_colwise" else 1)
 
     def check_experts(self, model: Any) -> None:
-        """Raises ModelError if the plan does not cut a parameter of experts: all ranks would add it to their sum."""
+        """Raises ModelError if the plan does not cut a parameter of experts: each rank would add it to the sum."""
         for name in self._experts:
             for leaf, _ in model.get_submodule(name).named_parameters():
                 if f"{name}.{leaf}" not in self.cuts:

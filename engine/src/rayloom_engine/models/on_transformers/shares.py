@@ -21,21 +21,21 @@ from rayloom_engine.models.on_transformers.shard_cut import StageRanks, cut_to_s
 from rayloom_engine.models.on_transformers.shard_plan import ShardPlan, read_shard_plan
 from rayloom_engine.parallel.shard import Shard
 
-MAX_SHARDS = 64  # ranks that are tried; a stage's ranks share a node
+MAX_SHARDS = 64  # the most ranks that are tried; a stage's ranks share a node
 
 
 @dataclass(frozen=True, slots=True)
 class WeightSizes:
-    """Numbers of weights, of each layer and beside the layers."""
+    """Numbers of weights in each layer, and outside of the layers."""
 
     layers: tuple[int, ...]
-    embedding: int  # beside the layers of the first of several stages
-    final: int  # beside the layers of the last of several stages
-    both: int  # beside the layers of an only stage
+    embedding: int  # outside of the layers, on the first of several stages
+    final: int  # outside of the layers, on the last of several stages
+    both: int  # outside of the layers, if one stage has all layers
 
 
 def weight_sizes(meta: MetaModel, elements_of: Callable[[str, torch.Tensor], int]) -> WeightSizes:
-    """Returns the weights of a model, where `elements_of` counts those of a parameter."""
+    """Returns the numbers of weights of a model. `elements_of` returns the number for a parameter."""
     model = meta.model
     tied = getattr(model, "all_tied_weights_keys", {})
     # named_parameters returns both of two tied weights, because they share memory only after they are loaded.
@@ -65,8 +65,8 @@ def measure_shares(
 ) -> tuple[tuple[MeasuredShare, ...], str]:
     """Returns the shares of all numbers of ranks that can share a layer, and the reason if there are none.
 
-    `num_chosen`: experts of a token; 0 without experts. `wanted`: the only number that is measured, if it works.
-    Measuring runs all layers once for each number.
+    `num_chosen`: experts of a token; 0 without experts. `wanted`: if this number of ranks works, only this number is
+    measured. Measuring runs all layers once for each number.
     """
     if wanted == 1:
         return (), ""
@@ -96,7 +96,7 @@ def _measured(meta: MetaModel, plan: ShardPlan, num_chosen: int, counts: range) 
 
 
 def _share(meta: MetaModel, plan: ShardPlan, num_chosen: int, count: int) -> MeasuredShare:
-    """Raises ModelError if the modules cannot run with the part of a rank."""
+    """Returns the sizes on one of `count` ranks. Raises ModelError if the modules cannot run with a rank's part."""
     # The first rank has biases that are added to sums. The last rank has the longest part of an uneven vocabulary.
     first, last = (
         weight_sizes(meta, partial(plan.num_elements, shard)) for shard in (Shard(0, count), Shard(count - 1, count))
@@ -122,7 +122,7 @@ def _share(meta: MetaModel, plan: ShardPlan, num_chosen: int, count: int) -> Mea
 def widest(layers: torch.nn.Module, hidden_size: int, num_chosen: int) -> int:
     """Returns the outputs of the widest linear layer, which bound the memory of a token of a step.
 
-    The `num_chosen` experts of a token count together, because it computes all of them at once.
+    The `num_chosen` experts of a token count together, because all of them are computed at once.
     """
     parameters = list(layers.parameters())
     # The last stacked matrices are [experts, hidden size, width of an expert], or the last two exchanged.
@@ -131,7 +131,7 @@ def widest(layers: torch.nn.Module, hidden_size: int, num_chosen: int) -> int:
 
 
 def _joined(meta: MetaModel, plan: ShardPlan) -> list[int]:
-    """Returns the sizes of outputs that every rank joins to the whole."""
+    """Returns the sizes of the outputs whose parts are joined, so that every rank has the whole output."""
     joined = [name for name, exchange in plan.exchanges.items() if exchange == "gather"]
     return [1, *(meta.model.get_submodule(name).out_features for name in joined)]
 

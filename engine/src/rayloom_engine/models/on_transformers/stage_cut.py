@@ -18,7 +18,7 @@ from rayloom_engine.parallel.stage import Stage
 
 
 class _OtherLayer(torch.nn.Module):
-    """A layer of another stage."""
+    """Stands for a layer of another stage: returns its input."""
 
     def __init__(self, returns_tuple: bool, layer_type: str | None) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class _OtherLayer(torch.nn.Module):
 
 
 class _Absent(torch.nn.Module):
-    """A matrix of another stage. Code that initialises missing weights finds an empty weight."""
+    """Stands for a matrix of another stage. Its empty weight is for code that initialises missing weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,13 +47,13 @@ class StageEnds:
         self.sent_1TD: torch.Tensor | None = None
 
     def replace_input(self, _: torch.nn.Module, args: Any, options: Any) -> tuple[Any, Any]:
-        """A hook before the stage's first layer."""
+        """Hook before the stage's first layer: replaces its input by the hidden states of the previous stage."""
         if args:
             return (self.received_1TD, *args[1:]), options
         return args, {**options, "hidden_states": self.received_1TD}
 
     def keep_output(self, _: torch.nn.Module, __: Any, output: Any) -> None:
-        """A hook after the stage's last layer."""
+        """Hook after the stage's last layer: stores its output, the hidden states for the next stage."""
         self.sent_1TD = output[0] if isinstance(output, tuple) else output
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints with quantised weights: what their configuration says, which tensors they have, and how to read these.
+"""Checkpoints with quantised weights: their configuration, their tensors, and the readers of these tensors.
 
 `scheme.py` has the scheme of a checkpoint, `read_scheme.py` reads it from config.json. Each other file has the readers
 of one published format. All of it is pure, with numpy arrays.

@@ -19,7 +19,7 @@ from rayloom_engine.cpu_library.grouped import GroupedForm, GroupedWeights
 from rayloom_engine.models.quantised.reader import StoredTensor, grouped, library_group, nibbles
 
 ZERO = 8
-_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # place in the int32 of outputs 0, 1, ..
+_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # the place of output 0, 1, .. among the eight outputs of an int32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

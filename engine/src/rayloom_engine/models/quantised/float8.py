@@ -1,8 +1,8 @@
-"""fp8 checkpoints: weights of the type float8_e4m3fn, times scales of the matrix, of an output, or of a block.
+"""fp8 checkpoints: a weight is a float8_e4m3fn number times a scale of its matrix, its output or its block.
 
 The C library multiplies by integers. So every 32 weights become integers of 8 bits with a scale of their own. The step
-of these integers is 1/127 of the largest weight, while fp8's own step near the largest weight is 1/14 of it. `plain`
-returns the exact weights.
+of these integers is 1/127 of the largest of the 32 weights, while fp8's own step near this weight is 1/14 of it.
+`plain` returns the exact weights.
 """
 
 from __future__ import annotations

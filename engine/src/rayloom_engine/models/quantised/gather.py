@@ -14,7 +14,10 @@ from rayloom_engine.models.quantised.scheme import CheckpointScheme
 
 
 class QuantisedTensors:
-    """`sizes`: matrix -> outputs and inputs, of the dense matrices that the model needs."""
+    """Collects the tensors of each matrix until they are complete, then dequantises the matrix.
+
+    `sizes`: pairs (name, (outputs, inputs)) of the matrices that the model needs, as dense matrices.
+    """
 
     def __init__(self, scheme: CheckpointScheme | None, sizes: Iterable[tuple[str, tuple[int, int]]]) -> None:
         self._owners: dict[str, tuple[str, str]] = {}  # tensor -> matrix, suffix

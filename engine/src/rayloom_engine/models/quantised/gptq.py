@@ -25,8 +25,8 @@ class GptqReader:
 
     bits: int
     group_size: int | None
-    is_symmetric: bool  # all zeros are the middle of the range
-    zero_step: int  # added to the stored zeros: 1 in the first format, else 0
+    is_symmetric: bool  # all zero points are the middle of the range
+    zero_step: int  # added to the stored zero points: 1 in the first format, else 0
 
     @property
     def unit(self) -> int:

@@ -169,7 +169,7 @@ def _require_bits(given: ConfigJson, bits: object, known: tuple[int, ...]) -> in
 
 
 def _group_size(given: ConfigJson, size: object) -> int | None:
-    """Returns the inputs that share a scale; None for -1, which is all of them."""
+    """Returns the number of inputs that share a scale; None for -1, which means all inputs."""
     if size == -1:
         return None
     if isinstance(size, bool) or not isinstance(size, int) or not 0 < size <= _MAX_GROUP or size % 32:

@@ -82,10 +82,10 @@ def grouped(
     scales_NG: npt.NDArray[np.float32],
     offsets_NG: npt.NDArray[np.float32] | None = None,
 ) -> GroupedWeights:
-    """Returns weights of a form with factors, from scales of stored groups that may be larger than the form's.
+    """Returns weights of a form with factors. The groups of `scales_NG` may be larger than the groups of the form.
 
     A row's factor is a power of two that brings the row's largest scale or offset near 1. So bfloat16 and float16
-    scales stay exact unless they are below 2^-14 of the largest.
+    scales stay exact unless they are below 2^-14 of the row's largest scale or offset.
     """
     assert form.has_factors and form.has_offsets == (offsets_NG is not None)
     largest_N = np.abs(scales_NG).max(axis=1)
@@ -112,14 +112,15 @@ _BYTES = GroupedForm(bits=8, group_size=32, zero=128, has_factors=True)
 
 
 def rounded_to_bytes_form() -> GroupedForm:
-    """Returns the form of `rounded_to_bytes`."""
+    """Returns the form of the weights that `rounded_to_bytes` returns."""
     return _BYTES
 
 
 def rounded_to_bytes(plain_NK: npt.NDArray[np.float32]) -> GroupedWeights:
-    """Returns weights rounded to 8 bits with a scale for 32 inputs: an error of at most 1/254 of the largest of the 32.
+    """Returns weights rounded to 8 bits, with a scale for each group of 32 inputs.
 
-    A weight that is not finite makes all weights of its group not finite.
+    The error is at most 1/254 of the largest weight of the group. A weight that is not finite makes all weights of its
+    group not finite.
     """
     num_outputs, num_inputs = plain_NK.shape
     plain_NGk = plain_NK.reshape(num_outputs, -1, _BYTES.group_size)

@@ -62,7 +62,7 @@ class CheckpointScheme:
 
 
 def matrix_amounts(spec: LinearSpec, scheme: CheckpointScheme | None) -> tuple[int, int]:
-    """Returns the numbers in the weights' type and the bytes of packed weights that a matrix takes in the C library."""
+    """Returns what a matrix takes in the C library: numbers in the weights' type, and bytes of packed weights."""
     biases = spec.num_outputs * spec.has_bias
     form = None if scheme is None else scheme.form(spec)
     if form is None:

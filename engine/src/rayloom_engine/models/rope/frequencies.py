@@ -49,7 +49,7 @@ def inverse_frequencies(rope: RopeParameters, head_dim: int) -> FloatArray:
 
 
 def attention_scale(rope: RopeParameters) -> float:
-    """Returns the factor of all cosines and sines. It multiplies scores by its square, for a stretched context."""
+    """Returns the factor of all cosines and sines. Its square multiplies the scores of a stretched context."""
     if rope.attention_factor is not None:
         return rope.attention_factor
     if rope.kind == "yarn":
@@ -91,7 +91,7 @@ def _llama3_share(rope: RopeParameters, frequencies: FloatArray) -> FloatArray:
 
 
 def _yarn_share(rope: RopeParameters, dim: int) -> FloatArray:
-    """Pairs up to `low` are kept, pairs from `high` on are scaled."""
+    """Returns the weight of each pair's unscaled frequency: 1 up to pair `low`, 0 from pair `high` on, else between."""
 
     def pair_of(turns: float) -> float:  # the pair that makes this many turns within the trained context
         return dim * math.log(rope.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))

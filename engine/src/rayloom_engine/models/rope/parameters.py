@@ -24,7 +24,7 @@ class RopeParameters:
     theta: float = 10000.0
     kind: RopeKind = "default"
     rotated_share: float = 1.0  # rotated share of a head: its first elements; for "proportional" its fastest pairs
-    factor: float = 1.0  # all kinds but "default": by how much the context was stretched
+    factor: float = 1.0  # all kinds but "default": the number by which the context's length was multiplied
     # yarn, longrope, llama3: context length in training, before it was stretched; of "dynamic", that of the config
     original_max_position: int = 8192
     # llama3
@@ -36,7 +36,7 @@ class RopeParameters:
     is_truncated: bool = True  # whether the bounds of the blend are rounded to whole pairs
     mscale: float = 0.0  # 0: not set
     mscale_all_dim: float = 0.0
-    # yarn, longrope: cosines and sines are multiplied by it; None: the kind's own formula
+    # yarn, longrope: cosines and sines are multiplied by this number; None: the kind has a formula for it
     attention_factor: float | None = None
     # longrope: a divisor for each pair
     short_factors: tuple[float, ...] = ()
@@ -62,10 +62,10 @@ class RopeParameters:
 
 
 def longest_context(rope: RopeParameters, max_position_embeddings: int) -> int:
-    """Returns the longest context of a model, from `max_position_embeddings` of its config.json and its scaling.
+    """Returns the longest context of a model, from max_position_embeddings of config.json and the embedding's scaling.
 
-    "yarn" stretches the trained context, and configs give either length as max_position_embeddings. "dynamic" is
-    defined by the unstretched length. Configs with the other kinds give the stretched length.
+    With "yarn", max_position_embeddings is the trained length in some configs and the stretched length in others. With
+    "dynamic" it is the trained length, and with the other kinds the stretched length.
     """
     if rope.kind == "yarn":
         return min(MAX_POSITIONS, max(max_position_embeddings, int(rope.factor * rope.original_max_position)))
