@@ -137,8 +137,8 @@ e2e: $(STAMP) parts ## Test on real pods: cluster, images, operator by Helm, the
 	  code=$$?; \
 	  echo "stage tests: $$(($$(date +%s) - start)) s"; exit $$code
 
-e2e-full: $(STAMP) ## The same with slow tests: lost nodes, drains, two engines, gateways, too little memory, most rollouts
-	@$(MAKE) e2e ARGS='-m "slow or not slow" $(ARGS)'
+e2e-full: $(STAMP) ## The same with slow tests: lost nodes, drains, two engines, gateways, routes, too little memory, most rollouts
+	@$(MAKE) e2e TRAEFIK=1 ARGS='-m "slow or not slow" $(ARGS)'
 
 soak: $(STAMP) parts ## Break pods and nodes for an hour under the load of a trace, and watch memory; SOAK_ARGS="--minutes 60 --seed 7"
 	@$(CLUSTER) prepare
@@ -147,8 +147,8 @@ soak: $(STAMP) parts ## Break pods and nodes for an hour under the load of a tra
 e2e-tool: $(STAMP) parts ## Test the cluster tool on a second cluster, which it creates and removes
 	@$(BIN)/python -m pytest e2e/tool -o timeout=900 $(ARGS)
 
-parts:
-	@$(CLUSTER) parts
+parts: # TRAEFIK=1 compiles Traefik as well
+	@$(CLUSTER) parts $(if $(TRAEFIK),--traefik)
 
 $(LIBRARY): $(STAMP)
 	@$(BIN)/python -m rayloom_engine.cpu_library.build

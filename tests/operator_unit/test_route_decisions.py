@@ -207,6 +207,7 @@ def test_the_status_has_the_url_and_the_endpoint_stays_inside_the_cluster():
 
 
 REFUSED = report(refused="Accepted", reason="NotAllowedByListeners", message="no listener\nallows this namespace")
+WITHOUT_MESSAGE = report(refused="Accepted", reason="NoMatchingParent", message="")
 UNRESOLVED = report(refused="ResolvedRefs", reason="BackendNotFound", message="no Service")
 
 
@@ -218,6 +219,12 @@ UNRESOLVED = report(refused="ResolvedRefs", reason="BackendNotFound", message="n
             {"routes": seen(parents=(REFUSED,))},
             "RouteNotAccepted",
             f"{PUBLIC} does not accept the HTTPRoute: NotAllowedByListeners: no listener allows this namespace",
+        ),
+        (
+            BY_HTTP,
+            {"routes": seen(parents=(WITHOUT_MESSAGE,))},
+            "RouteNotAccepted",
+            f"{PUBLIC} does not accept the HTTPRoute: NoMatchingParent",
         ),
         (
             BY_HTTP,

@@ -16,7 +16,7 @@ from local_kubernetes.machine.kubectl import ensure_kubectl
 from local_kubernetes.machine.place import known_indices
 from local_kubernetes.machine.runs import end_runs, refuse_beside_another
 from local_kubernetes.machine.shell import ClusterError, say
-from local_kubernetes.parts.build import build_parts
+from local_kubernetes.parts.build import build_parts, traefik
 from local_kubernetes.prepare import load_images, prepare
 
 
@@ -27,7 +27,8 @@ def main() -> int:
     up = commands.add_parser("up", help="start or repair the cluster, and print the path of its kubeconfig")
     up.add_argument("--mode", choices=("api", "full"), default="full")
     commands.add_parser("down", help="end every run and remove everything, also the remains of killed runs")
-    commands.add_parser("parts", help="compile the programs of a local cluster")
+    parts = commands.add_parser("parts", help="compile the programs of a local cluster")
+    parts.add_argument("--traefik", action="store_true", help="compile Traefik as well, for the slow tests on pods")
     commands.add_parser("images", help="build the images")
     commands.add_parser("load", help="build the images and load them on the nodes")
     commands.add_parser("prepare", help="do all that the end-to-end tests need, and print the seconds of each stage")
@@ -68,6 +69,8 @@ def _run(arguments: argparse.Namespace) -> None:
                 # themselves
                 ensure_packages(nodes=False, images=False)
                 build_parts()
+                if arguments.traefik:
+                    traefik()
         case "images":
             cluster.build_images()
         case "load":

@@ -1,4 +1,4 @@
-"""Compiles the programs of a cluster into the cache: Kubernetes with etcd, KubeRay, CoreDNS, pause."""
+"""Compiles programs into the cache: Kubernetes with etcd, KubeRay, CoreDNS and pause of a cluster, and Traefik."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ _SETTINGS = ("CGO_ENABLED=0", "GOGC=off", "GOMEMLIMIT=2GiB")
 _FLAGS = ("-trimpath", "-buildvcs=false", "-gcflags=all=-dwarf=false")
 _KUBERAY_MODULE = "github.com/ray-project/kuberay/ray-operator"
 _GATEWAY_MODULE = "sigs.k8s.io/gateway-api"
+_TRAEFIK_MODULE = "github.com/traefik/traefik/v3"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,14 @@ def build_parts() -> Parts:
 def gateway_crds() -> Path:
     """A folder with the CRDs of the Gateway API's standard channel. Downloads them if they are not in the cache."""
     return _built("gateway", _fetch_gateway)
+
+
+def traefik() -> Path:
+    """The program Traefik. Compiles it if it is not in the cache, which takes minutes.
+
+    No cluster needs it, so it has a go.mod of its own: `make parts` neither downloads nor compiles its packages.
+    """
+    return _built("traefik", _compile_traefik) / "traefik"
 
 
 def remove_partials() -> None:
@@ -107,6 +116,14 @@ def _compile(source: Path, folder: Path) -> None:
     # `copytree` would copy the read-only permissions of the module cache.
     for manifest in sorted((module / "config" / "crd" / "bases").glob("*.yaml")):
         (folder / "crds" / manifest.name).write_bytes(manifest.read_bytes())
+
+
+def _compile_traefik(source: Path, folder: Path) -> None:
+    found = re.search(rf"{re.escape(_TRAEFIK_MODULE)} v(\S+)", (source / "go.mod").read_text())
+    assert found is not None
+    linker = f"-s -w -X {_TRAEFIK_MODULE}/pkg/version.Version={found[1]}"
+    build = ("go", "build", "-C", source, *_FLAGS, "-ldflags", linker, "-o", folder / "traefik")
+    run_shown("env", *_SETTINGS, *build, f"{_TRAEFIK_MODULE}/cmd/traefik", timeout_s=BUILD_S)
 
 
 def _fetch_gateway(source: Path, folder: Path) -> None:

@@ -168,7 +168,8 @@ def _is_about(report: ParentReport, parent: ParentRef, namespace: str) -> bool:
 
 
 def _refusal(report: ParentReport, gateway: str) -> str:
-    said = head(plain(f"{report.reason}: {report.message}"), MAX_MESSAGE)
+    # Traefik refuses without a message.
+    said = head(plain(": ".join(filter(None, (report.reason, report.message)))), MAX_MESSAGE)
     if report.refused == ACCEPTED:
         return f"{gateway} does not accept the HTTPRoute: {said}"
     return f"{gateway} cannot follow the HTTPRoute to the Service: {said}"
