@@ -2,8 +2,9 @@
 
     make kernels [ALL=1] [ARGS="--seed 7 --record"]
 
-By default the rows whose code or Triton version changed are compiled, and a random tenth of the others. --record writes
-the figures of the compiled rows to the table, and removes rows that are no longer shipped; limits hold all the same.
+A row of the table is one kernel configuration on one GPU. By default, the tool compiles the rows whose code or Triton
+version changed, and a random tenth of the other rows. --record writes the figures of the compiled rows to the table,
+and removes rows that are no longer shipped. A kernel that breaks a limit (`verdict.py`) is an error with --record, too.
 """
 
 from __future__ import annotations

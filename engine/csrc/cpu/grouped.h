@@ -28,7 +28,7 @@ RL_INLINE F16 load_half(const uint16_t* p) {
 #endif
 }
 
-// Weights of 4 bits: a step has 8 inputs of 16 outputs.
+// Weights of 4 bits. One step multiplies the weights of 8 inputs for each of 16 outputs.
 struct Nibbles {
     static constexpr int bits = 4;
     static constexpr int steps = 4;  // number of steps for 32 inputs
@@ -93,7 +93,7 @@ struct Nibbles {
 #endif
 };
 
-// Weights of 8 bits: a step has 4 inputs of 16 outputs.
+// Weights of 8 bits. One step multiplies the weights of 4 inputs for each of 16 outputs.
 struct Bytes {
     static constexpr int bits = 8;
     static constexpr int steps = kGroupSteps;

@@ -44,7 +44,7 @@ def own_key(found: Manifest) -> ServiceKey:
 
 
 def without_managed_fields(found: Manifest) -> Manifest:
-    """Returns the object without `managedFields`, a third of each object, which the operator does not read."""
+    """Returns the object without `managedFields`: a third of it, which the operator reads in no watched object."""
     found["metadata"].pop("managedFields", None)
     return found
 

@@ -1,7 +1,7 @@
-"""Tilings: the sizes of tiles, warps and stages with which attention's kernels are compiled; the list of kernels.
+"""The tilings with which attention's kernels are compiled, and the list of the kernels that `make kernels` compiles.
 
-A tiling depends only on the GPU, the type, the head size and the kind of launch. So a rank compiles few kernels, and
-knows all of them when it starts.
+A tiling is the size of the tiles and the numbers of warps and stages. It depends only on the GPU, the type, the head
+size and the kind of launch. So a rank compiles few kernels, and knows all of them when it starts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Cuts a model of transformers to the part of one rank, and adds the exchanges between ranks that the cuts need.
 
-Modules stay as they are: their parameters are smaller, and hooks split inputs, and join or add outputs. Every rank adds
-the parts in the same order, so all compute the same hidden states, bit for bit, and make the same choices (experts).
+Modules keep their code; their parameters become smaller, and hooks split inputs, and join or add outputs. Every rank
+adds the parts in the same order, so all compute the same hidden states, bit for bit, and make the same choices
+(experts).
 
 Legend: T tokens of the step, D model width.
 """
