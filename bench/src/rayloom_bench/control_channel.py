@@ -30,7 +30,7 @@ GOALS = {"shared memory": 0.2, "TCP": 0.5}  # goals: the largest allowed medians
 RAY = "Ray actor call"
 _BLOCK = 50  # round trips of one kind in a row; few, and the kinds take turns, so that a busy moment slows all kinds
 _START_SECONDS = 30.0
-_OBJECT_STORE_BYTES = 80 * 1024 * 1024  # bytes; the smallest size that Ray accepts
+_OBJECT_STORE_BYTES = 80 * 1024 * 1024  # bytes; Ray's minimum
 
 RoundTrip = Callable[[Run], Computed]
 

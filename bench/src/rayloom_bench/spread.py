@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """The smallest value, the median and the largest value of the rounds."""
+    """Minimum, median and maximum over the rounds."""
 
     smallest: float
     median: float

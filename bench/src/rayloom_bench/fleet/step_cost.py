@@ -71,7 +71,7 @@ def prompt_point(length: int, chunk: int, seconds: float) -> StepPoint:
 
 
 def fit(points: Sequence[StepPoint]) -> StepCost:
-    """Returns the costs with the smallest sum of squared relative errors. Raises ConfigError if one is negative."""
+    """Fits the costs by least squares of the relative errors. Raises ConfigError if a fitted cost is negative."""
     import numpy as np
 
     seconds = np.array([point.seconds for point in points])

@@ -233,8 +233,8 @@ class SizedShape(StatusPart):
     adapters_bytes_per_rank: int | None = Field(
         None,
         ge=0,
-        description="Bytes that the rank with most keeps for LoRA adapters: engine.args.maxLoras adapters of rank "
-        "maxLoraRank, and the buffers of a step. Absent without model.adapters, and if status.model has no costs of "
+        description="Bytes for LoRA adapters on the rank that needs most: engine.args.maxLoras adapters of LoRA rank "
+        "maxLoraRank, and the buffers of a step. Absent without model.adapters, and if status.model.costs has no "
         "adapters.",
     )
     kv_tokens: int = Field(

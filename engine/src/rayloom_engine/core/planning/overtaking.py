@@ -52,7 +52,7 @@ class Line:
         self._held_for_share.append(sequence)
 
     def passed(self, sequence: Sequence) -> None:
-        """Counts for every held sequence that `sequence` was admitted, and so has overtaken the held sequence."""
+        """Adds one to the number of overtakers of every held sequence, because `sequence` was admitted before them."""
         for held in self._held:
             held.num_overtakers += 1
             held.num_overtaking_tokens += sequence.num_tokens

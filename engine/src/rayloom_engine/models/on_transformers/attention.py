@@ -68,7 +68,7 @@ class PagedStep:
         self._batch: AttentionBatch | None = None
         self._cache: KvPages | None = None
         self._plans: dict[tuple[Any, ...], AttentionPlan] = {}
-        self._compiled: set[tuple[Any, ...]] = set()  # sizes and rules of the layers whose kernels are compiled
+        self._compiled: set[int] = set()  # layers whose kernels are compiled
 
     def begin(self, batch: AttentionBatch, cache: KvPages) -> None:
         self._batch = batch
@@ -86,7 +86,8 @@ class PagedStep:
         pages = self._cache.pages[layer]
         self.kv_write(pages, key_value_T2KD, self._batch.slot_mapping_T)
         num_heads = query_THD.shape[1]
-        self._compile(num_heads, pages, scores)
+        if layer not in self._compiled:
+            self._compile(layer, num_heads, pages, scores)
         key = (scores.window, num_heads, *pages.shape[3:])
         if key not in self._plans:
             self._plans[key] = self.kernels.plan_attention(
@@ -98,15 +99,11 @@ class PagedStep:
             )
         return self._plans[key].attend(query_THD, pages, scores.scale, soft_cap=scores.soft_cap, sinks_H=scores.sinks_H)
 
-    def _compile(self, num_heads: int, pages: torch.Tensor, scores: Scores) -> None:
-        """Compiles all kernels of a layer of this kind, once. The warm-up step does so before the first request."""
-        kind = (num_heads, *pages.shape[3:], scores.soft_cap is None, scores.sinks_H is None)
-        if kind not in self._compiled:
-            self._compiled.add(kind)
-            target = self.kernels.target
-            warm_up_attention(
-                target, num_heads=num_heads, pages=pages, soft_cap=scores.soft_cap, sinks_H=scores.sinks_H
-            )
+    def _compile(self, layer: int, num_heads: int, pages: torch.Tensor, scores: Scores) -> None:
+        """Compiles all kernels that the layer may launch. A rank's first step is the warm-up, before any request."""
+        self._compiled.add(layer)
+        target = self.kernels.target
+        warm_up_attention(target, num_heads=num_heads, pages=pages, soft_cap=scores.soft_cap, sinks_H=scores.sinks_H)
 
 
 @dataclass(frozen=True, slots=True)
