@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -32,8 +33,10 @@ from rt_server import wait_until
 
 
 @pytest.fixture
-def ranks() -> Iterator[Ranks]:
-    yield Ranks()
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    """Ranks of a pool. Their hang_seconds are 5, or the parameter of the test."""
+    with contextlib.closing(Ranks(getattr(request, "param", 5.0))) as ranks:
+        yield ranks
 
 
 def _kinds(rank: FakeRank) -> list[str]:
@@ -285,8 +288,8 @@ def test_a_start_that_was_fenced_cannot_come_back(ranks: Ranks) -> None:
     wait_until(lambda: len(launcher.fences) == 1, 30.0, lambda: "no fence came")
 
 
-def test_a_rank_that_takes_nothing_does_not_stop_the_core() -> None:
-    ranks = Ranks(hang_seconds=1.0)
+@pytest.mark.parametrize("ranks", [1.0], indirect=True)
+def test_a_rank_that_takes_nothing_does_not_stop_the_core(ranks: Ranks) -> None:
     stuck = threading.Event()
     ranks.start(0, answer=lambda order: isinstance(order, Run) and stuck.wait(60.0) and None)
     ranks.start(1)
@@ -309,8 +312,8 @@ def test_a_rank_that_takes_nothing_does_not_stop_the_core() -> None:
     assert time.monotonic() - began < 30.0
 
 
-def test_a_rank_whose_thread_burns_cpu_is_slow_and_one_that_does_not_is_lost() -> None:
-    ranks = Ranks(hang_seconds=2.0)
+@pytest.mark.parametrize("ranks", [2.0], indirect=True)
+def test_a_rank_whose_thread_burns_cpu_is_slow_and_one_that_does_not_is_lost(ranks: Ranks) -> None:
     is_blocked = threading.Event()
 
     def compute(order: object) -> None:
@@ -334,8 +337,8 @@ def test_a_rank_whose_thread_burns_cpu_is_slow_and_one_that_does_not_is_lost() -
     assert not caught.value.is_silent
 
 
-def test_a_silent_rank_is_lost_after_hang_seconds_however_patient_the_step_is() -> None:
-    ranks = Ranks(hang_seconds=2.0)
+@pytest.mark.parametrize("ranks", [2.0], indirect=True)
+def test_a_silent_rank_is_lost_after_hang_seconds_however_patient_the_step_is(ranks: Ranks) -> None:
     stuck = threading.Event()
     ranks.start(0)
     second = ranks.start(1, answer=lambda order: isinstance(order, Run) and stuck.wait(60.0) and None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -25,8 +26,10 @@ from rt_server import wait_until
 
 
 @pytest.fixture
-def ranks() -> Iterator[Ranks]:
-    yield Ranks()
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    """Ranks of a pool. Their hang_seconds are 5, or the parameter of the test."""
+    with contextlib.closing(Ranks(getattr(request, "param", 5.0))) as ranks:
+        yield ranks
 
 
 def test_a_plan_goes_to_all_and_the_last_answers(ranks: Ranks) -> None:
@@ -141,8 +144,8 @@ def test_a_rank_that_fails_alone_is_used_again(ranks: Ranks) -> None:
     assert lost.value.is_alive
 
 
-def test_a_silent_rank_is_lost_after_hang_seconds_also_while_idle() -> None:
-    ranks = Ranks(hang_seconds=1.0)
+@pytest.mark.parametrize("ranks", [1.0], indirect=True)
+def test_a_silent_rank_is_lost_after_hang_seconds_also_while_idle(ranks: Ranks) -> None:
     ranks.start(0)
     second = ranks.start(1)
     ranks.assemble()
@@ -156,8 +159,8 @@ def test_a_silent_rank_is_lost_after_hang_seconds_also_while_idle() -> None:
     assert time.monotonic() - silent_at > 0.8
 
 
-def test_a_rank_that_beats_and_stands_still_is_lost_once_a_plan_is_due() -> None:
-    ranks = Ranks(hang_seconds=1.0)
+@pytest.mark.parametrize("ranks", [1.0], indirect=True)
+def test_a_rank_that_beats_and_stands_still_is_lost_once_a_plan_is_due(ranks: Ranks) -> None:
     first, second = ranks.start(0), ranks.start(1, answer=lambda order: isinstance(order, Run) and stuck.wait(30.0))
     stuck = threading.Event()
     ranks.assemble()
@@ -175,8 +178,8 @@ def test_a_rank_that_beats_and_stands_still_is_lost_once_a_plan_is_due() -> None
     assert not lost.value.is_alive, "it is to be replaced"
 
 
-def test_a_step_may_take_long_while_a_rank_advances() -> None:
-    ranks = Ranks(hang_seconds=2.0)
+@pytest.mark.parametrize("ranks", [2.0], indirect=True)
+def test_a_step_may_take_long_while_a_rank_advances(ranks: Ranks) -> None:
     ranks.start(0)
     slow = ranks.start(1, answer=lambda order: isinstance(order, Run) and done.wait(30.0) and None)
     done = threading.Event()
@@ -205,9 +208,8 @@ def test_a_rank_that_dials_again_counts_as_lost_but_alive(ranks: Ranks) -> None:
     assert ranks.pool.attached[1].greeting.incarnation == 2
 
 
-def test_a_plan_goes_to_all_survivors_although_a_rank_is_gone() -> None:
+def test_a_plan_goes_to_all_survivors_although_a_rank_is_gone(ranks: Ranks) -> None:
     """A survivor without the plan would not compute its part, and its peers would wait for this part."""
-    ranks = Ranks()
     first = ranks.start(0)
     last = ranks.start(1)
     ranks.assemble()

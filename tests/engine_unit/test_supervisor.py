@@ -15,6 +15,7 @@ import pytest
 from rayloom_engine.common.restarts import backoff_seconds
 from rayloom_engine.config import parse_config
 from rayloom_engine.errors import ConfigError
+from rayloom_engine.supervisor import child as child_module
 from rayloom_engine.supervisor.child import Child
 from rayloom_engine.supervisor.sockets import bind_sockets
 from rt_server import wait_until
@@ -128,6 +129,23 @@ def test_a_supervisor_that_was_stopped_kills_no_child(heard: Heard) -> None:
     assert not heard.is_silent(1060.0, was_away=True)
     assert not heard.is_silent(1069.0)
     assert heard.is_silent(1071.0)
+
+
+def test_a_child_that_waits_for_a_cpu_is_alive_for_a_while_and_a_stopped_one_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(child_module, "_cpu_ticks", lambda pid: "7")  # it gets no CPU time
+    waiting = Heard("while True: pass")
+    waiting.say(b"1")
+    assert not waiting.is_silent(1000.0)
+    assert not waiting.is_silent(1020.0)
+    assert not waiting.is_silent(1059.0)
+    waiting.process.send_signal(signal.SIGSTOP)
+    wait_until(
+        lambda: psutil.Process(waiting.process.pid).status() == psutil.STATUS_STOPPED, 60.0, lambda: "not stopped"
+    )
+    assert waiting.is_silent(1069.1)
+    waiting.close()
 
 
 def test_a_child_that_uses_cpu_time_is_alive_without_signals_for_a_while() -> None:

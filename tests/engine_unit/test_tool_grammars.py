@@ -14,6 +14,7 @@ import jsonschema
 import llguidance
 import pytest
 
+from rayloom_engine.grammar.closed_schemas import closed
 from rayloom_engine.grammar.compile import grammar_of
 from rayloom_engine.models.checkpoint.source import resolve
 from rayloom_engine.structured_outputs import StructuredOutputs
@@ -34,7 +35,6 @@ from rayloom_engine.text.message_parsing.tool_formats import (
 )
 from rayloom_engine.text.tokenizer import Tokenizer
 from rayloom_engine.text.tools.call_grammar import call_grammar, calls_or_form
-from rayloom_engine.text.tools.closed_schemas import closed
 from rayloom_engine.text.tools.tool import Tool, ToolUse
 
 SCHEMA: dict[str, Any] = {
@@ -242,21 +242,6 @@ def test_names_with_unusual_characters_are_quoted() -> None:
     for format in (HERMES, QWEN3_XML, MISTRAL):
         text = written(format, ("a-b_c", {'é"\\': "x"})).replace("\\u00e9", "é")
         assert is_legal(call_grammar(use_of(tool), format, {}), text)
-
-
-def test_closed_schemas_allow_only_declared_keys() -> None:
-    inner = {"type": "object", "properties": {"x": {}}}
-    assert closed({"properties": {"a": {**inner, "description": "x"}}, "$defs": {"d": inner}, "title": "x"}) == {
-        "properties": {"a": {**inner, "additionalProperties": False}},
-        "$defs": {"d": {**inner, "additionalProperties": False}},
-        "additionalProperties": False,
-    }
-    for unchanged in (
-        {"type": "object"},
-        {"properties": {}, "additionalProperties": True},
-        {"properties": {"a": inner}, "allOf": [{"properties": {}}]},
-    ):
-        assert closed(unchanged) == {**unchanged}
 
 
 def sampled(lark: str, chance: random.Random, max_tokens: int = 300) -> str | None:

@@ -179,9 +179,12 @@ class Ranks:
         listener, self.port = make_listener()
         self.pool = RankPool(listener, TOKEN, 2, hang_seconds)
         self.epochs = itertools.count(1)
+        self._started: list[FakeRank] = []
 
     def start(self, rank: int, **other: object) -> FakeRank:
-        return FakeRank(self.port, rank, is_last=rank == 1, **other)  # type: ignore[arg-type]
+        started = FakeRank(self.port, rank, is_last=rank == 1, **other)  # type: ignore[arg-type]
+        self._started.append(started)
+        return started
 
     def assemble(
         self,
@@ -200,6 +203,14 @@ class Ranks:
             progress,
             is_rebuild=is_rebuild,
         )
+
+    def close(self) -> None:
+        """Closes the connections of all ranks at both ends. Otherwise hundreds of tests use up the descriptors."""
+        for rank in self._started:
+            rank.die()
+        self.pool.take_arrivals()
+        for attached in self.pool.attached.values():
+            attached.close()
 
 
 def run_plan(executor: RemoteExecutor, plan: StepPlan) -> StepResult:

@@ -67,6 +67,7 @@ class RankServers(Ranks):
         for process in self._processes.values():
             process.kill()
             process.join(60.0)
+        super().close()
 
     def _start(self, rank: int, incarnation: int) -> None:
         place = RankPlace(

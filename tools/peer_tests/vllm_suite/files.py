@@ -69,8 +69,6 @@ EXCEPTIONS = {
     "test_simple.py::test_streaming_reasoning_tokens_e2e": _NO_REASONING,
     "test_simple.py::test_non_streaming_reasoning_tokens_e2e": _NO_REASONING,
     "test_function_call.py::test_function_tool_use[required": _NO_REASONING,
-    "test_chat.py::test_response_format_json_schema": "its schema allows further keys, and SmolLM2 may write some; "
-    "vLLM's grammar forbids keys that a schema does not name",
     "test_function_call.py::test_function_calling_with_streaming_types[True-auto": _INCOMPLETE,
     "test_function_call.py::test_function_calling_with_streaming_types[False-auto": _INCOMPLETE,
     "test_tokenization.py::test_tokenize_chat_with_tools": "SmolLM2's template ignores tools, so this server writes "

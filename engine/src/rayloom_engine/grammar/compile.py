@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rayloom_engine.errors import RequestError
+from rayloom_engine.grammar.closed_schemas import closed
 from rayloom_engine.grammar.gbnf import is_gbnf, lark_of_gbnf
 from rayloom_engine.grammar.limits import MAX_BYTES, check_bytes, check_rules, check_schema
 from rayloom_engine.structured_outputs import StructuredOutputs
@@ -61,7 +62,7 @@ def _lark_of(form: StructuredOutputs) -> str:
             options = dict(own) if "whitespace_flexible" in own else {**options, **own}
         if form.is_lenient:
             options["lenient"] = True
-        schema = {**schema, "x-guidance": options}
+        schema = {**closed(schema), "x-guidance": options}
     text = json.dumps(schema, ensure_ascii=False)
     check_bytes(text)
     return f"start: {_BLANKS_AFTER if form.after else ''}form\nform: %json {text}"

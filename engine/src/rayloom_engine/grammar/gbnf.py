@@ -29,8 +29,12 @@ _MAX_NESTING = 100  # the most parentheses inside each other
 
 @dataclass(slots=True)
 class _Rule:
+    """A rule. Its tokens are strings, not objects: tens of thousands of objects would start the garbage collector."""
+
     name: str
-    parts: list[tuple[str, str]] = field(default_factory=list)  # (kind of token, text)
+    # tokens in Lark's syntax, each but an operator with a blank before it; references have the rules' names in GBNF
+    parts: list[str] = field(default_factory=list)
+    references: list[int] = field(default_factory=list)  # indices of the parts that refer to a rule
     names: set[str] = field(default_factory=set)  # rules that this rule refers to
 
 
@@ -83,8 +87,22 @@ def _rules_of(text: str) -> dict[str, _Rule]:
             raise RequestError(f"the GBNF grammar has more than {_MAX_NESTING} parentheses inside each other")
         if kind == "name":
             rule.names.add(token)
-        rule.parts.append((kind, token))
+            rule.references.append(len(rule.parts))
+        rule.parts.append(_part(kind, token))
     return rules
+
+
+def _part(kind: str, token: str) -> str:
+    """Returns a token in Lark's syntax. A reference stays as it is."""
+    if kind == "name":
+        return token
+    if kind == "chars":
+        return f" /{_char_class(token)}/"
+    if kind == "string":
+        return f" {_string(token)}"
+    if kind == "times" or token in "*+?":  # Lark requires an operator directly after its operand, without a blank
+        return re.sub(r"\s", "", token)
+    return " /./" if token == "." else f" {token}"
 
 
 def _terminals(rules: dict[str, _Rule]) -> set[str]:
@@ -108,22 +126,9 @@ def _terminals(rules: dict[str, _Rule]) -> set[str]:
 
 
 def _body(rule: _Rule, names: dict[str, str]) -> str:
-    parts = []
-    for kind, token in rule.parts:
-        if kind == "name":
-            parts.append(names[token])
-        elif kind == "chars":
-            parts.append(f"/{_char_class(token)}/")
-        elif token == ".":
-            parts.append("/./")
-        elif kind == "string":
-            parts.append(_string(token))
-        elif kind == "times" or token in "*+?":
-            # An operator is written directly after its operand, without a blank.
-            parts.append((parts.pop() if parts else "") + re.sub(r"\s", "", token))
-        else:
-            parts.append(token)
-    return " ".join(parts) or '""'
+    for index in rule.references:
+        rule.parts[index] = f" {names[rule.parts[index]]}"
+    return "".join(rule.parts).lstrip() or '""'
 
 
 def _string(token: str) -> str:

@@ -81,7 +81,10 @@ class ForkServer:
         while True:
             ends = {end: rank for rank, (_, end) in self._running.items()}
             line = self._line.fileno()
-            readable, _, _ = select.select([line, *ends], [], [])
+            poller = select.poll()
+            for end in (line, *ends):
+                poller.register(end, select.POLLIN)
+            readable = [end for end, _ in poller.poll()]
             for end in readable:
                 if end != line:
                     self._report(ends[end])

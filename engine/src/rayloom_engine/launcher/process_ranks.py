@@ -101,8 +101,10 @@ class ProcessRanks:
 
     def _take(self, timeout_s: float) -> list[tuple[int, str]] | None:
         """Reads one message. Returns (rank, cause) of the ranks that it reports as ended; None if no message came."""
-        lines = [] if self._server is None else [self._server[1]]
-        if not select.select(lines, [], [], timeout_s)[0]:
+        poller = select.poll()
+        if self._server is not None:
+            poller.register(self._server[1], select.POLLIN)
+        if not poller.poll(1000 * timeout_s):
             return None
         assert self._server is not None
         process, line = self._server

@@ -14,7 +14,10 @@ from rayloom_engine.common.restarts import RestartBudget
 from rayloom_engine.supervisor.prepared import PreparedProcess
 from rayloom_engine.supervisor.spawn import spawn
 
-_BUSY_SECONDS = 60.0  # for this many seconds after the last pulse, CPU time counts as a sign of life
+_BUSY_SECONDS = 60.0  # for this many seconds after the last pulse, a thread that is busy counts as a sign of life
+# States of threads in /proc that run or wait for a CPU (R), or wait for a page or a disk (D). A process that is stopped
+# has T, and the threads of a process that waits for itself have S.
+_BUSY_STATES = "RD"
 _START_SECONDS = 10.0  # the least value of hang_seconds while a child starts: the child may wait for a slow disk
 
 
@@ -69,20 +72,29 @@ class Child:
 
         `was_away`: the supervisor itself was stopped for a while, so it may have missed signs of life.
         """
+        has_pulse = False
         with contextlib.suppress(BlockingIOError):
             while self.pulse is not None and (data := os.read(self.pulse, 4096)):
+                has_pulse = True
                 self.alive_at = now
                 self._signalled_at = now
                 self.is_up = data.endswith(b"1")
         if was_away:
             self._signalled_at = now
-        # For _BUSY_SECONDS after the last pulse, CPU time counts as a sign of life: a call into a library may block the
-        # pulse thread.
-        cpu_ticks = "" if self.process is None else _cpu_ticks(self.process.pid)
-        is_busy = cpu_ticks != self._cpu_ticks and now - self._signalled_at < _BUSY_SECONDS
+        is_busy = self._is_busy() and not has_pulse and now - self._signalled_at < _BUSY_SECONDS
         if self.alive_at is not None and (was_away or is_busy):
             self.alive_at = now
-        self._cpu_ticks = cpu_ticks
+
+    def _is_busy(self) -> bool:
+        """True if the process has used CPU time since the last call, or one of its threads is in a busy state.
+
+        Counts as a sign of life, because a call into a library may block the pulse thread, and because this thread may
+        wait for a CPU on a machine with many busy processes.
+        """
+        if self.process is None:
+            return False
+        before, self._cpu_ticks = self._cpu_ticks, _cpu_ticks(self.process.pid)
+        return self._cpu_ticks != before or _has_busy_thread(self.process.pid)
 
     def is_silent(self, now: float, hang_seconds: float) -> bool:
         """True if the child has shown no sign of life for longer than `hang_seconds` (longer while it starts)."""
@@ -107,9 +119,22 @@ def cause_of(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
+def _has_busy_thread(pid: int) -> bool:
+    """True if a thread of the process has one of _BUSY_STATES. False if there is no /proc."""
+    try:
+        return any(_fields(thread / "stat")[0] in _BUSY_STATES for thread in Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return False
+
+
 def _cpu_ticks(pid: int) -> str:
     """Returns user and system CPU time as text, for comparison with a later value; empty if there is no /proc."""
     try:
-        return " ".join(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13])
+        return " ".join(_fields(Path(f"/proc/{pid}/stat"))[11:13])
     except OSError:
         return ""
+
+
+def _fields(stat: Path) -> list[str]:
+    """Returns the fields of a stat file in /proc that follow the command: the state first."""
+    return stat.read_text().rpartition(")")[2].split()

@@ -98,6 +98,8 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda received, _: self._signals.append(received))
         signal.signal(signal.SIGCHLD, lambda *_: None)  # SIGCHLD writes to the wake-up socket only if it has a handler
+        poller = select.poll()
+        poller.register(wake_read, select.POLLIN)
         logger.info("executor %s (%s)", self._executor.name, self._executor.reason)
         if self._gateways is not None:
             logger.info("gateways may connect to %s port %d", *self._gateways.getsockname()[:2])
@@ -108,7 +110,7 @@ class Supervisor:
             self._write_run_dir()
             while self._exit_code is None:
                 self._start_due()
-                select.select([wake_read], [], [], self._next_wake())
+                poller.poll(1000 * self._next_wake())
                 _drain(wake_read)
                 self._kill_silent()
                 self._reap()

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from rayloom_engine.grammar.closed_schemas import closed
 from rayloom_engine.text.message_parsing.channels import CHANNEL, CONSTRAIN, END, MESSAGE, START
 from rayloom_engine.text.message_parsing.tool_formats import HARMONY, MISTRAL, ToolFormat
 from rayloom_engine.text.tools.call_rules import (
@@ -19,7 +20,6 @@ from rayloom_engine.text.tools.call_rules import (
     sequence,
     tagged_arguments,
 )
-from rayloom_engine.text.tools.closed_schemas import closed
 from rayloom_engine.text.tools.tool import Tool, ToolUse
 
 MAX_CALLS = 16  # the most calls of an answer; without a limit, a weak model would repeat calls up to max_tokens
