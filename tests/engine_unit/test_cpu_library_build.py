@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from rayloom_engine.cpu_library import build
 from rayloom_engine.cpu_library.build import (
     CompileError,
     build_into,
@@ -113,6 +114,18 @@ def test_a_package_keeps_the_newest_library_alone(sources: Path, tmp_path: Path)
 
     assert first is not None and second is not None and first != second
     assert list((tmp_path / "package").glob("*.so")) == [second]
+
+
+@needs_compiler
+def test_another_package_copies_the_library_from_the_cache(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = build_into(tmp_path / "first", sources, tmp_path / "cache")
+    monkeypatch.setattr(build, "_run", lambda commands: pytest.fail("it compiles again"))
+    second = build_into(tmp_path / "second", sources, tmp_path / "cache")
+
+    assert first is not None and second == tmp_path / "second" / first.name
+    assert second.read_bytes() == first.read_bytes()
 
 
 def test_a_package_without_a_compiler_has_no_library(

@@ -16,7 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from rayloom_engine.cpu_library.build import build_library, find_compiler, source_folder, unsupported_machine
+from rayloom_engine.cpu_library.build import (
+    build_library,
+    cached_library,
+    find_compiler,
+    source_folder,
+    unsupported_machine,
+)
+from rayloom_engine.models.checkpoint.source import cache_folder
 
 COMPILER = find_compiler(os.environ)
 FOLDER = Path(__file__).parent
@@ -36,10 +43,10 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment in which processes use a sanitized library."""
+def environ() -> dict[str, str]:
+    """The environment in which processes use a sanitized library, which is kept in the cache."""
     assert COMPILER is not None
-    library = tmp_path_factory.mktemp("library") / "sanitized.so"
+    library = cached_library(cache_folder(os.environ), COMPILER, source_folder(), FLAGS)
     build_library(COMPILER, source_folder(), library, FLAGS)
     preloaded = [
         subprocess.run(

@@ -5,6 +5,7 @@ setup.py loads this file alone, when the package is not installed yet. So this f
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import fcntl
 import hashlib
@@ -97,6 +98,16 @@ def library_name(sources: Path) -> str:
     return f"{NAME}-{source_key(sources)}.so"
 
 
+def cached_library(cache: Path, compiler: str, sources: Path, more_flags: Sequence[str] = ()) -> Path:
+    """Returns the path in the folder `cache` of the library that this compiler makes of these sources and flags."""
+    try:
+        shown = subprocess.run([*shlex.split(compiler), "--version"], capture_output=True, timeout=30).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        shown = b""
+    key = hashlib.sha256(shown + (repr(more_flags).encode() if more_flags else b"")).hexdigest()[:8]
+    return cache / "cpu_library" / f"{NAME}-{source_key(sources)}-{key}.so"
+
+
 def unsupported_machine() -> str:
     """Returns why the library cannot run on this machine; empty if it can."""
     machine = platform.machine()
@@ -146,9 +157,10 @@ def build_library(compiler: str, sources: Path, target: Path, more_flags: Sequen
             partial.rename(target)
 
 
-def build_into(folder: Path, sources: Path) -> Path | None:
+def build_into(folder: Path, sources: Path, cache: Path | None = None) -> Path | None:
     """Builds the library into a folder, and then removes older libraries from the folder.
 
+    With `cache`, a folder, the library is compiled there and copied, so that the next checkout need not compile it.
     Returns the path of the library. If the library cannot be built, prints the reason and returns None.
     """
     compiler = find_compiler(os.environ)
@@ -156,7 +168,10 @@ def build_into(folder: Path, sources: Path) -> Path | None:
     target = folder / library_name(sources)
     if compiler is not None and not problem:
         try:
-            build_library(compiler, sources, target)
+            if cache is None or target.exists():
+                build_library(compiler, sources, target)
+            else:
+                _copy(cached_library(cache, compiler, sources), target, compiler, sources)
         except CompileError as error:
             problem = str(error)
     if problem:
@@ -167,6 +182,16 @@ def build_into(folder: Path, sources: Path) -> Path | None:
             with contextlib.suppress(FileNotFoundError):
                 old.unlink()
     return target
+
+
+def _copy(cached: Path, target: Path, compiler: str, sources: Path) -> None:
+    """Copies the library from the cache, and compiles it first if the cache lacks it."""
+    build_library(compiler, sources, cached)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{NAME}-", dir=target.parent) as folder:
+        partial = Path(folder) / target.name
+        shutil.copy2(cached, partial)
+        partial.rename(target)
 
 
 def _run(commands: tuple[tuple[str, ...], ...]) -> None:
@@ -183,7 +208,9 @@ def _run(commands: tuple[tuple[str, ...], ...]) -> None:
 
 def main() -> int:
     """Builds the library into the package's folder, for `make venv`. Returns 0 even without a compiler."""
-    build_into(PACKAGE, source_folder())
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--cache", type=Path, help="folder in which compiled libraries are kept")
+    build_into(PACKAGE, source_folder(), parser.parse_args().cache)
     return 0
 
 

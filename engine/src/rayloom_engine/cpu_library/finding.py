@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import shlex
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from rayloom_engine.cpu_library.build import (
-    NAME,
     PACKAGE,
     CompileError,
     build_library,
+    cached_library,
     find_compiler,
     library_name,
     source_folder,
-    source_key,
     unsupported_machine,
 )
 
@@ -53,18 +49,9 @@ def find_library(cache: Path, environ: Mapping[str, str], package: Path | None =
     compiler = find_compiler(environ)
     if compiler is None:
         return FoundLibrary(None, "the package has no compiled library, and there is no C++ compiler here")
-    target = cache / "cpu_library" / f"{NAME}-{source_key(sources)}-{_compiler_key(compiler)}.so"
+    target = cached_library(cache, compiler, sources)
     try:
         build_library(compiler, sources, target)
     except (CompileError, OSError) as error:
         return FoundLibrary(None, f"the package has no compiled library, and compiling it failed: {error}")
     return FoundLibrary(target)
-
-
-def _compiler_key(compiler: str) -> str:
-    """Returns a key of the compiler's version."""
-    try:
-        shown = subprocess.run([*shlex.split(compiler), "--version"], capture_output=True, timeout=30).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        shown = b""
-    return hashlib.sha256(shown).hexdigest()[:8]

@@ -1,0 +1,98 @@
+"""Keeps the packages of a virtual environment in the cache, so that a new checkout links them in seconds.
+
+    python tools/installed_packages.py store .venv CACHE KEY
+    python tools/installed_packages.py restore .venv CACHE KEY
+
+CACHE is a folder, and KEY identifies the pins of the packages. Files are hard links, so that the cache needs no disk of
+its own; `store` does nothing if the cache is on another file system. pip replaces files and never writes into them, so
+environments that share files do not change each other. Our own packages are not kept: they belong to one checkout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+MOST_KEPT = 2  # environments that are kept, newest first: the present one, and that of another branch
+_PREFIX_FILE = "made-in"  # has the path of the environment in which the scripts were installed
+_OWN = ("installed-", "cpu-library-", "triton-cache", "pyvenv.cfg", "lib64")  # what belongs to one environment
+_OWN_SCRIPTS = ("python", "activate", "Activate", "rayloom")  # beginnings of names
+_OWN_PACKAGES = ("rayloom_", "__editable__.rayloom_", "__editable___rayloom_")  # beginnings of names
+
+
+def store(venv: Path, kept: Path) -> None:
+    """Links the packages of `venv` into the folder `kept`. Raises OSError, also if that is another file system."""
+
+    def is_own(path: str, name: str) -> bool:
+        folder = Path(path).relative_to(venv)
+        if folder.name == "site-packages" and len(folder.parts) == 3:
+            return name.startswith(_OWN_PACKAGES)
+        return name.startswith({"": _OWN, "bin": _OWN_SCRIPTS}.get("/".join(folder.parts), ("\0",)))
+
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".new-") as folder:
+        new = Path(folder) / "new"
+        shutil.copytree(
+            venv,
+            new,
+            symlinks=True,
+            copy_function=os.link,
+            ignore=lambda path, names: {name for name in names if is_own(path, name)},
+        )
+        (new / _PREFIX_FILE).write_text(str(venv.resolve()))
+        shutil.rmtree(kept, ignore_errors=True)
+        new.rename(kept)
+    others = sorted((each for each in kept.parent.iterdir() if each != kept), key=lambda each: -each.stat().st_mtime)
+    for each in others[MOST_KEPT - 1 :]:
+        shutil.rmtree(each, ignore_errors=True)
+
+
+def restore(venv: Path, kept: Path) -> None:
+    """Makes `venv` with the packages in `kept`. Raises OSError and CalledProcessError; `venv` is then incomplete."""
+    subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(venv)], check=True)
+    prefix = (kept / _PREFIX_FILE).read_text()
+    scripts = kept / "bin"
+    shutil.copytree(
+        kept, venv, symlinks=True, copy_function=os.link, dirs_exist_ok=True, ignore=lambda path, names: {_PREFIX_FILE}
+    )
+    # A script has the path of its environment's Python, so it is a file of its own.
+    for script in scripts.iterdir():
+        content = script.read_bytes()
+        if prefix.encode() in content:
+            own = venv / "bin" / script.name
+            own.unlink()
+            own.write_bytes(content.replace(prefix.encode(), str(venv.resolve()).encode()))
+            shutil.copymode(script, own)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=("store", "restore"))
+    parser.add_argument("venv", type=Path)
+    parser.add_argument("cache", type=Path)
+    parser.add_argument("key")
+    given = parser.parse_args()
+    kept = given.cache / f"{given.key}-{platform.python_version()}-{platform.machine()}"
+    try:
+        if given.action == "store":
+            store(given.venv, kept)
+        elif not kept.is_dir():
+            return 1
+        else:
+            restore(given.venv, kept)
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"{given.action} of {kept}: {error}", file=sys.stderr)
+        if given.action == "restore":
+            shutil.rmtree(given.venv, ignore_errors=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
