@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -30,13 +28,6 @@ from rayloom_engine.protocol.ranks import (
 from rt_fake_rank import TOKEN, FakeLauncher, FakeRank, Ranks, make_loaded, run_plan
 from rt_readable import is_readable
 from rt_server import wait_until
-
-
-@pytest.fixture
-def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    """Ranks of a pool. Their hang_seconds are 5, or the parameter of the test."""
-    with contextlib.closing(Ranks(getattr(request, "param", 5.0))) as ranks:
-        yield ranks
 
 
 def _kinds(rank: FakeRank) -> list[str]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -23,13 +21,6 @@ from rayloom_engine.protocol.ranks import (
 )
 from rt_fake_rank import Ranks, result_of, run_plan
 from rt_server import wait_until
-
-
-@pytest.fixture
-def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    """Ranks of a pool. Their hang_seconds are 5, or the parameter of the test."""
-    with contextlib.closing(Ranks(getattr(request, "param", 5.0))) as ranks:
-        yield ranks
 
 
 def test_a_plan_goes_to_all_and_the_last_answers(ranks: Ranks) -> None:
