@@ -260,7 +260,7 @@ def main() -> None:
 
 def _measure(sizes: list[int], what: str, timeout_s: float, folder: Path) -> list[dict[str, float | str]]:
     """The rows of all sizes, measured on a new cluster that is removed afterwards."""
-    # The API server shares the cores with the operator. A larger heap spares it garbage collections.
+    # The API server shares the cores with the operator. A larger heap saves the API server garbage collections.
     os.environ |= {"GOGC": "300", "GOMEMLIMIT": "12GiB"}
     # A full garbage collection over the documents of 10,000 services would keep simulated engines silent for 5 s.
     youngest, middle, _ = gc.get_threshold()

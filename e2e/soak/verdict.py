@@ -11,8 +11,8 @@ from soak.memory_trend import LEAST_SAMPLES, Trend, trend
 ROLES = ("engine", "gateway", "operator")
 SAMPLE_S = 20.0  # seconds between two samples of memory
 WARM_S = 120.0  # seconds in which caches fill; only later samples count
-# A run of at least this many seconds must have enough samples. It allows for times without samples, when pods are
-# replaced.
+# A run of at least this many seconds must have enough samples. The factor 3 allows for the times in which pods are
+# replaced and no sample is possible.
 LONG_S = WARM_S + 3 * LEAST_SAMPLES * SAMPLE_S
 
 Samples = Mapping[str, Sequence[tuple[float, float]]]  # role -> (second of the run, MiB) of each sample

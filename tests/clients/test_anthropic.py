@@ -46,7 +46,7 @@ def test_message(client: anthropic.Anthropic) -> None:
     message = client.messages.create(**fields(QUESTION))
     assert [block.text for block in message.content] == [ANSWER]
     assert message.stop_reason == "end_turn"
-    # The prompt's tokens that were read from the cache, or put into it, are counted apart.
+    # `input_tokens` leaves out prompt tokens that were read from the cache or written into it.
     usage = message.usage
     assert usage.input_tokens + usage.cache_read_input_tokens + usage.cache_creation_input_tokens == 42
     assert usage.output_tokens == 8

@@ -41,7 +41,7 @@ def test_tools(base_url: str, mode: instructor.Mode, shape: type[BaseModel]) -> 
 
 @pytest.mark.feature("streaming")
 def test_parts_of_a_shape(base_url: str) -> None:
-    # Without an Enum: instructor's Partial refuses the texts of one.
+    # The class Place has no Enum, because instructor's Partial refuses the texts of an Enum.
     *_, last = created(base_url, instructor.Mode.TOOLS, instructor.Partial[Place], stream=True)
     Place.model_validate(last.model_dump())
 

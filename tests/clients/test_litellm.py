@@ -1,6 +1,6 @@
 """LiteLLM: text, tools, reasoning and structured output on chats and on Responses, with its provider hosted_vllm.
 
-Messages are asked with its provider anthropic.
+Requests for Messages use LiteLLM's provider anthropic.
 """
 
 from __future__ import annotations

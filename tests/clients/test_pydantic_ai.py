@@ -128,7 +128,8 @@ def test_the_reasoning_is_a_part_of_its_own(model: Model) -> None:
     settings: Any = {**SETTINGS, "extra_body": {"chat_template_kwargs": THINK}}
     result = Agent(model, model_settings=settings).run_sync(QUESTION)
     [thinking] = [part for part in result.response.parts if isinstance(part, ThinkingPart)]
-    # Responses of OpenAI have a summary of the reasoning; its text is a detail.
+    # OpenAI's Responses have only a summary of the reasoning, so this client puts the whole text into
+    # `provider_details`.
     text = thinking.content or "".join((thinking.provider_details or {})["raw_content"])
     assert (text, result.output) == (REASONING, ANSWER)
 

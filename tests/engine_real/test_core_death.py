@@ -73,7 +73,7 @@ def test_a_fault_of_the_core_costs_a_pause_and_no_request(
 def test_answers_of_every_kind_continue_after_the_core_died_and_a_vanished_client_gets_its_own(
     server: RunningServer,
 ) -> None:
-    """While the core dies, clients read three choices, Responses and Messages. No client reads the fourth answer."""
+    """Clients read three choices of a chat, a response and a message. No client reads the fourth answer."""
     kept = {**completion_body(1), "max_tokens": MANY_TOKENS, "stream": True}
     asks = (_three_choices, _items_of_responses, _blocks_of_messages)
     with ThreadPoolExecutor() as pool:

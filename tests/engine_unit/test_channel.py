@@ -198,7 +198,7 @@ def _open_files() -> set[str]:
     """The targets of this process's descriptors. Memory files have random names, pipes and sockets numbers."""
     found = set()
     for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # the descriptor of this listing, for one
+        with contextlib.suppress(FileNotFoundError):  # such as the descriptor of this listing
             found.add(os.readlink(f"/proc/self/fd/{fd}"))
     return found
 

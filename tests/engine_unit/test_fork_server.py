@@ -24,7 +24,7 @@ from rayloom_engine.models.checkpoint.progress import no_progress
 from rt_server import wait_until
 from rt_tiny import tiny_checkpoint
 
-# A fork server needs 2 s of CPU time to import torch. This fork server does not import it, and is otherwise the real
+# A fork server needs 2 s of CPU time to import torch. This fork server does not import torch, and is otherwise the real
 # one.
 _WITHOUT_TORCH = (
     "-P",

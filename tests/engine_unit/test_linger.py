@@ -15,7 +15,7 @@ from rayloom_engine.linger import Look, ask, engines, linger
 
 
 class Story:
-    """An engine whose answers to looks are given; the last answer repeats. Time passes only while the pod sleeps."""
+    """An engine with fixed results of `look`, of which the last one repeats. Time passes only while the pod sleeps."""
 
     def __init__(self, *answers):
         self._answers = list(answers)

@@ -13,7 +13,7 @@ CAPACITY = 16
 def test_a_message_too_long_for_the_end_begins_at_zero() -> None:
     writer, reader = Ring(CAPACITY), Ring(CAPACITY)
     assert [writer.place(6), writer.place(6), writer.place(6)] == [0, 6, None]
-    writer.free(num_unread=0)  # the second may be half read; free are 4 bytes at the end and 6 at the beginning
+    writer.free(num_unread=0)  # the second may be half read; 4 bytes at the end and 6 at the beginning are free
     assert writer.place(6) == 0
     assert [reader.follow(6) for _ in range(3)] == [0, 6, 0]
 

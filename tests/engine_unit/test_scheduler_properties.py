@@ -113,7 +113,7 @@ def _arrival(
     guesses=None,
     num_guesses=1,
 )
-# The sequence whose turn it is finds no block and makes room: the other sequences must compute although it does not.
+# The sequence that is next in turn finds no block and makes room. It does not compute, but the other sequences must.
 @example(
     arrivals=[_arrival((0,), 7, 1), _arrival((0,) * 4, 6, 1), _arrival((0,) * 11, 10, 0, num_generated=1)],
     num_blocks=9,

@@ -26,7 +26,7 @@ def _beat(phase: str, advance: int, waits: bool = False, cpu_s: float = 0.0) -> 
         ([_beat("idle", 40), _beat("step", 41, True)], 0),
         # A shard is stuck in a kernel, its peers in the sum.
         ([_beat("step", 9, True), _beat("step", 8), _beat("step", 9, True)], 1),
-        # All are in a sum; one rank missed the sum before.
+        # All ranks wait in a sum; one of them has missed the previous sum.
         ([_beat("step", 9, True), _beat("step", 9, True), _beat("step", 7, True)], 2),
     ],
 )

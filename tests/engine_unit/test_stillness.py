@@ -16,7 +16,7 @@ PATIENCE = 4.0
 
 
 def _hung_at(share: float, seconds: int, until: float = float("inf")) -> float | None:
-    """Returns when a thread counts as hung that makes no progress and uses `share` of a core until the time `until`."""
+    """Returns the time at which a thread without progress counts as hung. It uses `share` of a core until `until`."""
     stillness = Stillness()
     for tick in range(2 * seconds + 1):
         now = tick / 2

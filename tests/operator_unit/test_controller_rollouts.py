@@ -84,7 +84,7 @@ async def settle(world, condition):
 
 @pytest.fixture
 def patched(monkeypatch):
-    """A patch that stores the patched labels, which FakeKube does not."""
+    """A patch that stores the patched labels; FakeKube's own patch does not store them."""
 
     async def patch(self, path, body):
         self._note("patch", path)

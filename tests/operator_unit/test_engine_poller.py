@@ -247,7 +247,8 @@ def test_an_engine_that_falls_silent_at_its_drain_request_has_served(monkeypatch
             await until(lambda: poller.reading(KEY, "chat-0").failing_since)
             since, num_news = poller.reading(KEY, "chat-0").failing_since, len(news)
             poller.note_drain(KEY, "chat-0", True)
-            # A drain request that changes no state is no event, or a caller that sends it each time would be requeued.
+            # A drain request that changes no state is no event. Otherwise a caller that repeats the request would be
+            # requeued each time.
             assert len(news) - num_news == (state == "serving")
             num_failures = poller.num_failures
             await until(lambda: poller.num_failures > num_failures + 2)

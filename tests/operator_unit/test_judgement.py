@@ -115,7 +115,8 @@ def test_a_silent_engine_is_believed_for_eight_seconds(silent_s, reason):
 @pytest.mark.parametrize(
     ("pause_s", "silent_s", "reason"),
     [
-        # Until 9 s after the answer, or until the time for the answer to the second request, sent after 4 s, is over.
+        # The engine counts as serving until 9 s after its last answer. After a longer pause it has at least 4.5 s,
+        # because the second request is sent after 4 s.
         (1.0, 7.9, Reason.SERVING),
         (1.0, 8.0, Reason.ENGINE_UNREACHABLE),
         (4.0, 4.9, Reason.SERVING),

@@ -209,7 +209,8 @@ def test_pods_on_a_lost_node_are_taken_away_at_once():
 
 
 def test_the_pods_of_an_engine_whose_head_is_lost_are_kept_until_their_cluster_is_deleted():
-    # If they were deleted, KubeRay would replace them. Pods on a node that is not ready are not ready either.
+    # If these pods were deleted, KubeRay would replace them. Their nodes are not ready, so the pods are not ready
+    # either.
     pods = (make_pod("head0", ready=False), make_pod("worker0", is_head=False, node="n2", ready=False))
     found = turn(ONE, [make_serving(ONE, pods=pods)], lost_nodes=frozenset({"n1", "n2"}))
 

@@ -95,7 +95,7 @@ def test_a_failure_that_nothing_else_repairs_recreates_the_engine(pods, facts, r
         ((make_pod(engine=restarted(70)),), {}),
         ((make_pod(engine=ENDED | {"restartCount": 9}),), {}),
         ((make_pod(), worker(engine=crashed(1) | {"restartCount": 9})), {}),
-        # Missing things are missing for a new engine as well.
+        # A model, image, node or folder that is missing would be missing for a new engine as well.
         ((make_pod(engine=crashed(78, "no model") | {"restartCount": 9}),), {}),
         ((make_pod(engine=waiting("ImagePullBackOff")),), {"reading": stuck()}),
         ((make_pod(), worker(node="", conditions=UNSCHEDULABLE, engine=waiting(""))), {"reading": stuck()}),

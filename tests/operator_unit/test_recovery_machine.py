@@ -1,10 +1,10 @@
 """Invariants while engines, pods, nodes and operators fail at random and specs change. Every run must end well.
 
-The invariants of every reconcile: No RayCluster is created beyond replicas + maxSurge, of a revision that failed, or
-with the name of one that exists or existed within the last minute. A serving engine loses its route only if the status
-has it as terminating and enough others serve. In addition there must be an engine too many, or the new revision must
-have served. An engine is deleted only after clients no longer find it and it has drained, unless it has failed for
-good. Pods are deleted without a grace period only on lost nodes. No engine is created more often than its back-off
+The invariants of every reconcile: No RayCluster is created beyond replicas + maxSurge, for a revision that failed, or
+with a name that a RayCluster has or had within the last minute. A serving engine loses its route only under three
+conditions: the status lists the engine as terminating, enough others serve, and there is an engine too many or the new
+revision has served. An engine is deleted only after clients no longer find it and it has drained, unless it has failed
+for good. Pods are deleted without a grace period only on lost nodes. No engine is created more often than its back-off
 allows.
 """
 

@@ -1,6 +1,7 @@
 """The fields of the spec whose change recreates engines: this file and the docs list each field of the schema.
 
-A new field fails the first test until CHANGES has the effect of its change, and the last test until the page has it.
+For a new field, the first test fails until CHANGES has the effect of its change. The last test fails until the page has
+the field.
 """
 
 import re

@@ -131,5 +131,5 @@ def test_an_edit_waits_for_events_alone_while_new_services_bring_more_events_tha
 
     asyncio.run(run())
     assert turns.index("edited") < 1000 + 8 + 4
-    # All services that had a reconcile are finished by then, except the last services.
+    # By then all services that have begun are finished, except the last few.
     assert len(set(turns[:1000])) < 1000 / 16 + 30

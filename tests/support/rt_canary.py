@@ -74,8 +74,8 @@ def _ask(url: str, front: psutil.Process, found: Canary, stop: threading.Event) 
                 found.failures.append(f"HTTP {answer.status}")
         except (OSError, http.client.HTTPException) as error:
             found.failures.append(f"{type(error).__name__}: {error}")
-        # The time in which the front waits for a processor is not caused by the front. It can have delayed this answer
-        # only by the CPU time that it used since the request.
+        # The time in which the front waits for a processor is not caused by the front. The front can have delayed this
+        # answer only by the CPU time that it used since the request.
         found.delays_s.append(min(time.monotonic() - started_s, _cpu_s(front) - cpu_s))
         found.peak_bytes = max(found.peak_bytes, front.memory_info().rss)
         stop.wait(EVERY_S)

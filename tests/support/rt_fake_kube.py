@@ -205,7 +205,7 @@ class FakeKube:
             yield found[first : first + self.page_size], version
 
     async def watch(self, path, params, version, shape=dict):
-        """Yields the events since `version`, so that none is lost between list and watch. Without it: later events."""
+        """Yields events since `version`, so that none is lost after a list. Without `version`: only later events."""
         queue = asyncio.Queue()
         self._watches.append((path, params, queue))
         for at, kind, where, found in self._events:
@@ -249,7 +249,7 @@ def _without_status(found):
 
 
 def _is_of(path, collection):
-    """True if the object at `path` is in this collection, which is that of the cluster or of a namespace."""
+    """True if the object at `path` is in this collection, of the whole cluster or of one namespace."""
     plural = path.split("/")[-2]
     start = collection.removesuffix(f"/{plural}")
     return collection.endswith(f"/{plural}") and path.startswith(start + "/")

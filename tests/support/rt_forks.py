@@ -26,7 +26,7 @@ _PRELOAD = ["rayloom_engine.models.loader", "rayloom_engine.worker.loaded_rank",
 
 
 class _Fork(ForkServerProcess):
-    """A fork with the environment of its caller. By default, a fork would have that of the first test."""
+    """A fork with the environment of its caller. By default, a fork would have the environment of the first test."""
 
     def start(self) -> None:
         self._environ = dict(os.environ)
@@ -146,7 +146,7 @@ class ForkedFront:
 
 
 class _Stderr:
-    """A copy of this process's stderr. In the process that unpickles it, it is the number of a file descriptor."""
+    """A copy of this process's stderr. Unpickling gives the number of a file descriptor in the other process."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _number_of, (reduction.DupFd(2),)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 FAKE_ENGINE = Path(__file__).with_name("rt_fake_engine.py")
 # `local` looks for the engine beside sys.executable, so sys.executable is a Python beside the fake engine. SIGHUP is
-# set to its default action, because under nohup the process would inherit that SIGHUP is ignored.
+# set to its default action, because a process under nohup inherits an ignored SIGHUP.
 PROGRAM = """
 import signal, sys
 signal.signal(signal.SIGHUP, signal.SIG_DFL)

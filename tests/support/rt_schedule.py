@@ -55,7 +55,7 @@ def starts_servers(unit: str) -> bool:
 
 
 def next_unit(waiting: Iterable[str], running: Iterable[str]) -> str:
-    """The first waiting unit. If `MOST_WITH_SERVERS` other processes run units with servers: one without servers.
+    """The first waiting unit. If `MOST_WITH_SERVERS` other processes run units with servers, the first without servers.
 
     `running`: the units of other processes that have not ended. If many tests ran servers at the same time, the servers
     would compete for the cores.
@@ -83,9 +83,9 @@ def scheduler(config: pytest.Config, log: Any) -> object:
         def _reschedule(self, node: Any) -> None:
             """Gives a process its next unit when one test of the last unit is left.
 
-            xdist does so when two tests are left: then a process with a long test would hold a unit that other
-            processes could run. A process begins its last known test only when it has received the next test, or the
-            message that there is none.
+            xdist itself gives the next unit when two tests are left. Then a process with a long test would hold a unit
+            that other processes could run. A process begins its last known test only when it has received the next
+            test, or the message that there is none.
             """
             if node.shutting_down:
                 return

@@ -1,4 +1,4 @@
-"""Compiles Triton kernels for GPUs that are not there, and compares their machine code with the figures on file.
+"""Compiles Triton kernels for GPUs that this machine lacks, and compares the machine code with the figures on file.
 
     make kernels [ALL=1] [ARGS="--seed 7 --record"]
 

@@ -56,8 +56,8 @@ def test_to_zero_without_requests_and_back_for_held_ones(at: Setting) -> None:
     it.wait(lambda: len(it.gateways) == 2, "two gateways")
     streaming, held = it.gateways
     it.change(streaming, in_flight=1)
-    # The short time is set only after the operator has read of the stream, or the operator might remove the engine at
-    # once.
+    # `change` has returned, so the operator has read the status with the stream. If the short time had been set before,
+    # the operator might have removed the engine at once.
     soon = {"spec": {"autoscaling": {"idleSeconds": 10}}}
     at.world.request("PATCH", it.path, soon, content_type=MERGE)
     assert it.stays(25), "a stream keeps the engine"

@@ -53,7 +53,8 @@ class Proxy:
         self.after_write: Callable[[Request], None] | None = None
         self.is_open = asyncio.Event()  # requests wait while this event is cleared
         self.port = 0
-        # The server forgets a handler whose client has disconnected. So `close` needs these handlers to end them.
+        # The server forgets a handler whose client has disconnected. So the proxy records all handlers, and `close`
+        # ends them.
         self._handlers: set[asyncio.Task[object]] = set()
         # The timeout is short, because watches end only by cancellation.
         self._runner = web.ServerRunner(web.Server(self._handle, access_log=None), shutdown_timeout=0.1)

@@ -12,8 +12,8 @@ import uvloop
 
 PATH = "/v1/chat/completions"
 OPENING_S = 0.005  # seconds between the openings of two streams
-# seconds for each stream that pass between the first events of all streams and the window, so that no stream opens in
-# the window
+# The window begins this number of seconds, times the number of streams, after the first events of all streams. So no
+# stream opens in the window.
 SETTLING_S = 0.005
 START_S = 120.0  # seconds within which each stream must have its first event
 PROBE_S = 60.0  # seconds within which a single request must have its first event
