@@ -6,8 +6,8 @@
 // result does not depend on the other rows.
 //
 // A step with many adapters reads A and B of each adapter from memory. While the step multiplies by the matrices of one
-// adapter, it prefetches those of the next adapter. The product itself also prefetches A and B of adapters if it has
-// many rows, because arithmetic then limits the product, and memory has time to spare.
+// adapter, it prefetches the matrices of the next adapter. The product itself also prefetches A and B of adapters if it
+// has many rows, because arithmetic then limits the product, and memory has time to spare.
 
 #pragma once
 

@@ -2,7 +2,7 @@
 // router selects for the token, and of the shared expert's output.
 //
 // The pairs of a token and one of its experts are sorted by expert, then by token, so that each expert multiplies all
-// of its rows at once. Every thread computes the number of pieces of a phase. This number does not depend on the
+// of its rows at once. Every thread computes the number of pieces of a phase. This number must not depend on the
 // router's selection: when a late thread computes it, the tables may already have the selection of the next layer.
 
 #pragma once

@@ -3,8 +3,8 @@
 An adapter that no sequence uses stays in its slot until another adapter needs the slot. The least recently used adapter
 is evicted first.
 
-Tenants (API keys) share the slots as they share the places of the queue: a tenant gets a further slot only if more
-slots are unused than the tenant already uses. So a single tenant can use half of the slots, rounded up.
+Tenants (API keys) share the slots as they share the places of the queue: a tenant gets a further slot as long as the
+unused slots outnumber the slots that it uses. So a single tenant can use half of the slots, rounded up.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class AdapterSlots:
         return loads
 
     def forget_all(self) -> None:
-        """Empties all slots, because the ranks may have lost the adapters. No sequence may run any more."""
+        """Empties all slots, because the ranks may have lost the adapters. No sequence may be running."""
         self._slots = {}
         self._num_users = Counter()
         self._num_users_of = Counter()

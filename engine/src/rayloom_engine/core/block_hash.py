@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 def block_hash(parent: bytes, token_ids: Sequence[int], extra: bytes) -> bytes:
     """Returns the hash of a full block's tokens and of all tokens before: 16 bytes, the same in every process and run.
 
-    `parent` is the hash of the block before, empty for the first block. `extra`, made by `encode_extra`, holds
+    `parent` is the hash of the block before, empty for the first block. `extra` is made by `encode_extra`. It holds
     everything else on which the block's content depends, and the group of requests that may share the block. `extra` is
     part of this block's hash, and through `parent` of the hashes of all later blocks.
     """

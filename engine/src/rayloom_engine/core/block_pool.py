@@ -3,7 +3,8 @@
 A block is in exactly one of these states:
 
   held      ref_count > 0; it is in the block tables of that many sequences
-  cached    ref_count = 0, with a hash: it holds part of a known prefix, and can be evicted until a prefix hit holds it
+  cached    ref_count = 0, with a hash: its content is part of a known prefix; a prefix hit makes it held again, or it
+            is evicted
   free      ref_count = 0, without a hash; allocated before cached blocks
   untouched free, and never allocated: no physical memory backs it yet
 
@@ -120,8 +121,8 @@ class BlockPool:
     def release(self, block_ids: Sequence[int], num_proven: int | None = None) -> None:
         """Removes a holder from each block of a sequence. `block_ids`: in order of position.
 
-        Finite logits were computed from the first `num_proven` blocks (None = all). The other blocks stay as they are,
-        proven or not: another holder may have proven them.
+        Finite logits were computed from the first `num_proven` blocks (None = all). The state of the other blocks does
+        not change: another holder may have proven them.
         """
         for index, block_id in reversed(list(enumerate(block_ids))):
             assert self._ref_counts[block_id] > 0, f"block {block_id} released more often than held"
@@ -137,8 +138,8 @@ class BlockPool:
     def register(self, block_id: int, content: bytes) -> None:
         """Adds a held, full block to the prefix index. `content`: the hash of its content.
 
-        If the index already has another block with this content, the index stays as it is, unless the other block is
-        neither held, proven nor vouched for.
+        If the index already has another block with this content, that block stays in the index. A doubtful block (see
+        `_is_doubtful`) is replaced instead.
         """
         assert self._ref_counts[block_id] > 0
         other = self._cached.get(content)
@@ -176,7 +177,7 @@ class BlockPool:
                 self._unproven.add(block_id)
 
     def take_unclear(self) -> tuple[int, ...]:
-        """Returns the blocks that the next plan must clear: those allocated since the last call that may hold a NaN."""
+        """Returns the blocks that the next plan must clear: allocated since the last call, and possibly with a NaN."""
         taken = tuple(self._to_clear)
         self._to_clear = []
         return taken
@@ -223,7 +224,7 @@ class BlockPool:
         return sum(1 for block_id in block_ids if self._ref_counts[block_id] == 0)
 
     def check_integrity(self, block_tables: Iterable[Sequence[int]]) -> None:
-        """Raises AssertionError if counts and lists contradict each other or the sequences' block tables."""
+        """Raises AssertionError if counts and lists contradict each other, or contradict the block tables."""
         expected = [0] * self.num_blocks
         for table in block_tables:
             assert len(set(table)) == len(table), f"a block table names a block twice: {list(table)}"

@@ -16,14 +16,14 @@ class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
     """A limit of the reasoning's tokens, and how the model writes the reasoning's beginning and end."""
 
     num_tokens: int  # after this many tokens of reasoning, the sequence continues with `end_ids`
-    # the answer begins with this text, after which the reasoning begins; empty: the reasoning begins with the answer
+    # text at the beginning of the answer, before the reasoning; empty: the answer begins with the reasoning
     start: str
     ends: tuple[str, ...]  # texts that end the reasoning
     end_ids: tuple[int, ...]  # tokens of one of these texts
 
 
 class DecodingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings by which a sequence is sampled and ends. All values are validated.
+    """The settings that control how a sequence is sampled and when it ends. All values are validated.
 
     With the logits and the position, these settings determine every token of the sequence.
     """
@@ -66,5 +66,5 @@ class DecodingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_mask(self) -> bool:
-        """True if the sampling rank may postpone the sequence, because the mask of its next token is not ready."""
+        """True if masks limit the tokens. The sampling rank postpones the sequence while a mask is not ready."""
         return bool(self.grammar) or self.thinking is not None

@@ -104,8 +104,8 @@ class Engine:
     def add(self, sequence: Sequence, is_resume: bool = False) -> SequenceOutput | None:
         """Queues a sequence. Raises RequestError or QueueFull.
 
-        If the sequence is complete already, because its front has resumed it after the last token, does not queue it
-        but returns its last output. Otherwise returns None.
+        A front may resume a sequence after its last token. Such a complete sequence is not queued, and its last output
+        is returned. Returns None for a sequence that is queued.
         """
         reason = sequence.finish_reason(self.scheduler.config.max_model_len) if sequence.num_generated else None
         if reason is not None:
@@ -130,7 +130,7 @@ class Engine:
         )
 
     def step(self) -> list[SequenceOutput]:
-        """Submits plans while the scheduler returns any. Then waits for the oldest plan and returns its outputs.
+        """Submits plans until the scheduler returns none. Then waits for the oldest plan and returns its outputs.
 
         Returns an empty list if no plan is in flight.
         """

@@ -32,7 +32,8 @@ def measured_load(scheduler: Scheduler, costs: StepSeconds | None) -> MeasuredLo
         most = min(most, max(held, held * config.max_num_seqs // num_running))
     prefill_per_s = decode_per_s = 0.0
     if costs is not None:
-        # For a chunk of the whole budget: as in StepWork, each token counts as attending to the whole chunk.
+        # The speed for a chunk of the whole token budget. As in StepWork, each token counts as if it attended to the
+        # whole chunk.
         prefill_per_s = 1 / (costs.token_s + costs.pair_s * config.max_num_batched_tokens)
         decode_per_s = config.max_num_seqs / costs.decode_s(config.max_num_seqs)
     return MeasuredLoad(

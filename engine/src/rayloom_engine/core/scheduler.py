@@ -6,7 +6,7 @@ between these two numbers.
 
 Each step gives tokens to sequences in this order:
   1. waiting sequences of tenants that run fewer sequences than another tenant; if there is no room, they preempt
-     sequences of such other tenants
+     sequences of tenants that run more
   2. running sequences that lack one token (decode), oldest first; then sequences that lack more (prefill, resume).
      If the decodes alone would use up the budget, decodes and prefills take turns: the sequence whose last step is
      longest ago comes first
@@ -159,8 +159,8 @@ class Scheduler:
     def restrict(self, only: frozenset[str] | None) -> None:
         """Schedules only these request ids from now on (None = all) and makes other running sequences wait again.
 
-        A sequence in flight keeps its slot until its token is appended; otherwise the token would be sampled twice.
-        Therefore call `restrict` before every step.
+        A sequence in flight keeps its slot until its token is appended; otherwise the token would be sampled twice. A
+        later call takes the slot away, so call `restrict` before every step.
         """
         self._planner.only = only
         if only is not None:
@@ -268,8 +268,8 @@ class Scheduler:
                 self._append(sequence, sampled, outputs)
         for slot in result.dirty_slots:
             if sequences[slot].state is not SequenceState.FINISHED:
-                # The sequence's blocks may hold a NaN, so they are cleared before another sequence uses them. If the
-                # logits are not finite without a draft, either, the sequence ends as corrupt.
+                # The sequence's blocks may hold a NaN, so they are cleared before another sequence uses them. If its
+                # logits without a draft are not finite either, the sequence ends as corrupt.
                 sequences[slot].has_dirty_drafts = True
                 self._planner.set_aside(sequences[slot])
         return outputs

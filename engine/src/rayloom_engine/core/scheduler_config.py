@@ -21,7 +21,7 @@ class SchedulerConfig:
     depth: int = 1  # limit of plans in flight
     num_ahead: int = 0  # limit of plans in flight that compute a placeholder of the same sequence
     max_loras: int = 0  # adapters that the ranks hold at once
-    window: int | None = None  # positions that a token attends to, itself included; None if any layer attends to all
+    window: int | None = None  # positions that a token attends to, its own included; None: some layer attends to all
     speculation: SpeculationConfig | None = None  # None: no drafts
 
     def __post_init__(self) -> None:

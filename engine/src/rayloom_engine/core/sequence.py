@@ -100,7 +100,7 @@ class Sequence:
         self.waits_for_form = False  # the next token waits for a grammar that the sampling rank builds
         # prompt tokens found in the prefix cache at the first admission; None before that
         self.num_cached_tokens: int | None = None
-        self.queued_at = 0.0  # time of acceptance by the Engine's clock
+        self.queued_at = 0.0  # time, by the Engine's clock, at which the Engine accepted the sequence
         self.queue_s: float | None = None  # seconds from acceptance to the first step; None before that
         self.num_preemptions = 0
         self.wants_prompt_logprobs = params.prompt_logprobs is not None
@@ -251,7 +251,7 @@ def order_of(sequence: Sequence) -> tuple[int, float, int]:
 
 @dataclass(frozen=True, slots=True)
 class KnownPrompt:
-    """A sequence of which the ranks have the prompt and the first `num_blocks` entries of the block table."""
+    """A sequence whose prompt the ranks have, and the first `num_blocks` entries of its block table."""
 
     sequence: Sequence
     num_blocks: int

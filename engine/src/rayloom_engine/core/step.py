@@ -3,10 +3,9 @@
 A rank has a table of slots, one per running sequence; a plan contains only the changes to this table. A sequence that
 is new to the ranks (admitted, resumed after preemption, or any sequence after an epoch change) is sent once as a
 NewSlot. If the ranks have a slot with the same prompt, NewSlot names that slot, so a prompt is sent once for all of its
-choices.
-A rank reads token ids from plans, even ids that it has sampled itself: the earlier stages of a pipeline do not sample
-and have no other source, and all stages work alike. Placeholders (`SlotStep.num_placeholders`) are the exception. Only
-a rank that samples every token itself may get placeholders, which means the only rank of an engine.
+choices. A rank reads token ids from plans, even ids that it has sampled itself: the earlier stages of a pipeline do not
+sample and have no other source, and all stages work alike. Placeholders (`SlotStep.num_placeholders`) are the
+exception. Placeholders are only for a rank that samples every token itself: the rank of an engine with a single rank.
 """
 
 from __future__ import annotations
@@ -119,13 +118,13 @@ class PromptLogprobs(msgspec.Struct, frozen=True):
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     step_id: int
     epoch: int
-    # One token for each SlotStep with `samples`, in plan order. Corrupt, broken and postponed slots have none, nor have
-    # dirty slots whose first row is not finite.
+    # One token for each SlotStep with `samples`, in plan order. Corrupt, broken and postponed slots have no token. A
+    # dirty slot has no token if its first row is not finite.
     sampled: tuple[SampledToken, ...] = ()
     # The accepted draft tokens, for each slot in order of position. The slot's token in `sampled` follows them.
     accepted: tuple[SampledToken, ...] = ()
-    # Slots with a draft that have a row of logits that is not finite. Tokens from earlier rows are valid. The slot is
-    # computed again without a draft, because the draft may be the cause.
+    # Slots with a draft, and with logits that are not finite in at least one row. Tokens from earlier rows are valid.
+    # The slot is computed again without a draft, because the draft may be the cause.
     dirty_slots: tuple[int, ...] = ()
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     corrupt_slots: tuple[int, ...] = ()  # slots whose logits are not finite; no token is sampled for them

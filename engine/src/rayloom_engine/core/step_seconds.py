@@ -4,8 +4,8 @@
 
 A decode is a sequence with one token in the step. The costs of a prompt's tokens are proportional to their
 floating-point operations (StepWork), so one measured number, the seconds per operation, gives token_s and pair_s. An
-operation takes longer in a chunk of 16 tokens than in a chunk of 512. So the number is measured in real steps: the
-scheduler has chosen the sizes of their chunks by the value measured before.
+operation takes longer in a chunk of 16 tokens than in a chunk of 512. So the number is measured in real steps, with the
+chunk sizes that the scheduler chooses.
 """
 
 from __future__ import annotations

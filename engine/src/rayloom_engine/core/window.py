@@ -19,15 +19,15 @@ def first_seen_block(position: int, window: int | None, block_size: int) -> int:
 
 
 def num_seen(start: int, window: int | None) -> int:
-    """Returns an upper bound of the number of positions before `start` that a token from `start` on sees."""
+    """Returns an upper bound of the number of positions before `start` that a token at `start` or later sees."""
     return start if window is None else min(start, window)
 
 
 def most_blocks(num_tokens: int, window: int | None, max_step_tokens: int, block_size: int) -> int:
     """The most blocks that a sequence of `num_tokens` holds at once, if a step computes at most `max_step_tokens`.
 
-    The first token of a step sees the window - 1 positions before it. If these positions begin inside a block, they are
-    in one more block.
+    The first token of a step sees the window - 1 positions before it. If these positions begin inside a block, they
+    occupy one more block.
     """
     total = -(-num_tokens // block_size)
     if window is None:

@@ -1,6 +1,6 @@
 """BlackBox: two files that outlive the EngineCore.
 
-One file has the positions that plans in flight compute of each sequence (`core.planning.spans`), the other has the
+One file has the positions of each sequence that plans in flight compute (`core.planning.spans`). The other file has the
 sequences that are suspected of crashes. The files are written without fsync: they must survive the process, but need
 not survive a crash of the machine. An incomplete record is ignored: its process was killed during the write.
 """
@@ -34,7 +34,7 @@ class BlackBox:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Reads the last EngineCore process's files. If that process died with plans in flight, counts the death."""
+        """Reads the files of the last EngineCore process. If it died with plans in flight, counts the death."""
         path = folder / "in_flight"
         self._suspicion_path = folder / "suspicion"
         self.suspicion = _read(self._suspicion_path, Suspicion) or Suspicion()

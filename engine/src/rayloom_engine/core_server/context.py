@@ -45,8 +45,8 @@ class CoreContext:
         state.serving(kv_explanation)
         forget_failure(self.folder.path)
         if is_first:
-            # The objects that exist now will stay, so they are exempted from garbage collection, which would delay a
-            # step.
+            # The objects that exist now will stay. They are exempted from garbage collection, because a collection of
+            # all of them would delay a step.
             gc.collect()
             gc.freeze()
         self.io.flush_status()

@@ -1,4 +1,4 @@
-"""GatewayCounter: counts the requests of gateways, whose results the engine's own front does not see.
+"""GatewayCounter: counts the requests of gateways, because the engine's own front does not see their results.
 
 A request counts as finished when its last token is sampled, when a gateway has found a stop string in its text, or when
 an error of the engine ends it. Three kinds of requests do not count: refused requests, requests that
@@ -28,8 +28,8 @@ class GatewayCounter:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._connections: set[int] = set()
-        # Unfinished sequence -> time of acceptance; None once its first token is sampled, by this engine or an earlier
-        # one.
+        # Unfinished sequence -> time at which it was accepted; None once its first token is sampled, by this engine or
+        # by an earlier engine.
         self._unfinished: dict[str, float | None] = {}
         self._num_finished = 0
         self._num_failed = 0
@@ -37,7 +37,7 @@ class GatewayCounter:
         self._first_token_s = 0.0
 
     def connected(self, connection: int) -> None:
-        """Counts the sequences of this connection from now on, because it is a gateway's."""
+        """Counts the sequences of this connection from now on, because its peer is a gateway."""
         self._connections.add(connection)
 
     def disconnected(self, connection: int) -> None:

@@ -76,7 +76,7 @@ class Core:
         while True:
             messages = inbox.take()
             if messages:
-                self._renew_note()  # A message may crash this process. Then the last step must not be blamed.
+                self._renew_note()  # A message may crash this process. A crash must not be blamed on the last step.
             for connection, message in messages:
                 self._handle(connection, message)
             if messages and not (self._state.stats.num_running or self._state.stats.num_waiting):
@@ -124,8 +124,8 @@ class Core:
         else:
             self._publisher.unsubscribe(connection)
             self._gateways.disconnected(connection)
-            # The suspects stay: the front will submit its sequences again, and one of them may even have crashed the
-            # front.
+            # The suspects stay: the front will submit its sequences again, and one of these sequences may even have
+            # crashed the front.
             prefix = f"{connection}."
             for sequence in list(self._engine.scheduler.unfinished()):
                 if sequence.request_id.startswith(prefix):
@@ -149,7 +149,7 @@ class Core:
     def _hold_trial(self) -> None:
         """While there are suspects, restricts the scheduler: first to a probe, then to the suspects of a trial.
 
-        The probe comes first: ranks that die with every plan then die with the probe, and no suspect is blamed.
+        The probe comes first, so that ranks that die with every plan die with the probe, and no suspect is blamed.
         """
         suspicion = self._box.suspicion
         scheduler = self._engine.scheduler
@@ -186,7 +186,7 @@ class Core:
         state.set_patience(patience_s(state.hang_seconds, forecast_s, is_trial=self._box.is_trial))
 
     def _end_step(self) -> None:
-        """Records the positions in flight after a step, unless the next step will soon overwrite the record anyway.
+        """Records the positions in flight after a step, if the next step may not overwrite the record soon.
 
         With one plan in flight at a time, the record of an ended plan stays until the next plan is recorded, a message
         arrives, or the engine is idle. After a step of a trial, the positions are recorded in any case.
@@ -302,11 +302,11 @@ def _request_id(connection: int, attempt: int, sequence_id: str) -> str:
     """The scheduler's name of a sequence: connection and attempt (its source), and the id.
 
     The name contains the attempt, so that outputs or an Abort of an earlier attempt on the same connection are never
-    taken for those of a later attempt.
+    taken for outputs or an Abort of a later attempt.
     """
     return f"{_source(connection, attempt)}/{sequence_id}"
 
 
 def _sequence_id(request_id: str) -> str:
-    """The front's name of a sequence. It is random, so no two sequences have the same, even after a restart."""
+    """The front's name of a sequence. It is random, so no two sequences have the same name, even after a restart."""
     return request_id.partition("/")[2]

@@ -33,7 +33,7 @@ class RunFolder:
         return (self.path / "token").read_text().strip()
 
     def is_draining(self) -> bool:
-        """True if the engine was asked to drain. Gateways must know this even before the front has connected."""
+        """True if the engine was asked to drain. Gateways must learn this even before the front has connected."""
         return drain_mark(self.path).exists()
 
     def draw_epoch(self) -> int:

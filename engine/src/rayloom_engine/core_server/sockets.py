@@ -50,8 +50,8 @@ logger = logging.getLogger(__name__)
 _START_STATUS_SECONDS = 0.1  # seconds between two statuses during a start, so that progress bars move
 _STATUS_SECONDS = 1.0
 _STALL_SECONDS = 30.0  # seconds within which a front must read a small message, see unsent.py
-# The most unsent bytes for a front. A front that exceeds them is disconnected at once, because the machine's memory is
-# for the ranks. A front that reads has far fewer unsent bytes.
+# The most unsent bytes for a front. A front with more unsent bytes is disconnected at once, because the ranks need the
+# machine's memory. A front that reads has far fewer unsent bytes.
 _MOST_UNSENT_BYTES = 2**30
 
 
@@ -87,7 +87,7 @@ class Inbox:
         return taken
 
     def wait(self, seconds: float, at_most: float) -> bool:
-        """Waits for an entry, for the lesser of both times. Returns True as soon as there is an entry, else False."""
+        """Waits for an entry, for the smaller of both times. Returns True as soon as there is an entry, else False."""
         return self.event.wait(min(seconds, at_most))
 
 
@@ -154,7 +154,7 @@ class CoreIo:
     def send(self, connection: int, message: CoreMessage) -> None:
         """Sends a message, or drops it if the front is gone. For the main thread, which never waits for a front.
 
-        The I/O thread sends the bytes that the front's socket does not accept at once.
+        If the front's socket does not accept all bytes at once, the I/O thread sends the rest.
         """
         front = self._fronts.get(connection)
         if front is None:
@@ -344,5 +344,5 @@ class CoreIo:
     async def _flush_status(self) -> None:
         self._broadcast(self._status())
         for front in list(self._fronts.values()):
-            with contextlib.suppress(TimeoutError):  # a front that reads too slowly delays the caller no longer
+            with contextlib.suppress(TimeoutError):  # a front that reads slowly delays the caller by at most 1 s
                 await asyncio.wait_for(front.is_drained.wait(), 1.0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-# A front is disconnected if it does not read a message within the stall time, plus the time that all unsent bytes take
-# at this rate.
+# A front is disconnected if it does not read a message within the stall time, plus the time in which all unsent bytes
+# are sent at this rate.
 _LEAST_RATE = 2**20  # bytes per second
 
 
@@ -20,8 +20,7 @@ class Unsent:
     def keep(self, rest: memoryview, now: float) -> None:
         """Adds the rest of a message, which must be sent by a due time.
 
-        The more bytes are unsent, the later the due time, so that a large answer gets the time that a slow but steady
-        reader needs.
+        The due time is later if more bytes are unsent, so that a slow but steady reader has time for a large answer.
         """
         self.num_bytes += len(rest)
         self._messages.append((rest, now + self._stall_seconds + self.num_bytes / _LEAST_RATE))

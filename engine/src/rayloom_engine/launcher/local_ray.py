@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray's minimum; the engine stores nothing in it
 _POLL_SECONDS = 0.25
 _CONNECT_SECONDS = 5.0
-# number of failed connections after which Ray counts as ended; one may fail because a live control store has a full
-# backlog
+# number of failed connections after which Ray counts as ended; a connection may also fail because the backlog of a live
+# control store is full
 _MAX_FAILURES = 2
 
 

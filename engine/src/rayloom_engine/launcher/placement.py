@@ -1,4 +1,4 @@
-"""Placement of ranks in a Ray cluster: resources of ranks, whether they fit the nodes, the message if not. Pure."""
+"""Placement of ranks in a Ray cluster: resources of ranks, whether nodes have room, the message for no room. Pure."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _FORK_SERVER = ("-P", "-m", "rayloom_engine.launcher.fork_server")  # arguments 
 # seconds after a KillRank in which the fork server must confirm it; otherwise the fork server is hung and is killed
 _KILL_SECONDS = 5.0
 _IMPORT_SECONDS = 120.0  # used instead of _KILL_SECONDS while the fork server imports
-# At most this many of the seconds between two calls of `wait` count for _KILL_SECONDS: if more time passes, this
+# Of the time between two calls of `wait`, at most this much counts for _KILL_SECONDS. If more time has passed, this
 # process was stopped, and perhaps the fork server, too.
 _MOST_PASSED_SECONDS = 1.0
 _EXIT_SECONDS = 2.0  # the most seconds to wait for the end of a fork server that has closed its connection

@@ -18,7 +18,8 @@ from rayloom_engine.models.rope.parameters import RopeParameters, read_one_rope,
 from rayloom_engine.models.traits import LLAMA, Traits
 
 # The layers that have a window. all-if-set: all layers, if use_sliding_window is set. types: the layers that the field
-# layer_types names. some: the same, if use_sliding_window is set. `_unnamed_layers` has the rules without layer_types.
+# layer_types names. some: as `types`, if use_sliding_window is set. `_unnamed_layers` has the rules without
+# layer_types.
 WindowRule = Literal["none", "all", "all-if-set", "some", "types"]
 
 _MAX_SCALE = 1e6
@@ -142,7 +143,7 @@ def has_native_decoder(config: ConfigJson) -> bool:
 def missing_in_decoder(config: ConfigJson) -> str:
     """Returns why the native decoder cannot compute a model of an architecture that it has; empty if it can.
 
-    Also empty for an architecture that it does not have.
+    Also empty for all other architectures.
     """
     family = FAMILIES.get(_named_architecture(config))
     return "" if family is None else _missing_value(config, family)

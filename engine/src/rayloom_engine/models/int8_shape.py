@@ -50,7 +50,7 @@ def check_groups(shape: ModelShape, num_shards: int) -> None:
 
 
 def aligned_counts(shape: ModelShape, counts: Iterable[int]) -> tuple[int, ...]:
-    """Returns those of `counts` with which a rank's inputs of the matrices o and down are whole groups."""
+    """Returns those of `counts` for which a rank's inputs of the matrices o and down are whole groups."""
     if shape.scheme is None:
         return tuple(counts)
     unit = shape.scheme.cut_unit

@@ -37,7 +37,7 @@ class RankModel(Protocol):
 
     @property
     def hidden_dtype(self) -> torch.dtype:
-        """Type of the hidden states that one stage sends to the next, so that the residual stream is not rounded."""
+        """Type of the hidden states between stages; the residual stream is not rounded when it is sent."""
 
     @property
     def weight_bytes(self) -> int:

@@ -61,8 +61,8 @@ def weight_files(folder: Path) -> list[Path]:
 def _names_in(index: Path, weight_map: object) -> list[str]:
     """Returns the files that an index names, each once.
 
-    A name must not lead out of the model's folder. This checks the names, not the resolved paths, because files in the
-    hub library's cache are links into another folder.
+    A name must not lead out of the model's folder. This function checks the names, not the resolved paths, because
+    files in the hub library's cache are links into another folder.
     """
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{index}: weight_map must be an object, tensor name -> file name")

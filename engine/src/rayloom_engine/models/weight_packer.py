@@ -55,7 +55,7 @@ class WeightPacker:
     def read(self, name: str) -> None:
         """Records that the tensor `name` is in place. Call it once for each tensor, with no reference to it left.
 
-        Raises the error of an earlier scheme that could not be finished, because the rest of a load may take minutes.
+        If `finish` of an earlier scheme has failed, raises its error now, because the rest of a load may take minutes.
         """
         while self._finishing and self._finishing[0].done():
             self._finishing.popleft().result()

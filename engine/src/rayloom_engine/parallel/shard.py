@@ -24,7 +24,7 @@ class Shard:
     def part(self, size: int, unit: int = 1) -> range:
         """Returns this shard's range of the indices 0 to `size`. The shards' lengths differ by at most one unit.
 
-        Every boundary is a multiple of `unit`, which weights that are quantised in groups need.
+        Every boundary is a multiple of `unit`, because quantised weights can be cut only between groups.
         """
         num_units = -(-size // unit)
         start = self.index * num_units // self.count * unit

@@ -20,7 +20,7 @@ class TensorGroup(Protocol[ArrayT]):
         """Returns the sum of all ranks' parts, bit for bit the same on each rank. Overwrites `part`."""
 
     def gather(self, part: ArrayT) -> ArrayT | None:
-        """Joins each rank's part of the vocabulary to [N, V]. Returns this on the first rank, None on the others."""
+        """Joins the ranks' parts of the vocabulary. Returns [N, V] on the first rank, None on the other ranks."""
 
 
 class OneRank:

@@ -49,7 +49,7 @@ class EngineEstimate:
     def changed(self, changes: CacheChanges) -> bool:
         """Applies changes of the prefix index. Returns False if the caller must request the whole index.
 
-        After a request, changes are dropped until a part of the whole index arrives; for these changes, returns True.
+        While the whole index is requested and no part of it has arrived, changes are dropped, and the result is True.
         """
         is_applied = self.index.apply(changes)
         must_ask = not is_applied and not self._is_asked

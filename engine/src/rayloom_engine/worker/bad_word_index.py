@@ -1,4 +1,4 @@
-"""BadWordIndex: finds the bad words of a sequence by their last token but one."""
+"""BadWordIndex: finds the bad words of a sequence by their second-last token."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import numpy.typing as npt
 
 
 class BadWordIndex:
-    """Finds words that the next token would complete. Compares only words whose last token but one is the newest."""
+    """Finds words that the next token would complete. Compares only words whose second-last token is the newest."""
 
     def __init__(self, bad_words: tuple[tuple[int, ...], ...]) -> None:
         self._singles = tuple(word[-1] for word in bad_words if len(word) == 1)
-        self._by_newest: dict[int, list[tuple[int, ...]]] = {}  # last token but one -> words
+        self._by_newest: dict[int, list[tuple[int, ...]]] = {}  # second-last token -> words
         for word in bad_words:
             if len(word) > 1:
                 self._by_newest.setdefault(word[-2], []).append(word)

@@ -1,7 +1,7 @@
 """Bans: the tokens of a slot that cannot be chosen next, by min_tokens, bad_words and allowed_token_ids.
 
-Bans never leave a slot without a token. If all tokens would be banned, only allowed_token_ids applies; without
-allowed_token_ids, no token is banned then.
+Bans never leave a slot without a token. If the bans cover all tokens, only allowed_token_ids applies. If
+allowed_token_ids is not set, no token is banned.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Ids = npt.NDArray[np.int64]
 
 
 def all_banned_ids(slot: Slot, vocab_size: int) -> Ids | None:
-    """Returns the ids of banned tokens, of which some may occur twice. None if every token may be chosen.
+    """Returns the ids of banned tokens; an id may occur twice. None if every token may be chosen.
 
     Samplers do not need them for a slot with a mask: `mask_slot` has removed the banned tokens from the mask.
     """
@@ -36,8 +36,8 @@ def all_banned_ids(slot: Slot, vocab_size: int) -> Ids | None:
 def mask_slot(slot: Slot, vocab_size: int) -> None:
     """Sets the slot's mask: the token that thinking forces, else the tokens that the form allows, except banned tokens.
 
-    A forced token may be a banned token. Without forced token and form, the slot has no mask. May raise GrammarFault;
-    the slot then has no mask either.
+    A forced token may be a banned token. The slot has no mask if it has neither a forced token nor a form, or if
+    GrammarFault is raised.
     """
     slot.allowed = None
     forced = None if slot.thinking is None else slot.thinking.forced()

@@ -1,9 +1,9 @@
 """Builds: grammars that one thread of a rank builds, while steps compute the other sequences.
 
 A wait for a build counts as progress of the rank, so it is never taken for a hang. A build is given up once it has used
-CPU_S seconds of the thread's CPU time, and the other builds continue on a new thread. The limit is CPU time, because it
-depends on the grammar alone, while other work on the machine delays every build. WALL_S limits the waits for a build
-that gets no CPU time.
+CPU_S seconds of the thread's CPU time, and the other builds continue on a new thread. The limit is CPU time, because
+CPU time depends on the grammar alone, while other work on the machine delays every build. WALL_S limits the waits for a
+build that gets no CPU time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Build(Generic[_T]):
         self.has_cpu_limit = has_cpu_limit
         self.future: Future[_T] = Future()
         self.is_begun = False  # submitted to the thread
-        # Why the build was given up; empty if it was not. If it has ended nevertheless, `wait_for` returns its result.
+        # Why the build was given up; empty: it was not given up. If the build has ended nevertheless, `wait_for`
+        # returns its result.
         self.given_up = ""
 
 
@@ -83,7 +84,7 @@ class Builds:
                 build.is_begun = True
 
     def wait_for(self, build: Build[_T]) -> _T:
-        """Returns what the build made, or raises its exception. Raises GrammarFault if the build is given up."""
+        """Returns the result of the build, or raises its exception. Raises GrammarFault if the build is given up."""
         while not self.is_done(build):
             self.wait_a_slice(build)
         if not build.future.done() or build.future.cancelled():

@@ -45,7 +45,10 @@ class RankComputation(Protocol[ArrayT]):
         """
 
     def copy_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:
-        """Copies whole KV blocks in all layers; each pair is (from, to). No block may be source and destination."""
+        """Copies whole KV blocks in all layers; each pair is (from, to).
+
+        No block may be both a source and a destination.
+        """
 
     def forward(
         self,
@@ -54,7 +57,7 @@ class RankComputation(Protocol[ArrayT]):
         group: TensorGroup[ArrayT],
         wanted_rows: Sequence[int] | None,
     ) -> ArrayT:
-        """Returns hidden states [T, D] as `models.model.RankModel.forward`.
+        """Returns hidden states [T, D], as `models.model.RankModel.forward` does.
 
         `received_TD`: the hidden states of the previous stage, which may be overwritten; None in the first stage.
         """
@@ -117,7 +120,7 @@ class LoadedPart(Protocol):
 
     @property
     def hidden_dtype(self) -> str:
-        """Type of the hidden states that one stage sends to the next, so that the residual stream is not rounded."""
+        """Type of the hidden states between stages; the residual stream is not rounded when it is sent."""
 
     @property
     def arithmetic(self) -> str:

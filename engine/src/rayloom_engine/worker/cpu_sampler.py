@@ -78,7 +78,7 @@ class CpuSampler:
 
 
 def _sampling(slot: Slot, vocab_size: int, arrays: list[npt.NDArray[np.generic]]) -> tuple[int | float, ...]:
-    """Returns an element of SAMPLING. Adds the arrays whose addresses it holds to `arrays`."""
+    """Returns an element of SAMPLING. Adds to `arrays` the arrays whose addresses the element holds."""
     params = slot.params
 
     def address(array: npt.NDArray[np.generic]) -> int:

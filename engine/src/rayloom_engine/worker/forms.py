@@ -1,7 +1,7 @@
 """Forms: the grammars of a rank's running sequences, on the rank that samples.
 
-The state of a matcher depends only on the token ids in plans, like all state of a rank. So it needs no message of its
-own: after a preemption, a rebuild or a restart of the core, the NewSlot has the generated ids, and a new matcher
+The state of a matcher depends only on the token ids in plans, like all state of a rank. So a matcher needs no message
+of its own: after a preemption, a rebuild or a restart of the core, the NewSlot has the generated ids, and a new matcher
 consumes them.
 """
 
@@ -43,7 +43,7 @@ class Forms:
     def __init__(self, load_vocabulary: Callable[[], Vocabulary]) -> None:
         """`load_vocabulary` may raise GrammarFault. A thread calls it, for the first form or when the rank is idle."""
         self._builds = Builds()
-        # The CPU time of this build depends on no client's grammar.
+        # This build has no CPU limit, because it depends on no client's grammar.
         self._vocabulary = Build(load_vocabulary, has_cpu_limit=False)
         self._has_begun = threading.Event()  # the vocabulary is loaded, or is being loaded
         self._is_watched = False
@@ -88,7 +88,7 @@ class Forms:
 
     @property
     def is_built(self) -> bool:
-        """True if `token_bytes` does not wait for the vocabulary. Starts to load it if no earlier call has."""
+        """True if `token_bytes` does not wait for the vocabulary. Starts to load it if it is not being loaded."""
         self._load()
         return self._builds.is_done(self._vocabulary)
 

@@ -63,7 +63,7 @@ class RankPlace:
     """Identifies a start of a rank, and the core to which the rank connects."""
 
     rank: int
-    incarnation: int  # number of this start: a later start of the rank has a higher one
+    incarnation: int  # number of this start: a later start of the rank has a higher number
     ranks_on_host: int  # number of ranks that share this machine's cores and memory, this one included
     address: str  # HOST:PORT of the core
     token: str = field(repr=False)
@@ -185,7 +185,8 @@ class RankServer:
                 if group_abort.abort(order.ticket):
                     logger.info("rank %d: the core has aborted the waits for other ranks", self._place.rank)
         control.close()  # a message of another type also ends the loop, and the core must notice that
-        # Without a core, a peer that hangs is not replaced, and a rank that waits does not connect to a new core.
+        # Without a core, a peer that hangs is not replaced. A rank that waits for this peer would not connect to a new
+        # core.
         group_abort.abort(_ALL_TICKETS)
 
     def _progress(self, phase: str, done: int, total: int, unit: str) -> None:
@@ -222,8 +223,8 @@ class RankServer:
                 steps.send(reply)
             if isinstance(reply, Failed) and self._rank is not None:
                 # Peers may wait for this rank's part of a sum, although only another rank's connection broke. Leaving
-                # the group ends their waits, and they report failures too. So leave only after the reply, from which
-                # the core gets the original failure first.
+                # the group ends their waits, and they report failures too. The core must get the original failure
+                # first, so leave only after the reply.
                 self._leave()
 
     def _load(self) -> Loaded | Failed:

@@ -112,7 +112,7 @@ class Runner(Generic[ArrayT]):
             received_TD = self._link.receive(plan.num_tokens)
             started += time.perf_counter() - waiting_since  # the wait does not count as this stage's time
         hidden_TD = self._computation.forward(batch, received_TD, self._group, _wanted_rows(batch))
-        # Check before the hidden states are sent. Otherwise the next stage would exit, and not this damaged stage.
+        # Check before the hidden states are sent. Otherwise the next stage would exit instead of this damaged stage.
         self._check_probes(batch, hidden_TD)
         if self._link is not None and not stage.is_last:
             forward_s = time.perf_counter() - started
@@ -166,8 +166,8 @@ class Runner(Generic[ArrayT]):
     def _load_adapter(self, load: AdapterLoad) -> None:
         """Loads an adapter into its slot.
 
-        If this fails, the rank that answers reports it. On another rank, hidden states of tokens with the adapter
-        become NaN, so the rank that answers finds the logits of these sequences corrupt.
+        If loading fails on the rank that answers, this rank reports the failure. On another rank, hidden states of
+        tokens with the adapter become NaN, so the rank that answers finds the logits of these sequences corrupt.
         """
         self._broken_adapters.pop(load.slot, None)
         try:

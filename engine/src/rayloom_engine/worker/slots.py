@@ -125,7 +125,7 @@ class Slot:
         return self.num_tokens - self.num_prompt_tokens
 
     def note_sampled(self, token_id: int) -> None:
-        """Stores an id that this rank has sampled, in case that a later plan has a placeholder for it."""
+        """Stores an id that this rank has sampled, in case a later plan has a placeholder for it."""
         if not self.params.has_mask:  # plans have no placeholders for a slot with masks, whose samples may be dropped
             self.sampled_ids.append(token_id)
 
@@ -135,7 +135,7 @@ class Slot:
         self.append_tokens(tuple(self.sampled_ids[:num]))
 
     def append_tokens(self, token_ids: tuple[int, ...]) -> None:
-        """Appends at least one token id. Drops as many of the oldest sampled ids, which need no placeholder now."""
+        """Appends at least one token id. Drops the same number of the oldest `sampled_ids`."""
         del self.sampled_ids[: len(token_ids)]
         end = self.num_tokens + len(token_ids)
         if self.form is not None:

@@ -48,13 +48,13 @@ def find_model(
     """Returns the model's folder and shape. Raises ModelError or ConfigError.
 
     A rotary embedding that depends on the context is computed for `max_model_len` as the user has set it, or else for
-    the model's longest context. So `config` must be that of the first start. A restarted process would have another
-    embedding if its `max_model_len` were a context that the first process has cut to fit into memory.
+    the model's longest context. So `config` must be that of the first start. The first process may cut the context to
+    fit into memory. With the cut context as `max_model_len`, a restarted process would have another embedding.
 
     Does not import torch, so that errors are reported at once. `has_weights`: False in a process that holds no part of
     the model and so needs no weight files.
     """
-    # A GGUF file names no type for its weights as dense numbers. So if `dtype` is set, all weights become dense.
+    # A GGUF file names no type for dense weights. A user who sets `dtype` therefore asks for dense weights.
     keeps_blocks = config.quantization == "auto" and config.dtype == "auto"
     resolved = resolve(config.model, config.revision, progress, has_weights=has_weights, keeps_blocks=keeps_blocks)
     shards = config.tensor_parallel_size
@@ -175,7 +175,7 @@ def _plan_cache(config: EngineConfig, loaded: LoadedPart, num_step_tokens: int, 
         kv_cache_memory_bytes=config.kv_cache_memory_bytes,
         num_kv_blocks=config.num_kv_blocks,
     )
-    # A step may have as many rows of logits as sequences, and those of one draft.
+    # A step has at most `max_num_seqs` rows of logits, or the rows of one draft if these are more.
     num_drafted = config.num_speculative_tokens if config.speculation != "off" else 0
     num_rows = max(config.max_num_seqs, 1 + num_drafted)
     num_sharing = ranks_on_host * config.engines_on_host
@@ -191,7 +191,7 @@ def _plan_cache(config: EngineConfig, loaded: LoadedPart, num_step_tokens: int, 
 
 
 def _adapters_bytes(config: EngineConfig, loaded: LoadedPart, num_step_tokens: int) -> int:
-    """Returns the bytes that adapters may take, also in a step. Raises ConfigError if the rank cannot compute them."""
+    """Returns the bytes of adapters and their buffers. Raises ConfigError if the rank cannot compute adapters."""
     if not config.takes_adapters:
         return 0
     if loaded.device_type != "cpu":

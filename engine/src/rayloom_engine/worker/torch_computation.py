@@ -225,7 +225,8 @@ class TorchPart:
 class TorchTypes:
     """The types with which torch computes, as names, and the reason for them.
 
-    `dtype`: the type to which the weights are rounded. `compute_dtype`: that of activations and of weights in memory.
+    `dtype`: the type to which the weights are rounded. `compute_dtype`: the type of activations and of weights in
+    memory.
     """
 
     dtype: str

@@ -1,9 +1,9 @@
 """Backlog: the prompts that a step could compute, and how long they may make the running streams wait.
 
-On a CPU, a step whose whole token budget is prompts takes ten to forty times as long as a step with decodes alone, and
-every stream waits for it. On the other hand, a step with few prompt tokens reads the same weights as a step with many.
-So prompts that are spread over many steps end later, and fewer sequences decode together. The rules here weigh the
-number of streams that would wait against the number of prompts that would end earlier.
+On a CPU, a step that spends its whole token budget on prompts takes ten to forty times as long as a step with decodes
+alone, and every stream waits for it. On the other hand, a step with few prompt tokens reads the same weights as a step
+with many. So prompts that are spread over many steps end later, and fewer sequences decode together. The rules here
+weigh the number of streams that would wait against the number of prompts that would end earlier.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from rayloom_engine.core.step_seconds import StepSeconds
 # A long prompt lengthens a step with decodes by at most this share of the decodes' time. The times of steps vary, but
 # with this limit the time between two tokens of a stream stays below twice its usual value.
 _SHARE = 0.7
-# Several prompts may make a step with decodes at most this many times as long as a step of decodes alone that has one
-# more decode for each of these prompts.
+# Several prompts may lengthen a step with decodes to at most this many times the time of a reference step. The
+# reference step computes no prompts, but one more decode for each of these prompts.
 _PACE = 2.2
 # A single prompt gets as much time in a step as several prompts if this many such steps can compute all of it.
 _FEW_STEPS = 4
@@ -30,13 +30,13 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    num_streams: int  # decodes of sequences that have a token already: their clients would wait for a longer step
+    num_streams: int  # decodes of sequences that have a token already: a longer step delays their next token
     num_decodes: int  # all decodes of the step
     prompts: tuple[Prompt, ...]  # prompts in the order in which they are computed; not empty
 
     @property
     def size(self) -> int:
-        """Tokens of all prompts / tokens of the longest, rounded: 1 for a long and a tiny one, 3 for 3 equal ones."""
+        """Tokens of all prompts / tokens of the longest, rounded: 3 for 3 equal prompts, 1 if all others are tiny."""
         num_tokens = [prompt.num_tokens for prompt in self.prompts]
         return int(sum(num_tokens) / max(num_tokens) + 0.5)
 

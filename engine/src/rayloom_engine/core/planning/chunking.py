@@ -12,9 +12,9 @@ from math import isqrt
 from rayloom_engine.core.planning.step_builder import StepBuilder
 from rayloom_engine.core.window import num_seen
 
-# Up to this context, a chunk may use the whole token budget. The attention of all chunks of a step with longer contexts
-# may together cost at most as much as that of one chunk of the whole budget at this context. At this context, an 8B
-# model spends 0.6 times as long on attention as on its weights.
+# Up to this context, a chunk may use the whole token budget. In one step, the chunks with longer contexts may together
+# cost as much attention as one chunk of the whole budget at this context. At this context, an 8B model spends 0.6 times
+# as long on attention as on its weights.
 FULL_BUDGET_CONTEXT = 16_384
 # Every step reads all weights, so smaller chunks would slow the prompt down without making a step faster.
 LEAST_CHUNK = 64

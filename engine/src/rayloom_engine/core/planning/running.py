@@ -137,7 +137,7 @@ class RunningSequences:
     def planned(self, sequences: Iterable[Sequence]) -> None:
         """Records that tokens of these sequences are computed. Tokens of plans in flight count as computed.
 
-        Nothing is done for a sequence unless the plan fills one of its blocks or moves its sliding window past a block.
+        Changes a sequence only if the plan fills one of its blocks, or moves its sliding window past a block.
         """
         block_size = self._config.block_size
         if self._config.enable_prefix_caching:
@@ -165,7 +165,7 @@ class RunningSequences:
         sequence.num_registered_blocks = num_full
 
     def num_sole(self, sequence: Sequence, kept: set[int]) -> int:
-        """Returns how many blocks become free if this sequence releases its blocks and those in `kept` stay held."""
+        """Returns how many blocks become free if this sequence releases all of its blocks except those in `kept`."""
         return sum(1 for b in sequence.held_block_ids if b not in kept and self.pool.ref_count(b) == 1)
 
     def _give_back_unseen_blocks(self, sequence: Sequence) -> None:
@@ -186,9 +186,9 @@ class RunningSequences:
     def prove(self, sequence: Sequence) -> None:
         """Records that finite logits were computed from all known tokens of the sequence.
 
-        With a sliding window, this also lets other sequences reuse the blocks that the window has released; without
-        these blocks, a long prompt would have no cached prefix. The released blocks are most likely finite, too: a NaN
-        in them would have spread from layer to layer, far beyond the window of one layer, to the newest positions.
+        With a sliding window, also lets other sequences reuse the blocks that the window has released. Without these
+        blocks, a long prompt would have no cached prefix. The released blocks are most likely finite, too: a NaN in
+        them would have spread from layer to layer, far beyond the window of one layer, to the newest positions.
         """
         if sequence.first_block:
             num = min(sequence.first_block, sequence.num_registered_blocks)

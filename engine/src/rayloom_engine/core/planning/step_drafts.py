@@ -4,7 +4,7 @@ A sequence gets no draft if one of these conditions holds:
   - the request, or the engine's settings, switch speculation off
   - its tokens have a mask (a grammar, a limit of reasoning): the mask of a position depends on the tokens before it
   - its newest token is still being sampled, so the end of the sequence is not known
-  - the logits of one of its drafts were not finite, although the logits of its sampled tokens were
+  - the logits of one of its drafts were not finite, although the logits of its sampled tokens were finite
 
 A step gets no drafts if one of these conditions holds:
   - it computes tokens of a prompt: then a draft token costs as much as a token of the prompt

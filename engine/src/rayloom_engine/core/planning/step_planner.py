@@ -178,7 +178,7 @@ class StepPlanner:
                     builder.take(sequence, num, is_prompt=True)
 
     def _victim(self, sequence: Sequence) -> Sequence | None:
-        """Returns the sequence to preempt for `sequence`: that with the highest rank, possibly `sequence` itself.
+        """Returns the sequence to preempt for `sequence`: it has the highest rank, and may be `sequence` itself.
 
         Returns None if `sequence` must wait for sequences in flight. These cannot be preempted: plans write to their
         blocks, and their sampled tokens would be lost.
@@ -304,7 +304,7 @@ class StepPlanner:
         in_flight = set(self._in_flight())
         higher = [s for its_rank, s in reversed(self._running.in_ranks()) if its_rank > rank and s not in in_flight]
         # End the list before the first sequence of this step. That sequence may copy a block of a sequence with a lower
-        # rank, which must therefore keep its blocks.
+        # rank, so sequences with lower ranks keep their blocks.
         num = next((index for index, s in enumerate(higher) if s in builder.num_tokens), len(higher))
         return higher[:num]
 

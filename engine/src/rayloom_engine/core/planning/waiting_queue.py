@@ -79,7 +79,7 @@ class WaitingQueue:
         self._admissions.pop(sequence.tenant, None)
         self._admissions[sequence.tenant] = self._num_admissions
         if len(self._admissions) > _MAX_TENANTS:
-            # Drops the oldest entry: its tenant comes before all others in any case, as a tenant without an entry does.
+            # Drops the oldest entry. Its tenant keeps its turn: a tenant without an entry comes before all others, too.
             del self._admissions[next(iter(self._admissions))]
 
     def in_turns(self, num_running: Mapping[str, int]) -> Iterator[tuple[int, Sequence]]:

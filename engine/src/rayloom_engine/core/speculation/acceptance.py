@@ -1,9 +1,9 @@
 """Acceptance: computes from the verified drafts of a sequence how many draft tokens are worth their time.
 
 Let r be the probability that a draft token is accepted if all tokens before it in the draft are accepted. Then the i-th
-token of a draft makes a later decode unnecessary with probability r ** i. It is worth verifying if r ** i is greater
-than its cost: the time that it adds to a step, divided by the time that a step without drafts takes for each of its
-tokens. So a draft has the largest length i with r ** i > cost. If not even one token is worth its cost, the sequence
+token of a draft makes a later decode unnecessary with probability r ** i. The token is worth verifying if r ** i is
+greater than its cost. Its cost is the time that it adds to a step, divided by the time per token of a step without
+drafts. So a draft has the largest length i with r ** i > cost. If not even one token is worth its cost, the sequence
 gets no drafts for its next 32 tokens, and then a short draft. If the tokens of this draft are rejected as well, the
 next pause is twice as long.
 """
@@ -30,7 +30,8 @@ class Acceptance:
     """The acceptance of one sequence's drafts."""
 
     def __init__(self) -> None:
-        self.rate = _FIRST_RATE  # share of draft tokens that are accepted after all draft tokens before them were
+        # share of accepted tokens, among draft tokens whose predecessors in the draft were accepted
+        self.rate = _FIRST_RATE
         self._pause = _FIRST_PAUSE
         self._resume_at: int | None = None  # number of tokens at which drafts are tried again; None: no pause
 

@@ -14,7 +14,7 @@ class SpeculationConfig:
     """The settings of speculation with n-grams."""
 
     num_tokens: int  # most tokens of a draft
-    min_ngram: int  # the least tokens at the end of the sequence that must have occurred earlier in it
+    min_ngram: int  # a draft needs an earlier occurrence of at least this many tokens at the end of the sequence
     max_ngram: int  # most tokens at the end of the sequence that are compared with earlier tokens
 
     @property

@@ -119,7 +119,7 @@ def _wait_until_loaded(pool: RankPool, deadline: float, progress: Progress, is_r
 
 
 def _check_time(pool: RankPool, deadline: float, attached: list[int], loaded: set[int]) -> None:
-    """After the deadline, raises RankLost for the first unconnected rank; if there is none, the first unloaded rank."""
+    """After the deadline, raises RankLost for the first unconnected rank, else for the first unloaded rank."""
     if time.monotonic() > deadline:
         late = [number for number in range(pool.world_size) if number not in attached]
         late = late or [number for number in attached if number not in loaded]
@@ -160,12 +160,12 @@ def _check_arithmetic(loaded: list[Loaded], is_rebuild: bool) -> None:
 
 
 def _first_misfit(values: Sequence[str]) -> int | None:
-    """Returns the index of the first value that differs from the first one; None if all are equal."""
+    """Returns the index of the first value that differs from `values[0]`; None if all values are equal."""
     return next((index for index, value in enumerate(values) if value != values[0]), None)
 
 
 def _report(pool: RankPool, progress: Progress) -> str:
-    """Reports the launcher's phase until all ranks are attached, then the slowest rank's. Returns the phase's name."""
+    """Reports the launcher's phase until all ranks are attached, then the slowest rank's phase. Returns its name."""
     if len(pool.attached) < pool.world_size:
         phase = pool.launch_phase
         if phase is not None:
@@ -216,8 +216,8 @@ def _ask(
     deadline = time.monotonic() + _MEET_SECONDS
     while waiting:
         if time.monotonic() > deadline:
-            # A rank without an answer is blamed, even if another rank has reported a failure: the other rank waited for
-            # the silent rank.
+            # A rank without an answer is blamed, even if another rank has reported a failure: the other rank failed
+            # because it waited for the silent rank.
             late = rank_to_blame({number: pool.attached[number].control.beat for number in waiting})
             raise RankLost(late, f"no answer to {type(order).__name__} in time")
         for number, reply in pool.poll(_POLL_SECONDS):

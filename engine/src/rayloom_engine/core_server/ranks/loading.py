@@ -27,8 +27,8 @@ class Loading:
     def __init__(self, world_size: int, now: float, *, is_rebuild: bool, missing_s: float, stuck_s: float) -> None:
         """In a rebuild, a rank is late after `missing_s` without a connection, or `stuck_s` without progress or work.
 
-        Work is CPU time, as in stillness.py: a rank that starts beside much other work may import for minutes, and its
-        replacement would need as long.
+        Work is CPU time, as in stillness.py: on a busy machine a rank may import for minutes, and its replacement would
+        need as long.
         """
         self._world_size = world_size
         self._is_rebuild = is_rebuild
@@ -50,7 +50,7 @@ class Loading:
     def _missing(self, now: float, beats: Mapping[int, Beat]) -> tuple[int, ...]:
         """Returns the ranks that have been missing for too long. The caller fences them.
 
-        Such a rank may be stopped, or cut off from this machine, so the launcher may take it for alive. The wait for
+        Such a rank may be stopped, or cut off from this machine. The launcher may then take it for alive. The wait for
         the next fence is twice as long, because the node may take long to start the rank's container.
         """
         missing = tuple(sorted(set(range(self._world_size)) - set(beats)))

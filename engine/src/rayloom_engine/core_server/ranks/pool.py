@@ -140,7 +140,7 @@ class RankPool:
         return [rank.control.beat for rank in self.attached.copy().values()]
 
     def ticket(self) -> int:
-        """Returns a new ticket: a number that no earlier order had."""
+        """Returns a new ticket: a number that no earlier order has."""
         self._last_ticket += 1
         return self._last_ticket
 
@@ -220,7 +220,7 @@ class RankPool:
     def fence(self, rank: int, incarnation: int | None) -> None:
         """Orders the launcher to kill the rank and to start it again.
 
-        `incarnation`: the number of the rank's start that is to be killed; None for the start that runs.
+        `incarnation`: number of the start whose process is killed (RankPlace); None: the process that runs now.
         """
         fence = Fence(rank, incarnation)
         if incarnation is not None:
@@ -232,10 +232,9 @@ class RankPool:
     def poll(self, timeout_s: float, is_due: bool = False) -> list[tuple[int, Reply]]:
         """Waits for replies of attached ranks and returns them as (rank, reply).
 
-        Returns an empty list if there is no reply within `timeout_s`, or earlier if a new rank connects. Raises
-        RankLost for a rank whose connection ended, or that has sent no beat for hang_seconds. If `is_due` (an answer to
-        a plan is expected), also raises RankLost for the rank that hangs, once no rank has made progress for
-        `patience_s`.
+        Returns an empty list if no reply arrives within `timeout_s`, or as soon as a new rank connects. Raises RankLost
+        for a rank whose connection ended, or that has sent no beat for hang_seconds. `is_due`: an answer to a plan is
+        expected. Then also raises RankLost for the rank that hangs, once no rank has made progress for `patience_s`.
         """
         poller = select.poll()
         by_fd = {fd: number for number, rank in self.attached.items() for fd in rank.steps.filenos()}
@@ -278,7 +277,7 @@ class RankPool:
             raise RankLost(standing, f"alive, but it stands still; no rank has advanced for {self.patience_s:g} s")
 
     def _has_last_words(self, rank: AttachedRank) -> bool:
-        """True if a rank whose control connection has ended has sent a reply that is still unread.
+        """The control connection of `rank` has ended. Returns True if the rank has sent a reply that is still unread.
 
         A rank that ends on purpose first sends the cause over its "steps" connection.
         """
@@ -308,8 +307,8 @@ class RankPool:
                 self._strangers.admit(connection, peer[0])
                 threading.Thread(target=self._greet, args=(connection, peer), name="rank-control", daemon=True).start()
             except (OSError, RuntimeError) as error:
-                # Out of file descriptors or threads. The loop must continue: some may become free, and without the loop
-                # no rank can attach.
+                # The process has no free file descriptor or thread. The loop must continue: one may become free later,
+                # and without the loop no rank can attach.
                 logger.warning("cannot take a connection at the rank port: %s", error)
                 if connection is not None:
                     self._strangers.release(connection)

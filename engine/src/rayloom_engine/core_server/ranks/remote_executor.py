@@ -18,7 +18,7 @@ class RemoteExecutor:
     def __init__(self, pool: RankPool) -> None:
         self._pool = pool
         self._tickets: deque[int] = deque()  # tickets of plans without a result, oldest first
-        # results in the order of the plans, because one rank answers all of them
+        # results; they arrive in the order of the plans, because one rank answers all plans
         self._results: deque[StepResult] = deque()
 
     def submit(self, plan: StepPlan) -> None:

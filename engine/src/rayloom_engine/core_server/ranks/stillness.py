@@ -1,6 +1,6 @@
 """Stillness: how long a computing thread has made no progress, and whether it hangs or is only slow.
 
-    progress        half of a layer was computed, or another unit that the caller counts
+    progress        half of a layer was computed, or another unit of work that the caller counts
     sign of work    the thread's CPU time has increased
     hung            no progress and no sign of work for `patience_s`, or no progress in _CAP x `patience_s` CPU seconds
 

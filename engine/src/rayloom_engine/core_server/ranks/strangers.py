@@ -1,6 +1,6 @@
 """Strangers: connections whose peer has not yet proved that it has the token (rank port) or the key (gateways' port).
 
-A thread or a coroutine waits for the greeting of each stranger. So the number of strangers is bounded: a new stranger
+For each stranger, a thread or a coroutine waits for the greeting. So the number of strangers is bounded: a new stranger
 beyond the limit disconnects the oldest. Ranks and gateways greet within milliseconds, so a stranger that is older than
 many others is neither a rank nor a gateway.
 """
@@ -19,7 +19,7 @@ _MAX_OF_HOST = 48
 
 
 def crowded_out(hosts: Sequence[str]) -> int | None:
-    """Returns the index of the stranger to disconnect, or None if none must be.
+    """Returns the index of the stranger to disconnect; None if the limits are kept.
 
     `hosts`: the addresses of all strangers, the newest last.
     """

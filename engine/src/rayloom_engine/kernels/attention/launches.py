@@ -13,7 +13,7 @@ import torch
 
 LaunchKind = Literal["chunk", "decode"]
 LAUNCH_KINDS: tuple[LaunchKind, ...] = get_args(LaunchKind)
-# Programs for each multiprocessor: enough to hide the latency of memory, few enough for the shared memory of each.
+# Programs for each multiprocessor: enough to hide the latency of memory, few enough that the shared memory suffices.
 _PROGRAMS_PER_SM = 2
 # A split reads at least this many positions, because combining smaller splits costs as much as the splits save.
 _MIN_POSITIONS = 256

@@ -40,7 +40,7 @@ class Rotary(Protocol):
 
 def choose_rotary(target: Target) -> Rotary:
     if target.backend == "reference" or uses_triton(target):
-        # The Triton kernel of rotary_kv_write reads the reference's tables. No model rotates without that kernel.
+        # The Triton kernel of rotary_kv_write reads the reference's tables. With Triton, only that kernel rotates.
         from rayloom_engine.kernels.rotary.reference import ReferenceRotary
 
         return ReferenceRotary()

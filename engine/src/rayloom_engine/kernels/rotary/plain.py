@@ -8,7 +8,7 @@ from rayloom_engine.kernels.rotary import RotaryTables
 
 
 class PlainRotary:
-    """Implements Rotary. Its tables are cos [T, 1, 1, h] and [T, 1, 2, h] which holds -sin, then sin."""
+    """Implements Rotary. Its tables are cos, [T, 1, 1, h], and -sin followed by sin, [T, 1, 2, h]."""
 
     __slots__ = ("_signs_21",)
 

@@ -3,8 +3,8 @@
     bytes of an adapter = layers of the rank's stage x elements of a layer x LoRA rank x bytes of an element,
                           with the LoRA rank rounded up to RANK_MULTIPLE and the product rounded up to PAGE_BYTES
 
-A rank reserves this memory for each adapter slot, computed with the setting max_lora_rank. Smaller adapters do not make
-it smaller. So the KV cache keeps its size when adapters are added or removed while the engine serves.
+A rank reserves this memory for each adapter slot, computed with the setting max_lora_rank. An adapter of a lower rank
+takes the same memory. So the KV cache keeps its size when adapters are added or removed while the engine serves.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def padded_rank(rank: int) -> int:
 
 
 def layer_elements(shape: ModelShape, shard: Shard, cut_unit: int = 1) -> int:
-    """Returns the elements of A and B of LoRA rank 1 that update all matrices of a layer, in a rank's part.
+    """Returns the elements of A and B, at LoRA rank 1, for all matrices of a layer in a rank's part.
 
     If adapters can update a model, its layers all have the same sizes. If a matrix stacks several matrices of the
     checkpoint, each of these has an A of its own. `cut_unit`: as in `decoder_spec`.

@@ -69,7 +69,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def is_plain_file_name(name: object, suffix: str) -> bool:
-    """Returns whether a file name that was read from a file can only mean a file in the same folder."""
+    """Returns whether a name, read from an untrusted file, can only mean a file in the same folder."""
     return (
         isinstance(name, str)
         and name.endswith(suffix)

@@ -26,8 +26,8 @@ from rayloom_engine.models.checkpoint.progress import Progress, no_progress
 
 logger = logging.getLogger(__name__)
 
-# The versions are part of the keys in the cache. Raise one when the converter's output changes: then older copies are
-# ignored.
+# The versions are part of the keys in the cache. Increase a version when the converter's output changes: then older
+# copies are ignored.
 _CONVERTER_VERSION = 1  # of dense weights
 _BLOCKS_VERSION = 1  # of weights in GGUF's blocks
 _MAX_NAME = 100  # at most this many characters of a file's name become part of the name of its cache folder

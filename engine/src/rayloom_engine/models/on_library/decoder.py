@@ -88,9 +88,10 @@ class LibraryDecoder:
         group: TensorGroup[FloatArray] = _ONE_RANK,
         wanted_rows: Sequence[int] | None = None,
     ) -> Array:
-        """Returns hidden states [T, D] as `models.model.RankModel.forward`, with numpy arrays.
+        """Returns hidden states [T, D], as `models.model.RankModel.forward` does, but in numpy arrays.
 
-        The last stage returns them in the operand type of the head, earlier stages the residual stream in float32.
+        The last stage returns them in the operand type of the head, and earlier stages return the residual stream in
+        float32.
         """
         pages = cache.pages[0]
         assert (pages.shape[1], pages.dtype) == (BLOCK_SIZE, ELEMENTS[self.dtype]), (pages.shape, pages.dtype)

@@ -15,8 +15,8 @@ _MAX_GROUP = 48  # query heads of a key/value head: kTileRows in kernels.h
 def unsupported(shape: ModelShape, num_shards: int, dtype: str, cut_unit: int = 1) -> str:
     """Returns why the library cannot compute a model with weights of this type on `num_shards` ranks; empty if it can.
 
-    `cut_unit`: that of the weights' format. The answer is the same for all ranks of a stage, because they sum arrays
-    of one type.
+    `cut_unit`: that of the weights' format. The answer does not depend on the rank, because all ranks of a stage must
+    sum arrays of the same type.
     """
     if isinstance(shape, MeasuredShape):
         return f"{shape.architecture} is computed by transformers' modules"

@@ -31,8 +31,8 @@ from rayloom_engine.models.shape import ModelShape
 class PlainWeights:
     """Memory for all tensors of a rank. `matrices` have to be finished once their tensors are copied.
 
-    `destinations`: tensor name in the checkpoint -> where to copy it. The loader empties this mapping, which would keep
-    the plain matrices alive next to their packed copies.
+    `destinations`: tensor name in the checkpoint -> where to copy it. The loader empties this mapping. Otherwise it
+    would keep the plain matrices alive next to their packed copies.
     """
 
     def __init__(self, spec: DecoderSpec, form: WeightFormat) -> None:

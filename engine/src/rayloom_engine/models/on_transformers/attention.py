@@ -142,7 +142,7 @@ def mask_kind(
     if local_size is None:
         return MaskKind(None)
     # With a sliding window, the token at this position is the first that does not see position 0, but it sees position
-    # 1. In chunked attention, it is the first token of a chunk and sees neither.
+    # 1. In chunked attention, it is the first token of a chunk and sees neither position.
     query = torch.tensor(local_size)
     seen = [bool(mask_function(0, 0, query, torch.tensor(position))) for position in (0, 1, local_size)]
     if seen != [False, local_size > 1, True]:

@@ -34,8 +34,8 @@ def read_meta_model(folder: Path, dtype: torch.dtype) -> MetaModel:
 def measured_shape(folder: Path, num_shards: int | None = None) -> MeasuredShape:
     """Returns the shape of the model in a Hugging Face folder. Raises ModelError if it cannot be served.
 
-    `num_shards`: if ranks of this number can share a layer, only the shares of this number are measured. Otherwise, and
-    with None, the shares of all numbers that work are measured.
+    `num_shards`: if this many ranks can share a layer, only their shares are measured. Otherwise, and with None, the
+    shares are measured for all numbers of ranks that can share a layer.
     """
     path = folder / "config.json"
     given = ConfigJson(path=path, values=read_json(path))

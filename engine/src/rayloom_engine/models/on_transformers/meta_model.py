@@ -189,7 +189,7 @@ def _first_input(*args: Any, **kwargs: Any) -> Any:
 
 @contextlib.contextmanager
 def _running(model: torch.nn.Module, with_tuples: set[torch.nn.Module]) -> Iterator[list[torch.nn.Module]]:
-    """Yields the list of modules whose calls have not returned, the innermost last. A call that raises stays in it.
+    """Yields the list of modules whose calls have not returned, the innermost last. A call that raises is not removed.
 
     Adds the modules that return tuples to `with_tuples`.
     """

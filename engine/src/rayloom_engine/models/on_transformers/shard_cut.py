@@ -103,7 +103,7 @@ def part_of(tensor: torch.Tensor, cut: Cut, shard: Shard) -> torch.Tensor:
 
 
 def _range_of(cut: Cut | None, module: torch.nn.Module, shard: Shard) -> tuple[range, int]:
-    """Returns the indices that a rank has of the cut dimension of a module's weight, and the dimension's size."""
+    """Returns a rank's indices in the cut dimension of a module's weight, and the size of this dimension."""
     if cut is None:
         return range(0), 0  # the parameters of experts have cuts of their own
     size = module.get_parameter("weight").shape[cut.dim]

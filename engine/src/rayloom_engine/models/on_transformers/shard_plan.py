@@ -40,7 +40,7 @@ _WHOLE = ("replicated_with_grad_allreduce", "mla_kv_a_proj", "local_params", "re
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The dimension along which ranks share a tensor. Along it, `num_packed` equal parts are cut each by itself."""
+    """The dimension along which ranks share a tensor. Each of `num_packed` equal parts along it is cut alone."""
 
     dim: int  # from the end of the tensor's sizes: -1 is the last
     num_packed: int = 1
@@ -146,7 +146,7 @@ class _PlanReader:
 
 
 def _add_vocabulary(reader: _PlanReader, model: Any, rules: Mapping[str, str]) -> None:
-    """Cuts the head and the embedding by vocabulary. An embedding that is tied to the head is cut if the head is."""
+    """Cuts the head and the embedding by vocabulary. A tied embedding is cut together with the head."""
     names = {id(module): name for name, module in model.named_modules()}
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     is_head_cut = isinstance(head, torch.nn.Linear) and head.out_features == model.config.vocab_size

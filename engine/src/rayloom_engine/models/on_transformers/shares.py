@@ -1,7 +1,7 @@
 """Measures what a rank holds if several ranks share each layer of a model. Reads no weight.
 
 Weights are counted by the plan's cuts. Heads are counted in the attention calls of the cut model, which runs on the
-meta device. If its modules do not run with a part, this number of ranks cannot share a layer.
+meta device. If the modules of the cut model do not run, this number of ranks cannot share a layer.
 """
 
 from __future__ import annotations

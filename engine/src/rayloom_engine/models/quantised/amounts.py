@@ -1,6 +1,6 @@
 """The memory of a rank's quantised weights, in parts, as `models.costs` needs it. Pure.
 
-An amount is a pair: numbers of the type in which a rank computes, and bytes of packed weights.
+An amount is a pair: the number of weights in the type in which a rank computes, and the bytes of packed weights.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ class RopeParameters:
     kind: RopeKind = "default"
     rotated_share: float = 1.0  # rotated share of a head: its first elements; for "proportional" its fastest pairs
     factor: float = 1.0  # all kinds but "default": the number by which the context's length was multiplied
-    # yarn, longrope, llama3: context length in training, before it was stretched; of "dynamic", that of the config
+    # yarn, longrope, llama3: context length in training, before it was stretched; for "dynamic": the length in the
+    # config
     original_max_position: int = 8192
     # llama3
     low_freq_factor: float = 1.0
@@ -113,7 +114,7 @@ def read_one_rope(
             original_max_position=max_position_embeddings,
             context_len=longest_context(found, max_position_embeddings),
         )
-    # Phi-3 has the trained length beside the object, and transformers prefers that to a length in the object.
+    # Phi-3 has the trained length beside the object, and transformers prefers it to a length in the object.
     trained = config if config.get("original_max_position_embeddings") is not None else rope
     length = trained.count("original_max_position_embeddings", default=max_position_embeddings)
     found = dataclasses.replace(found, original_max_position=length)
