@@ -141,9 +141,9 @@ class EngineSizes:
 
 def engine_on(config: EngineConfig, executor: Executor, shape: ModelShape, sizes: EngineSizes, epoch: int) -> Engine:
     """Returns an engine with its scheduler, for ranks that have these sizes and are ready for plans of `epoch`."""
-    # A plan ahead has placeholders for tokens that are not sampled yet. There is no plan ahead in three cases: of
-    # several ranks, only the sampling rank could fill in placeholders; without a rank process, the core itself computes
-    # the plans, one after the other; with speculation, the core must know the newest token's id to make the next draft.
+    # A plan ahead has placeholders for tokens that are not sampled yet. There is no plan ahead in three cases. With
+    # several ranks, only the sampling rank could fill in placeholders. Without a rank process, the core itself computes
+    # the plans, one after the other. With speculation, the core must know the newest token's id to make the next draft.
     speculation = speculation_of(config)
     has_rank_process = config.world_size == 1 and not isinstance(executor, LocalExecutor)
     num_ahead = int(config.async_scheduling and has_rank_process and speculation is None)
@@ -169,7 +169,7 @@ def engine_on(config: EngineConfig, executor: Executor, shape: ModelShape, sizes
 
 
 def speculation_of(config: EngineConfig) -> SpeculationConfig | None:
-    """Returns the settings of speculation; None if it is off."""
+    """Returns the settings of speculation; None if speculation is off."""
     if config.speculation == "off":
         return None
     return SpeculationConfig(

@@ -5,9 +5,9 @@ its streams, for which it needs its ranks, so their pods wait here until the eng
 is terminated, the pod waits a few seconds, in case the engine is about to drain. Then it exits, its ranks are replaced,
 and every stream continues.
 
-By then the engine's DNS names no longer resolve, so the hook takes the engine's address from open TCP connections:
-those of ranks to the rank port, and that of the pod's Ray to Ray's head. Ray's head runs in the engine's pod, and is
-there even before the first rank connects.
+By then the engine's DNS names no longer resolve, so the hook takes the engine's address from open TCP connections.
+Ranks are connected to the rank port, and the pod's Ray is connected to Ray's head. Ray's head runs in the engine's pod,
+and the pod's Ray is connected to it even before the first rank connects.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ The operator acts on `state`:
   failed      for good; `reason` holds the first cause
 
 A request with `Prefer: return=minimal` gets only the fields that the operator reads: without `recoveries` and
-`speculation`, and with only `node` of each rank. The operator accepts at most 64 KiB of such an answer, which it
-recognises by the header `Preference-Applied: return=minimal`; the whole document of an engine with 128 ranks is larger.
-Of an answer without this header, as from an engine of an earlier version, it accepts 256 KiB.
+`speculation`, and with only `node` of each rank. The operator recognises such an answer by the header
+`Preference-Applied: return=minimal`, and accepts at most 64 KiB of it; the whole document of an engine with 128 ranks
+is larger. Engines of an earlier version do not send this header. Without the header, the operator accepts 256 KiB.
 """
 
 from __future__ import annotations

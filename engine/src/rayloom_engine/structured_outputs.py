@@ -31,7 +31,8 @@ class StructuredOutputs:
     lark: str | None = None  # a grammar in llguidance's Lark syntax, as the tool parsers write it
     # Keywords of a JSON schema that cannot be enforced become warnings instead of an error.
     is_lenient: bool = False
-    # The form begins after this text, such as the tag that ends the model's reasoning; empty: with the answer.
+    # The form begins after this text, such as the tag that ends the model's reasoning; empty: the form begins with the
+    # answer.
     after: str = ""
     field: str = "structured_outputs"  # the field of the request that has the form, for error messages
 

@@ -121,7 +121,8 @@ def secret_name(prefix: str, uid: str) -> str:
 def metadata(service: LLMService, name: str, revision: str = "", number: int = 0) -> Manifest:
     """Returns the metadata of an object that is deleted with its LLMService.
 
-    With a revision, the object belongs to engine replica `number` of that revision; without one, to the whole service.
+    With a revision, the object belongs to engine replica `number` of that revision. Without a revision, it belongs to
+    the whole service.
     """
     return owned_metadata(KIND, service.metadata, name, labels(service, revision, number))
 
@@ -167,8 +168,8 @@ def app_labels_of(instance: str, image: str, component: str) -> dict[str, str]:
 def object_path(api_version: str, kind: str, namespace: str = "", name: str = "") -> str:
     """Returns the URL path of an object.
 
-    Without `name`: the path of the list of all objects of the kind in the namespace. Without `name` and `namespace`:
-    the path of the list in the whole cluster.
+    Without `name`: the path by which all objects of the kind in the namespace are listed. Without `name` and
+    `namespace`: the path by which they are listed in the whole cluster.
     """
     path = f"/api/{api_version}" if "/" not in api_version else f"/apis/{api_version}"
     path += f"/namespaces/{namespace}" if namespace else ""

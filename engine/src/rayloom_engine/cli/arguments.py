@@ -135,7 +135,7 @@ def _help(field: FieldInfo) -> str:
 
 
 class _Number:
-    """A type for argparse. For words such as `auto`, its error message has the advice `otherwise`."""
+    """A type for argparse. For a word such as `auto`, the error message ends with the advice `otherwise`."""
 
     def __init__(self, kind: Callable[[str], Any], otherwise: str) -> None:
         self._kind = kind
@@ -151,7 +151,7 @@ class _Number:
 
 
 class _ChoiceType:
-    """A type for argparse. Its error message names the choices and has the advice `otherwise`."""
+    """A type for argparse. The error message names the choices and ends with the advice `otherwise`."""
 
     def __init__(self, choices: Collection[str], otherwise: str) -> None:
         self._choices = choices

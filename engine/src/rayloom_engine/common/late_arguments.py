@@ -15,8 +15,8 @@ _PART_BYTES = 65536
 def sender_of(arguments: list[str]) -> int | None:
     """Returns the process id of the sender of the late arguments; None if `arguments` are complete.
 
-    The id is an argument itself, and not a part of the later message: the message is read only after the imports, but
-    already during the imports this process must end if its sender ends.
+    The id is an argument itself, and not a part of the later message. The message is read only after the imports, but
+    this process must also end if its sender ends during the imports.
     """
     is_late = arguments[:1] == [ARGUMENTS_FD_FLAG] and arguments[2:3] == [SENDER_FLAG]
     return int(arguments[3]) if is_late else None

@@ -127,8 +127,8 @@ def _pulse(fd: int, is_up: Callable[[], bool]) -> None:
 def give_sign(fd: int, is_up: bool) -> None:
     """Sends one sign of life. An event loop calls this function every PULSE_SECONDS; others call `start_pulse`."""
     os.set_blocking(fd, False)
-    # The pipe is full if the supervisor is stopped, and broken if the supervisor has ended. After the supervisor, this
-    # process ends, too.
+    # The pipe is full if the supervisor is stopped, and broken if the supervisor has ended. When the supervisor has
+    # ended, this process ends soon, too.
     with contextlib.suppress(OSError):
         os.write(fd, b"1" if is_up else b"0")
 
@@ -183,7 +183,7 @@ def write_failure(run_dir: Path, cause: str, by: Literal["core", "front"] = "cor
     """Writes the cause of the engine's failure to a file in the run folder, from which the supervisor reads it.
 
     The EngineCore, the launcher and the supervisor share one file, which the EngineCore deletes when it begins to
-    serve. A front that gives up has a file of its own, so that its cause is not deleted at this moment.
+    serve. A front that gives up writes a file of its own, which the EngineCore does not delete.
     """
     (run_dir / _FAILURE_FILES[by]).write_text(cause)
 

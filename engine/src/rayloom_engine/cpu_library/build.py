@@ -109,7 +109,7 @@ def cached_library(cache: Path, compiler: str, sources: Path, more_flags: Sequen
 
 
 def unsupported_machine() -> str:
-    """Returns why the library cannot run on this machine; empty if it can."""
+    """Returns why the library cannot run on this machine; empty if the machine is supported."""
     machine = platform.machine()
     if sys.platform == "linux" and machine == "x86_64":
         return ""

@@ -1,4 +1,4 @@
-"""Grouped weights: small integers. A group of neighbouring inputs of an output shares a scale.
+"""Grouped weights: small integers. In the weights of one output, each group of neighbouring inputs shares a scale.
 
 csrc/cpu/grouped.h multiplies by grouped weights.
 

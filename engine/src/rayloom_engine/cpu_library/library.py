@@ -112,7 +112,7 @@ class CpuLibrary:
         """Returns a copy of the matrix in the layout of the products.
 
         Shape and type (float32 or bfloat16) are the same; the content is opaque. `memory`: the memory in which the copy
-        is allocated; None: that of the model's weights.
+        is allocated; None: the memory of the model's weights.
         """
         num_outputs, num_inputs = weight.shape
         num_elements = self._functions.rl_packed_elements(num_outputs, num_inputs)

@@ -34,7 +34,7 @@ class KeyCheck(Protocol):
         """True if requests need no key."""
 
     def num_keys_beside(self, key: bytes) -> int:
-        """The number of the port's keys if `key` is one of them; else 0: any key passes if a name needs no key."""
+        """The number of the port's keys if `key` is one of them, else 0. Other keys pass if a name needs no key."""
 
     def knows(self, key: bytes) -> bool:
         """True if `key` is an accepted key, or if there is a model name that needs no key."""

@@ -77,9 +77,10 @@ class ModelText:
     def context_of(self, params: SamplingParams, prompt_len: int) -> int:
         """Returns the context length within which a request must stay.
 
-        With max_tokens, this is the longest length. An answer without max_tokens may fill the context, and the engines
-        of a gateway may have several lengths. Then returns the shortest length of which prompt and min_tokens fill at
-        most three quarters, so that many engines can compute and continue the request; the longest if there is none.
+        With max_tokens, returns the longest length of all engines. An answer without max_tokens may fill the whole
+        context. So the context is the shortest length of an engine of which prompt and min_tokens fill at most three
+        quarters: then many engines can compute and continue the request. If there is no such length, returns the
+        longest.
         """
         if params.max_tokens is not None:
             return self.model.max_model_len

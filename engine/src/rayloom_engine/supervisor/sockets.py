@@ -1,4 +1,4 @@
-"""The listening sockets and the run folder of a server. They outlive all processes of the server but the supervisor."""
+"""The listening sockets and the run folder of a server. They outlive all its processes except the supervisor."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def bind_front_socket(config: EngineConfig) -> socket.socket | None:
 
 
 def bind_rank_socket(config: EngineConfig, job: JobPlace | None) -> socket.socket:
-    """Returns the EngineCore's listening socket for ranks. Other machines can connect only if they may run ranks.
+    """Returns the EngineCore's listening socket for ranks. It listens on loopback if all ranks run on this machine.
 
     The supervisor keeps the socket open, so ranks that connect while the EngineCore restarts wait and are not refused.
     """

@@ -26,7 +26,7 @@ Growth = Callable[[tuple[Any, ...], Mapping[str, Any]], int]
 def weight(value: object, most: int) -> int:
     """Returns roughly the number of characters of `value` written out. Stops counting once the number is above `most`.
 
-    A list may contain one long text many times. This takes memory only when the list is written out.
+    A list may contain one long text many times. The repetitions take memory only when the list is written out.
     """
     total = 0
     left = [value]

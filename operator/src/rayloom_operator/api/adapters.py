@@ -14,7 +14,8 @@ from rayloom_operator.api.base import MAP_BY_NAME, Part, rules
 from rayloom_operator.api.pod_template.reserved_parts import ADAPTER_VOLUMES, ADAPTERS_FOLDER, OWN_FOLDERS
 
 MAX_ADAPTERS = 64
-# The most claims and folders of nodes that a pod mounts for adapters. The operator reserves a volume name for each.
+# The largest number of claims and node folders that a pod mounts for adapters. The operator reserves a volume name for
+# each.
 MAX_PLACES = len(ADAPTER_VOLUMES)
 _NAME = r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$"
 _CLAIM = r"pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[\w.-]+)*/?"
@@ -42,8 +43,8 @@ _IMAGE_FOLDERS = (
     "/usr",
     "/var/run",
 )
-# These folders contain some of _IMAGE_FOLDERS, so nothing is mounted at these two paths, but their other subfolders
-# can be mounted.
+# Folders that contain some of _IMAGE_FOLDERS. A mount at one of these two paths would hide the folders of the image.
+# Mounts inside the two folders, at other subfolders, are allowed.
 _IMAGE_PARENTS = ("/opt", "/var")
 _CLOSED = (ADAPTERS_FOLDER, *_IMAGE_FOLDERS)  # nothing can be mounted inside these folders
 _HIDING = sorted(  # a mount at one of these folders would hide a folder of the pod

@@ -1,8 +1,8 @@
 """Costs: the memory that a model needs, in parts. The engine's `inspect` returns the parts, and sizing adds them.
 
-A tenant chooses the image that writes the document with the costs, and the operator, which serves all tenants, computes
-with the numbers in this document. So each number and each list has a limit, far beyond any existing model. The limits
-are also checked when a status is read back.
+The document with the costs is not trusted: a tenant chooses the image that writes the document, and the operator, which
+reads it, serves all tenants. So each number and each list has a limit, far beyond any existing model. The limits are
+also checked when a status is read back.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from pydantic.alias_generators import to_camel
 MAX_LAYERS = 1000
 MAX_TENSOR = 4096
 MAX_POSITIONS = 1 << 30
-# Limit of a model's parameters, so that their bytes fit into the 64-bit numbers of a status.
+# The largest number of parameters of a model. With this limit, the bytes of all parameters fit into the 64-bit numbers
+# of a status.
 MAX_PARAMETERS = 1 << 50
 _MAX_BYTES = 4 * MAX_PARAMETERS
-# The most numbers in a list, which has one number for each tensor size. Each tensor size divides the number of heads: a
-# number up to 4,096 has at most 48 divisors.
+# The largest length of a list. A list has one number for each tensor size, and each tensor size divides the number of
+# heads. A number up to 4,096 has at most 48 divisors.
 _MAX_NUMBERS = 64
 _MAX_KINDS = 26  # kinds of layers: each has a letter in `Costs.layers`
 _MAX_HEAD_LAYERS = 1e15
@@ -60,7 +61,7 @@ class Amounts(CostsPart):
 
     @property
     def lists(self) -> tuple[tuple[int, ...], ...]:
-        """The lists of numbers that the document gives; the others are None and left out."""
+        """The lists of numbers that the document has. A list that is None is left out."""
         given = (self.elements, self.packed, self.kept_elements, self.kept_bytes)
         return tuple(numbers for numbers in given if numbers is not None)
 

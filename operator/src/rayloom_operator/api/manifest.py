@@ -11,7 +11,7 @@ from rayloom_operator.errors import SpecError
 
 
 class _Loader(yaml.SafeLoader):
-    """Loads times and dates as text, as kubectl does: JSON, which the API server gets, has no such types."""
+    """Loads times and dates as text. So does kubectl, which sends JSON, and JSON has no types for them."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -23,8 +23,8 @@ _Loader.yaml_implicit_resolvers = {
 def load_service(path: Path) -> LLMService:
     """Reads the LLMService in a YAML file.
 
-    Raises SpecError if the file cannot be read, is not YAML, or contains anything besides one LLMService: no document
-    of a user is silently ignored.
+    Raises SpecError if the file cannot be read, or is not YAML. Also raises SpecError if the file contains anything
+    besides one LLMService, so that no document of a user is silently ignored.
     """
     try:
         text = path.read_text(encoding="utf-8")

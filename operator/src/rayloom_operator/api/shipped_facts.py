@@ -65,8 +65,9 @@ def builtin_facts(model: Model) -> ModelFacts | None:
 
 
 def known_facts(model: Model, backend: str | None) -> ModelFacts | None:
-    """Returns the shipped facts of a model; None if no facts of the model are shipped, or if the spec names a revision
-    other than main or a backend that computes the model otherwise.
+    """Returns the shipped facts of a model; None if no facts of the model are shipped.
+
+    Also None if the spec names a revision other than main, or a backend that computes the model in another way.
 
     `backend`: as in spec.engine.args.modelBackend.
     """

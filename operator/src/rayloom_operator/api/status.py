@@ -99,7 +99,7 @@ _COURSE = (
     *(Reason.LOADING, Reason.INSPECTING, Reason.STARTING, Reason.PODS_PENDING, Reason.RECOVERING, Reason.DRAINING),
     *(Reason.GATEWAY_NOT_READY, Reason.READING_MODELS),
 )
-# Steps of a rollout on which an admin need not act.
+# Steps of a rollout that require no action of an admin.
 STEPS = frozenset(
     {
         *(Reason.COMPLETE, Reason.SCALING, Reason.ANALYZING, Reason.PROMOTING, Reason.MOVING, Reason.REPLACING),
@@ -124,9 +124,10 @@ GroupState: TypeAlias = Literal["Pending", "Starting", "Serving", "Recovering", 
 
 _REASONS = frozenset(Reason)
 
-# In the CRD the reason is any text: without the chart's `crds.install`, a cluster's CRD may be older than the operator,
-# and must accept new reasons. A reason that a newer operator wrote, and that this operator does not know, is read as
-# EngineFailed. If the reason were rejected, the entry of `groups` with the engine's failures could not be read.
+# The CRD allows any text as the reason, because it must accept reasons of later versions: without the chart's
+# `crds.install`, a cluster's CRD may be older than the operator. A reason that a newer operator wrote, and that this
+# operator does not know, is read as EngineFailed. If the reason were rejected, the entry of `groups` with the engine's
+# failures could not be read.
 ReasonText = Annotated[
     Reason,
     BeforeValidator(lambda reason: reason if reason in _REASONS else Reason.ENGINE_FAILED),

@@ -111,7 +111,7 @@ def _settings(flags: RunFlags) -> RuntimeSettings:
 
 
 def _collect_seldom() -> None:
-    """Makes garbage collections rare: with Python's defaults, they take half of the time in which a list is read."""
+    """Makes garbage collections rare: with Python's defaults, they take half of the time of reading a list."""
     gc.collect()
     gc.freeze()  # exempts the imported modules from garbage collections
     gc.set_threshold(*_COLLECT)

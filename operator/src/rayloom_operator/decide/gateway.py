@@ -40,7 +40,7 @@ def _pods_status(situation: Situation, *, is_refused: bool) -> GatewayStatus | N
 def clients_endpoint(situation: Situation, resolved: Resolved) -> str:
     """Returns the URL that clients should use: the gateways' URL, if the spec asks for gateway pods.
 
-    A service that gets gateways while its engines serve keeps the engines' URL until a gateway is ready, and until
+    If a service gets gateways while its engines serve, the result stays the engines' URL until a gateway is ready and
     gateways reach all engines.
     """
     direct, through = endpoint(resolved.service), gateway_endpoint(resolved.service)
@@ -67,8 +67,7 @@ def gateway_problem(situation: Situation) -> Verdict | None:
 
 
 def gateway_fault(situation: Situation) -> Verdict | None:
-    """Returns the fault of the first gateway pod that has one, or why no pod can be created; None while no gateway is
-    wanted."""
+    """Returns the first fault of a gateway pod, or why no pod can be created; None while no gateway is wanted."""
     if situation.resolved is not None and num_wanted(situation.resolved) == 0:
         return None
     found = next((each.fault for each in situation.observed.gateways if each.fault is not None), None)

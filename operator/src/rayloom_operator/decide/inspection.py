@@ -69,7 +69,7 @@ class Inspection:
     wanted: tuple[Manifest, ...] = ()  # objects to create now
     look_again_s: float | None = None  # seconds until the result may change without an event
     waiting: tuple[Manifest, ...] = ()  # pods whose containers do not run yet, perhaps because a volume is missing
-    is_podless: bool = False  # the Job has no pod, and should have one by now
+    is_podless: bool = False  # the Job still has no pod after _POD_S
     is_costless: bool = False  # a Job with the service's image found the facts, but no costs
     refresh: Refresh = Refresh.NONE  # the progress of the second inspection of a model whose facts have no costs
     # The Job to create for the second inspection. If the API server refuses it, the service reports no fault.

@@ -15,9 +15,9 @@ from rayloom_operator.observe.verdict import STALE_S, is_well, unreachable_at
 REGULAR_S = 300.0
 # Objects without a watch, such as ConfigMaps, are applied again at this interval, in case a user has deleted them.
 REAPPLY_S = 1800.0
-# The kubelet reports a mount failure only in an Event, so Events are read while a pod waits: every 2 s during the first
-# minute, when a report is likely, and every 10 s later. While a pod waits, objects are also applied again every 10 s,
-# because the ConfigMap or Secret that the head pod mounts may have been deleted.
+# The kubelet reports a mount failure only in an Event, so Events are read while a pod waits. In the first minute, when
+# a report is likely, they are read every 2 s, and later every 10 s. While a pod waits, objects are also applied again
+# every 10 s, because the ConfigMap or Secret that the head pod mounts may have been deleted.
 _MOUNT_CHECK_S = 2.0
 LATE_MOUNT_CHECK_S = 10.0
 _EARLY_MOUNT_S = 60.0
@@ -39,7 +39,7 @@ def requeue_after_s(situation: Situation, planned: Plan) -> float:
 def _reasons_to_requeue(situation: Situation, planned: Plan) -> Iterator[float]:
     yield REGULAR_S if _is_well(situation) else STALE_S
     if planned.adapters:
-        yield STALE_S  # PUT /adapters is repeated after this time, unless a changed /status is an event before
+        yield STALE_S  # PUT /adapters is repeated after this time, or earlier if a changed /status causes an event
     yield from _mounts(situation)
     yield from _silent_engines(situation)
     for time in (*planned.waits, *situation.observed.waits):

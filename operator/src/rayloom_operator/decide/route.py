@@ -45,7 +45,7 @@ class RouteSight:
     former: str = ""  # kind of an earlier spec's route whose object still exists; empty if there is none
     not_allowed: str = ""  # why the operator's settings forbid the route; empty if they allow it
     knows_kind: bool = True  # the API server knows the kind of the route
-    refusal: str = ""  # why the object could not be written; empty if it could
+    refusal: str = ""  # why the object could not be written; empty after a successful write
     now: datetime
 
 

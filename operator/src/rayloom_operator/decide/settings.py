@@ -14,7 +14,7 @@ from rayloom_operator.resolve.resolved import Hub
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings. Read once, at the start of the operator process."""
+    """The settings. They are read once, at the start of the operator process."""
 
     engine_image: str  # image of services whose spec names no image
     operator_key: bytes  # the key from which admin tokens are derived

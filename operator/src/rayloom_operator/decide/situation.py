@@ -43,7 +43,7 @@ class Situation:
     # The cluster.
     observed: Observed = field(default_factory=Observed)
     route_refusal: str = ""  # why the gateway's HTTPRoute or Ingress could not be written; known after the attempt
-    kuberay_problem: str = ""  # why no RayCluster can be created; empty if one can
+    kuberay_problem: str = ""  # why no RayCluster can be created; empty if KubeRay can be used
     mounting_s: float | None = None  # seconds that a pod has waited, perhaps for a volume; None if no pod waits
     retry_interval_s: float = 1.0  # seconds between reconciles while an engine of the service does not answer
     # The rollout: the next step, and the places of each revision. Both are empty while `resolved` is None.
@@ -66,8 +66,8 @@ class Situation:
     def is_leaving(self, replica: str) -> bool:
         """Returns whether the rollout terminates this replica.
 
-        The next step's state decides this; if there is no step, or if no engine replica can be created, the stored
-        state.
+        The next step's state decides this. If there is no step, or if no engine replica can be created, the stored
+        state decides.
         """
         state = self.step.state if self.step is not None and self.can_create else self.rollout
         return replica in state.terminating

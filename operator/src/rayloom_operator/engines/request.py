@@ -1,7 +1,7 @@
 """HTTP requests to an engine's admin port, /status and /drain: one request per connection.
 
-This module has its own HTTP client, because a general client needs twice the CPU time: at 600 responses a second, half
-a core more.
+This module has its own HTTP client. A general client needs twice the CPU time, which is half a core more at 600
+responses a second.
 
 An engine's image may be hostile, and all tenants share this process. So a response has a size limit, and the time to
 read a response is linear in its size, even if the response arrives in tiny pieces.
@@ -81,7 +81,7 @@ class _Exchange(asyncio.Protocol):
         self._request = request
         self._received = bytearray()
         self._body_at: int | None = None  # offset of the body, once the headers are complete
-        self._end: int | None = None  # offset of the response's end, if its headers give a length
+        self._end: int | None = None  # offset of the response's end; None if the headers give no length
         self._max_bytes = MAX_BYTES  # limit of the response; complete headers may raise it to MAX_FULL_BYTES
         self.answer = answer
 

@@ -126,7 +126,7 @@ class GatewayReport(AnswerPart):
     """The models file that a gateway with several models has read."""
 
     models_hash: str  # hash of the file that is in force
-    refusal: Text  # why the gateway cannot use a newer file; empty if it can
+    refusal: Text  # why the gateway cannot use a newer file; empty if no newer file was refused
     problems: tuple[Text, ...]  # a sentence for each entry of the file that the gateway does not serve
     unusable_keys: tuple[UnusableKeys, ...]
 

@@ -146,7 +146,7 @@ class Lease:
             logger.warning("the lease was not released, so the next leader waits: %s", error or "no answer in time")
 
     def _log(self, text: str, level: int = logging.INFO) -> None:
-        """Logs `text` unless it is the text that was logged last: renewals are frequent, and most change nothing."""
+        """Logs `text` if it differs from the last logged text: renewals are frequent, and most change nothing."""
         if text != self._logged:
             self._logged = text
             logger.log(level, "%s", text)

@@ -22,8 +22,8 @@ _LITTLE = 0.3
 _LEVEL = 1
 _RAW = -zlib.MAX_WBITS  # compressed data without header and checksum, which would be a tenth of the size
 _MEMORY_LEVEL = 6
-# The number of unpacked documents that are kept, because a reconcile reads its service's objects several times. This
-# number is enough for some objects of each running reconcile.
+# The number of unpacked documents that are kept. A reconcile reads its service's objects several times, and this number
+# is enough for some objects of each running reconcile.
 _NUM_READ = 64
 
 K = TypeVar("K")

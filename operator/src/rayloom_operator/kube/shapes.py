@@ -122,7 +122,7 @@ class EndpointSliceFields(TypedDict, total=False):
 
 
 def ray_cluster(found: Manifest) -> Manifest:
-    """Returns a RayCluster with `numRanks` in place of its spec; 0 if the spec does not give the number."""
+    """Returns a RayCluster with `numRanks` instead of its spec; `numRanks` is 0 if the spec lacks the number."""
     groups = found.pop("spec", {}).get("workerGroupSpecs", ())
     try:
         num_ranks = sum(int(each["replicas"]) * int(each["rayStartParams"]["num-cpus"]) for each in groups)
@@ -134,7 +134,7 @@ def ray_cluster(found: Manifest) -> Manifest:
 def pod(found: Manifest) -> Manifest:
     """Returns a Pod without the volumes that the operator or the kubelet provides.
 
-    `staysWhenCordoned` replaces the tolerations. It is True if the pod tolerates cordoned nodes: then the scheduler may
+    `staysWhenCordoned` replaces the tolerations. It is True if the pod tolerates cordoned nodes. The scheduler may then
     place the pod's replacement on a cordoned node again.
     """
     spec = dict(found["spec"])

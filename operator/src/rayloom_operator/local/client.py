@@ -1,6 +1,6 @@
 """HTTP requests to a local engine or gateway: /status, /engines, and a streamed chat.
 
-Uses the standard library alone, to import fast.
+This module imports only the standard library, so that its import is fast.
 """
 
 from __future__ import annotations

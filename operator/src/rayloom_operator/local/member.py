@@ -31,7 +31,8 @@ class Member:
         self.place = plan.place
         self.process: LocalProcess | None = None  # None before the first start
         self.start_at: float | None = None  # time of the next start, by time.monotonic; None while the process runs
-        self.served_at: float | None = None  # time.monotonic since which the process serves; None if it does not
+        # time.monotonic since which the process serves; None while the process does not serve
+        self.served_at: float | None = None
         self.last_end: EngineEnded | None = None
         self.restarts = Restarts(recovery)
         self._ports = ports
@@ -56,7 +57,10 @@ class Member:
         return self.served_at is None and self.restarts.is_spent
 
     def is_due(self, now: float) -> bool:
-        """True if the process must be started now. Children of a killed engine may hold its ports for a moment."""
+        """True if the process must be started now: its back-off is over, and its ports are free.
+
+        Children of a killed engine may hold the engine's ports for a moment.
+        """
         return self.start_at is not None and self.start_at <= now and all(port.is_free() for port in self._ports)
 
     def reap(self, now: float) -> EngineEnded | None:

@@ -54,7 +54,7 @@ def visible_devices(environment: Mapping[str, str], num_present: int) -> tuple[s
 
 
 def replicas_problem(service: LLMService, devices: Sequence[str]) -> str | None:
-    """Returns the reason why a machine with `devices` cannot run the engines; None if it can."""
+    """Returns the reason why a machine with `devices` cannot run the engines; None if there is no such reason."""
     number = service.spec.replicas
     if number == 0:
         return "spec.replicas: 0 suspends the service; use 1 or more to serve it on this machine"

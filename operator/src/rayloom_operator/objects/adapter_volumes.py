@@ -14,7 +14,8 @@ from rayloom_operator.names import CLAIM_FOLDER, Manifest
 def adapter_places(model: Model) -> list[tuple[Manifest, Manifest]]:
     """Returns a volume and its mount for each claim and each folder of the nodes with adapters.
 
-    A claim that also has the model is mounted already, and so are folders inside the folder of a file:// model.
+    A claim that also has the model is left out, and so are folders inside the folder of a file:// model: pods mount
+    these for the model.
     """
     return [
         ({"name": name, **volume}, {"mountPath": path, "readOnly": True})

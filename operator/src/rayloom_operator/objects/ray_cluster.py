@@ -57,8 +57,8 @@ _LEAST_RANK_MIB = 1024
 # Host memory of a rank on a GPU: torch with CUDA's libraries, and one tensor of the checkpoint while it is loaded. An
 # estimate.
 _CUDA_RANK_MIB = 4096
-# Sizes of /dev/shm in MiB, which count towards the pod's memory: for Ray, whose object store uses 75 MiB, and for each
-# rank on a GPU, because NCCL needs shared memory for each pair of ranks.
+# Sizes of /dev/shm in MiB, which count towards the pod's memory. _SHARED_MIB is for Ray, whose object store uses 75
+# MiB. _NCCL_MIB is for each rank on a GPU: NCCL needs shared memory for each pair of ranks.
 _SHARED_MIB, _NCCL_MIB = 512, 512
 
 # With Ray's defaults a lost node is detected after a minute, with these settings within 6 s. Head and workers must have

@@ -22,7 +22,7 @@ _FIELDS = (
 
 
 def problem(definition: Manifest | None) -> str:
-    """Returns why KubeRay cannot be used, and the cure; empty if it can.
+    """Returns why KubeRay cannot be used, and the cure; empty if KubeRay can be used.
 
     `definition` is None if the cluster has none.
     """

@@ -72,7 +72,7 @@ class Reading:
     status: EngineStatus | None  # None before the first answer
     at: float  # time of the last answer; infinity before the first
     failing_since: float | None  # time of the first unanswered request; None if the last request was answered
-    error: str  # why the last request was not answered; empty if it was
+    error: str  # why the last request was not answered; empty after an answer
     advanced_at: float  # time at which the engine last served, or its start last made progress
     start: StartProgress = NO_PROGRESS  # the last reported progress of the engine's start
 
@@ -85,7 +85,7 @@ class EngineReplica:
     revision: str
     uid: str
     pods: tuple[Pod, ...]
-    refusal: str  # the reason why KubeRay could not create a pod; empty if it could
+    refusal: str  # the reason why KubeRay could not create a pod; empty if there is no such pod
     is_headless: bool  # the head pod existed and is gone; KubeRay does not recreate it
     num_new_pods: int  # number of pods, including deleted pods, that were created within the last NEW_POD_S seconds
     reading: Reading | None  # None until the poller has an answer, or has failed to get one
@@ -104,12 +104,12 @@ class EngineReplica:
 
     @property
     def fault(self) -> Verdict | None:
-        """The fault of the head pod; if the head pod has none, `workers_fault`."""
+        """The fault of the head pod, else `workers_fault`."""
         return (self.head.fault if self.head else None) or self.workers_fault
 
     @property
     def workers_fault(self) -> Verdict | None:
-        """The fault of a worker pod; if no worker pod has one, the reason why KubeRay could not create a pod."""
+        """The fault of a worker pod, else the reason why KubeRay could not create a pod."""
         found = next((pod.fault for pod in self.pods if pod.fault and not pod.is_head), None)
         if found is None and self.refusal:
             return refused_pod(self.refusal)
@@ -118,12 +118,12 @@ class EngineReplica:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentProgress:
-    """The progress of the Deployment controller with the Deployment of the gateway pods."""
+    """The progress of the gateway pods' Deployment, as the Deployment controller reports it."""
 
     is_seen: bool  # the controller has seen the last change of the Deployment
     num_pods: int  # without terminating pods
     num_updated: int  # pods with the present settings
-    refusal: str = ""  # why a pod could not be created; empty if it could
+    refusal: str = ""  # why a pod could not be created; empty if there is no such pod
     is_late: bool = False  # no progress within the Deployment's progress deadline
 
 

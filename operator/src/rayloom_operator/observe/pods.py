@@ -31,7 +31,8 @@ _IMAGE_REASONS = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"}
 )
 _CREATE_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
-# Reasons that the kubelet gives while it prepares a container, and also if a volume cannot be mounted.
+# The kubelet gives these reasons while it prepares a container. It gives the same reasons if a volume cannot be
+# mounted.
 _MOUNT_REASONS = frozenset({"ContainerCreating", "PodInitializing"})
 # Exit codes of the engine.
 _EXIT_CONFIG = 78  # exit code: settings or model cannot be used, so a restart would not help

@@ -92,7 +92,7 @@ def _replica(cluster: Manifest, own: Sequence[Manifest], found: Set[str], docume
 
 
 def cluster_refusal(cluster: Manifest) -> str:
-    """Returns why KubeRay could not create a pod of a RayCluster, such as a quota; empty if it could.
+    """Returns why KubeRay could not create a pod of a RayCluster, such as a quota; empty if KubeRay reports no failure.
 
     The condition has reasons such as FailedCreateHeadPod and FailedDeleteHeadPod. KubeRay also deletes pods that have
     ended, and reports a failure if the pod is gone by then.

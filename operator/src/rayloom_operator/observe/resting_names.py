@@ -1,6 +1,7 @@
 """Keeps the names of deleted RayClusters reserved for 60 s, so that no new RayCluster gets such a name at once.
 
-KubeRay remembers a RayCluster by name for some time, and would mistake a new RayCluster of that name for the old one.
+KubeRay remembers a RayCluster by name for some time, and would mistake a new RayCluster of that name for the deleted
+RayCluster.
 """
 
 from __future__ import annotations

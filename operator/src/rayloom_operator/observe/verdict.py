@@ -16,15 +16,15 @@ from rayloom_operator.observe.observed import EngineReplica, Pod, Reading, Verdi
 # If the last token is older than this many seconds, an engine does not count as serving. An idle engine sends a token
 # through every rank every 10 s.
 TOKEN_AGE_LIMIT_S = 15.0
-# After a first unanswered request, the engine's last answer stays valid for this many seconds. A request fails after
-# 3 s, and the next request is sent a second later, so a second request can fail within this time.
+# After a first unanswered request, the engine's last answer stays valid for at most this many seconds. A request fails
+# after 3 s, and the next request is sent a second later. So a second request can fail within this time.
 SILENCE_LIMIT_S = 8.0
 # Once a request has failed, an answer that is older than this many seconds is no longer valid: requests are up to 5 s
 # apart, and a request fails after 3 s.
 _ANSWER_AGE_LIMIT_S = 9.0
-# The last answer, however old, stays valid for this many seconds after the first request that fails. With thousands of
-# engines, requests are more than 5 s apart. A second request is sent within 4 s. If the engine serves, it answers this
-# second request.
+# But for this many seconds after the first request that fails, even an older answer stays valid. With thousands of
+# engines, requests are more than 5 s apart. After a failure, a second request is sent within 4 s, and an engine that
+# serves answers this request.
 _SECOND_ANSWER_S = 4.5
 # An answer that is older than this many seconds is not valid, even if no request has failed. Engines that serve are
 # polled at least every 15 s.
@@ -159,7 +159,7 @@ def _verdict(reason: Reason, message: str, status: EngineStatus) -> Verdict:
 
 
 def _has_stopped(status: EngineStatus) -> bool:
-    """Returns True if no token has passed lately although the engine reports that it serves, or reports a hung rank."""
+    """Returns True if no token has passed lately, and the engine reports that it serves or that a rank hangs."""
     if status.last_token_age_seconds is None or status.has_token_within(TOKEN_AGE_LIMIT_S):
         return False
     return status.state == "serving" or STALLED.search(status.reason) is not None

@@ -77,7 +77,7 @@ class Watches:
         # Returns the LLMGateways that send requests to a service; None while some LLMGateways of its namespace are
         # unknown. `Runtime` replaces this function by `GatewayController.serving`.
         self.llmgateways_of: Callable[[ServiceKey], tuple[ServingGateway, ...] | None] = lambda key: ()
-        self.kuberay_problem = kuberay.problem(None)  # why no RayCluster can be created; empty if one can
+        self.kuberay_problem = kuberay.problem(None)  # why no RayCluster can be created; empty if KubeRay can be used
         self.is_synced = asyncio.Event()  # every kind was listed, or cannot be listed
 
     async def run(self) -> None:

@@ -92,8 +92,8 @@ class WorkQueue:
     def add(self, key: ServiceKey, *, is_changed: bool = False, is_new: bool = False) -> None:
         """Queues the key for a reconcile. A key that is in the queue already is not added twice.
 
-        If the last reconcile of the key failed, the next one begins at the earliest 2 s after the failure. A service
-        that `is_changed` or `is_new` does not wait for these 2 s.
+        If the last reconcile of the key failed, the next reconcile begins at the earliest 2 s after the failure. A
+        service that `is_changed` or `is_new` does not wait for these 2 s.
         """
         if is_changed or is_new:
             self._num_failures.pop(key, None)

@@ -39,12 +39,12 @@ class Question:
     num_step_tokens: int | None = None
     kv_cache_memory_bytes: int | None = None
     num_kv_blocks: int | None = None
-    # With "none", "int8" or DENSE, memory is computed as if all weights were dense. Of all values, only "none" is part
-    # of the hash.
+    # With "none", "int8" or DENSE, memory is computed as if all weights were dense. The hash depends only on whether
+    # the value is "none".
     quantization: str | None = None
-    # True if ranks keep memory for LoRA adapters and the costs give the size of that memory, else None. In the second
-    # case, the next two fields are None, too. None is not part of the hash, so the hash stays the same for services
-    # without adapters, and for models whose facts are of an earlier version.
+    # True if ranks keep memory for LoRA adapters and the costs give the size of that memory, else None. If it is None,
+    # the next two fields are None, too. Fields that are None are not part of the hash. So the hash stays the same for
+    # services without adapters, and for models whose facts are of an earlier version.
     keeps_adapters: bool | None = None
     max_loras: int | None = None
     max_lora_rank: int | None = None

@@ -29,7 +29,7 @@ class Hub:
     """Settings with which pods reach the models' hub. A running engine keeps those with which it was created."""
 
     endpoint: str = ""  # URL of a mirror; empty for huggingface.co
-    allows_own: bool = False  # HF_ENDPOINT in a manifest may name another hub, even if pods send a token to that hub
+    allows_own: bool = False  # HF_ENDPOINT in a manifest may name another hub, although that hub gets the pods' token
     # ConfigMap with CA certificates, in each service's namespace; empty: pods use the image's certificates
     ca_config_map: str = ""
 
@@ -101,8 +101,8 @@ def resolve(
         if facts.costs is None:
             if not is_given(service):
                 raise SpecError((_NO_COSTS,))
-            # Without costs the numbers of ranks are not checked here: the engine refuses to start if it cannot divide
-            # the model among these ranks, or if the model does not fit.
+            # Without costs, the numbers of ranks cannot be checked here. The engine refuses to start if it cannot
+            # divide the model among these ranks, or if the model does not fit.
             made = _as_given(service, image, hub)
             return replace(made, commit=facts.commit or "", checkpoint_bytes=facts.checkpoint_bytes)
         nodes = _nodes_to_ask(service)

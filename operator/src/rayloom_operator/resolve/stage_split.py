@@ -1,6 +1,6 @@
 """The number of layers of each pipeline stage. A contract test checks that the engine splits in the same way. Pure.
 
-The operator computes the split itself, because the inspection cannot return a split for each number of stages: a model
+The operator computes the split itself, because the inspection cannot return a split for each number of stages. A model
 with a thousand layers has a thousand splits, and the inspection's result must fit into a termination message of 4,096
 bytes.
 """
@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-# The best number of layers of the last stage is at most this far from the number that balances all stages, because a
-# stage has a whole number of layers and floats are rounded.
+# Only numbers of layers at most this far from the number that balances all stages are tried for the last stage. The
+# best number is that near: it differs only because a stage has a whole number of layers, and because floats are
+# rounded.
 _NEAR = 3
 
 

@@ -31,7 +31,8 @@ class MessagesAnswer:
         self._stop: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}
 
     def opening(self) -> list[dict[str, Any]]:
-        """Returns the message without content. `input_tokens`: the whole prompt, as cached tokens are unknown."""
+        """Returns the message without content. `input_tokens` counts the whole prompt: the number of cached tokens is
+        not known yet."""
         usage = {"input_tokens": self.generation.num_prompt_tokens, "output_tokens": 0}
         return [{"type": "message_start", "message": self._message([], usage)}]
 

@@ -63,7 +63,7 @@ def _delta(item: Item, **delta: Any) -> dict[str, Any]:
 
 
 def _block(item: Item, *, is_new: bool = False) -> dict[str, Any]:
-    # the event of a new block has no text, even if `item` has text already: later events carry this text
+    # the event of a new block has no text: if `item` has text already, later events carry the text
     text = "" if is_new else item.text
     if item.kind == "content":
         return {"type": "text", "text": text, "citations": None}
@@ -73,7 +73,8 @@ def _block(item: Item, *, is_new: bool = False) -> dict[str, Any]:
 
 
 def _signature(item: Item) -> str:
-    """Returns a checksum of the text. Clients drop thinking without a signature; this server reads no signatures."""
+    """Returns a checksum of the text. Clients drop a thinking block that has no signature. This server checks no
+    signatures."""
     return hashlib.blake2b(item.text.encode(), digest_size=16).hexdigest()
 
 

@@ -341,8 +341,9 @@ class CoreClient:
         if other is None and (is_corrupt or not sequence.is_accepted):
             self._placement.fail(sequence, refusal(message))
             return
-        # A core never refuses an accepted sequence for a full queue. So without another engine, the sequence was marked
-        # as accepted only after the refused submission, and engines that refused it may get it again.
+        # A core never refuses an accepted sequence for a full queue. So this sequence was marked as accepted only after
+        # it was submitted. Without another engine, engines that have refused the sequence may get it again, and must
+        # accept it.
         if other is None:
             sequence.place.refused_by.clear()
         self._placement.place_again([sequence])

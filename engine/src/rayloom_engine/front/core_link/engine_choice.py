@@ -36,7 +36,8 @@ class PoolRules:
 
 
 def is_usable(link: EngineLink, rules: PoolRules) -> bool:
-    """True if the engine may be given sequences. Inside an engine, the front uses its only engine even while it starts.
+    """True if the engine may be given sequences. Inside an engine, the front uses its only engine even while that
+    engine starts.
 
     A gateway gives no sequences to an engine that has sent no status for SUSPECT_AFTER_S: the engine may be lost.
     """
@@ -62,8 +63,8 @@ def can_compute(link: EngineLink, sequence: ClientSequence, model: Fingerprint |
 def unlike_corrupt(links: list[EngineLink], sequence: ClientSequence) -> list[EngineLink]:
     """Returns the engines with another fingerprint than those that computed a NaN or an infinity for `sequence`.
 
-    A mistake in a release breaks all engines with one fingerprint, damaged weights break a single engine. If each of
-    `links` has the fingerprint of a broken engine, returns all `links`.
+    A mistake in a release breaks all engines with the same fingerprint. Damaged weights break a single engine. If each
+    of `links` has the fingerprint of a broken engine, returns all `links`.
     """
     corrupt = sequence.place.corrupt_by.values()
     return [link for link in links if link.fingerprint not in corrupt] or links

@@ -47,7 +47,7 @@ class EnginePool:
         return link
 
     def run_in(self, group: asyncio.TaskGroup) -> None:
-        """Starts a task of `group` for the connection to each engine, also for engines that are added later."""
+        """Starts a task of `group` for the connection to each engine, including engines that are added later."""
         self._group = group
         for name, link in self.links.items():
             self._tasks[name] = group.create_task(link.run())

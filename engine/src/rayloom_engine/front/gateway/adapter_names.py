@@ -23,8 +23,8 @@ class GatewayAdapters:
     """The adapters by name, from the engines' latest statuses. For one event loop.
 
     While no engine is connected, the adapters of the last engines stay: a request for such an adapter waits for the
-    next engine. A declared name is known before any engine has reported it. A name that is no longer declared is
-    unknown, unless an engine still has the adapter.
+    next engine. A declared name is known before any engine has reported it. A name that is no longer declared becomes
+    unknown once no engine has the adapter.
     """
 
     def __init__(self) -> None:

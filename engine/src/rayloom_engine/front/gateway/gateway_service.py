@@ -1,4 +1,5 @@
-"""GatewayService: the state of a gateway, which loads its tokenizer from an engine or, without one, from the cache."""
+"""GatewayService: the state of a gateway, which loads its tokenizer from an engine, or from the cache if there is no
+engine."""
 
 from __future__ import annotations
 

@@ -17,5 +17,6 @@ def link_tls(settings: GatewaySettings) -> LinkTls | None:
 
 
 def server_name(engines_dns: str | None, suffix: str) -> str:
-    """Returns the name in the certificates of engines found by `engines_dns` (HOST:PORT); empty if it is None."""
+    """Returns the name in the certificates of engines found by `engines_dns` (HOST:PORT); empty if `engines_dns` is
+    None."""
     return "" if engines_dns is None else engines_dns.rpartition(":")[0].rstrip(".") + suffix

@@ -109,7 +109,8 @@ class PromptSearch:
         return sorted(beams, key=lambda beam: -self._score(beam))[: self.settings.width]
 
     def _score(self, beam: Beam) -> float:
-        """Returns the sum of log-probabilities over a power of the length, which includes the prompt, as in vLLM."""
+        """Returns the sum of log-probabilities, divided by a power of the length. As in vLLM, the length includes the
+        prompt."""
         return beam.logprob / self._divisor(self._length(beam))
 
     def _length(self, beam: Beam) -> int:

@@ -26,8 +26,8 @@ from rayloom_engine.front.http.errors import ApiError, unavailable
 PIECE_BYTES = 16 * 1024
 LINGER_S = 1.0  # seconds in which a refused client's bytes are read and dropped: a TCP reset would destroy the answer
 LINGER_BYTES = 4 * 1024 * 1024
-# Seconds after `shutdown` in which the first request of a connection, or a later request, is still read: the client may
-# have sent it before it could know of the shutdown.
+# Seconds after `shutdown` in which a connection's next request is still read, because the client may have sent it
+# before it could know of the shutdown. The first request of a connection gets more time than a later request.
 FIRST_REQUEST_S = 0.5
 NEXT_REQUEST_S = 0.1
 LATE_S = 1.0  # seconds; a timer that is late by more than this shows that the event loop was blocked

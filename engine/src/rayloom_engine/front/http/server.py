@@ -47,7 +47,8 @@ def api_server(app: ASGIApp, limits: HttpLimits | None = None) -> Server:
 
 
 def admin_server(app: ASGIApp) -> Server:
-    """Returns the admin port's server. It refuses no connection: `connection_room` reserves files for them."""
+    """Returns the admin port's server. This server refuses no connection: `connection_room` reserves files for its
+    connections."""
     return _server(app, ConnectionTable(ADMIN_CONNECTIONS, refuses=False), ADMIN_CONNECTIONS, HttpLimits())
 
 

@@ -85,9 +85,9 @@ class AnswerBook(Generic[A]):
     def find(self, key: Hashable, digest: bytes) -> Entry[A] | None:
         """Returns the entry that a request with this key and body shall read; None if there is no such entry.
 
-        An answer to a request with only an X-Request-Id is found after its last reader left, which means that the
-        connection broke: several requests may share such an id.
-        Raises KeyReused if an Idempotency-Key came with another body.
+        Several requests may share an X-Request-Id. So an answer with only such an id is found only after its last
+        reader left, because that shows that the connection broke. Raises KeyReused if an Idempotency-Key came with
+        another body.
         """
         entry = self._entries.get(key)
         if entry is None:
@@ -164,8 +164,8 @@ class AnswerBook(Generic[A]):
             released += self.release([min(self._entries.values(), key=_worth)])
         detached = self.detached()
         while self._takes_too_much(detached):
-            # The API key with the most choices loses its oldest answer. Thus broken connections of one key, even if
-            # they are many, release no answers of other keys.
+            # The API key with the most choices loses its oldest answer. So the broken connections of one key, however
+            # many, release no answers of other keys.
             num_choices: Counter[str] = Counter()
             for entry in detached:
                 num_choices[entry.tenant] += entry.num_choices

@@ -10,7 +10,7 @@ from starlette.types import Message
 
 from rayloom_engine.front.http.body_budget import HeldBody
 
-MOST_UNREAD_BYTES = 256 * 1024  # the computation of an answer that is not kept pauses while more bytes are unread
+MOST_UNREAD_BYTES = 256 * 1024  # if an answer is not kept, its computation pauses while more bytes than this are unread
 
 
 class Computation(Protocol):

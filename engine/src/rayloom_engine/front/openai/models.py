@@ -27,7 +27,7 @@ async def get_model(request: Request) -> Response:
 def model_card(service: Service) -> dict[str, Any]:
     """Returns the entry of the service's model in the list of models."""
     core = service.client.status
-    # A gateway knows the model even while there is no engine.
+    # A gateway knows the model from its text, even while there is no engine.
     model = service.text.model if service.text is not None else core.model if core is not None else None
     return {
         "id": service.config.api_model_name,

@@ -1,7 +1,8 @@
 """Metrics that handlers update: gauges, counters and histograms, cheap enough for every token of every stream.
 
 prometheus_client's own classes take a lock for each value, and cannot observe one value several times in one call. Both
-would cost time for every token. So these classes count, and prometheus_client only writes the text (metrics.py).
+properties would cost time for every token. So these classes count, and prometheus_client only writes the text
+(metrics.py).
 """
 
 from __future__ import annotations

@@ -29,7 +29,8 @@ def stall_of(core: CoreStatus, status_age_s: float) -> str:
         is_due = rank.phase == "step" or (rank.phase == "idle" and is_probe_overdue)
         if age_s > STALLED_AFTER_S and is_due:
             return f"rank {rank.rank} has not advanced for {age_s:.0f} s"
-    # Ranks with processes of their own send heartbeats even while a step hangs, so check the core too.
+    # Ranks with processes of their own send heartbeats even while a step hangs. So the core's own heartbeat is checked,
+    # too.
     core_age_s = core.heartbeat_age_s + status_age_s
     if core_age_s > STALLED_AFTER_S:
         return f"no step has ended for {core_age_s:.0f} s"

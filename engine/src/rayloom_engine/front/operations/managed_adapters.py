@@ -60,7 +60,7 @@ class ManagedAdapters:
         return [self._report(name, path) for name, path in self._wanted.items()]
 
     async def bring(self, folder: Path) -> None:
-        """Unloads adapters that are not wanted any more, and loads the wanted ones. `folder`: the model's folder.
+        """Unloads adapters that are not wanted any more, and loads wanted adapters. `folder`: the model's folder.
 
         If an adapter cannot be loaded, its problem is recorded, and a loaded adapter of the same name keeps its earlier
         files. Any other fault is logged, and `keep` tries again.

@@ -237,7 +237,8 @@ class Metrics:
     def observe_heartbeats(self, status: CoreStatus, status_age_s: float) -> None:
         """Sets the ages of heartbeats as of now: `status` arrived `status_age_s` ago.
 
-        Ranks that are not in `status` are lost. They are left out, because their last values would stay for ever.
+        Ranks that are not in `status` are lost. Their metrics are removed: otherwise the last values would stay for
+        ever.
         """
         self._heartbeat.clear()
         self._communication.clear()

@@ -102,8 +102,8 @@ def _add_call(talk: Conversation, where: str, item: Mapping[str, Any]) -> None:
 def _assistant(talk: Conversation, where: str, later: Sequence[str]) -> dict[str, Any]:
     """Returns the assistant's message that the item belongs to: the last message, or a new message.
 
-    The item begins a new message if the last message is not the assistant's, or has one of the keys `later`, whose
-    values come after the item in a message.
+    `later`: keys whose values come after the item in a message. The item begins a new message if the last message has
+    one of these keys, or is not the assistant's.
     """
     last = talk.messages[-1] if talk.messages else None
     if last is None or last["role"] != "assistant" or any(last.get(key) for key in later):

@@ -104,7 +104,7 @@ def _chain_problem(paths: TlsPaths, error: Exception) -> str:
 
 
 def _report_times(paths: TlsPaths) -> None:
-    """Logs a certificate that is not valid now. It is not refused, so that its renewal needs no restart."""
+    """Logs a certificate that is not valid now. Such a certificate is accepted, so its renewal needs no restart."""
     try:
         times = certificate_times(paths.cert.read_text(encoding="ascii", errors="replace"))
     except (OSError, ValueError):  # the file is being replaced, or has a form that only OpenSSL reads

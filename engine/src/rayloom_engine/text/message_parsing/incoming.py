@@ -52,7 +52,7 @@ class IncomingText:
         return True
 
     def skip(self, num_chars: int) -> None:
-        """Counts `num_chars` characters as read. They were emitted elsewhere while `wait` was set."""
+        """Counts `num_chars` characters as read: other code has emitted them while `wait` was set."""
         self._num_forgotten += num_chars
 
     @property

@@ -32,7 +32,7 @@ class TaggedReader:
     ) -> None:
         """`is_open`: the text begins inside the reasoning.
 
-        `hidden`: tags that are special tokens of the model. Such a tag is never content, even if it is misplaced.
+        `hidden`: tags that are special tokens of the model. Such a tag is never content, not even in a wrong place.
         """
         self._incoming = incoming
         self._sink = sink

@@ -30,7 +30,7 @@ class ScalingReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingInputs:
-    """The figures from which the scaler computes a number of engines, for all engines together."""
+    """Sums over all engines, from which the scaler computes the number of engines."""
 
     engines: int = 0  # engines that reported their load
     queued_tokens: int = 0

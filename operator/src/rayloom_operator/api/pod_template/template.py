@@ -72,7 +72,7 @@ _OWNED: dict[str, tuple[str, str]] = {
 
 
 def _schema(*own_pairs: tuple[str, str]) -> Any:
-    """Returns a function that adds the fields of `_OWNED` to a pod's schema, and for each a CEL rule that refuses it.
+    """Returns a function that adds the fields of `_OWNED` to a pod's schema, and a CEL rule that refuses each field.
 
     The message of such a rule says what to use instead. `own_pairs` are further rules with their messages.
     """

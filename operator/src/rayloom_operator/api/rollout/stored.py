@@ -47,7 +47,7 @@ class RequestCountsStatus(_Stored):
 
 
 class AnalysisStatus(_Stored):
-    """The comparison of the first new engine with the old ones."""
+    """The comparison of the first new engine with the old engines."""
 
     start_time: str = Field(description="Time at which the comparison began.", json_schema_extra=_TIME)
     new_revision: RequestCountsStatus = Field(

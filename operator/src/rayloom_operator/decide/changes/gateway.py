@@ -33,8 +33,7 @@ def num_wanted(resolved: Resolved) -> int:
 
 
 def is_announced(situation: Situation, resolved: Resolved) -> bool:
-    """Returns whether the written status names every object of the gateway that is needed, so that the objects may be
-    created."""
+    """Returns whether the gateway's objects may be created: the written status must name every needed object."""
     stored = stored_gateway(situation.previous)
     if stored is None:
         return not has_front_ports(situation, resolved)
@@ -56,7 +55,7 @@ def gateway_objects(situation: Situation, resolved: Resolved) -> Iterator[Manife
     """Yields the objects to apply. There are none while the status does not name the gateway."""
     service, settings = resolved.service, situation.settings
     if stored_gateway(situation.previous) is not None and has_front_ports(situation, resolved):
-        # Head pods mount the Secret, also while no gateway pod is wanted.
+        # Head pods always mount the Secret, so it is needed while no gateway pod is wanted, too.
         yield gateway_secret(service, settings.operator_key)
         yield engines_service(service)
         yield from renewed_certificates(situation, service)

@@ -41,7 +41,8 @@ def held_plan(planned: Plan, service: LLMService, situation: Situation) -> Plan:
         wanted=(
             service_account(service),
             client_service(service),
-            # This budget blocks no eviction, because no replica is created that could replace an evicted replica.
+            # This budget allows every eviction. Waiting for a replacement would be of no use, because no replica is
+            # created.
             disruption_budget(service),
             network_policy(service, situation.settings.namespace),
             *renewed_certificates(situation, service),

@@ -123,7 +123,8 @@ def _scale(situation: Situation, resolved: Resolved) -> ScaleWrite | None:
 def _of_running_engines(situation: Situation) -> tuple[Manifest, ...]:
     """Returns the objects that engines need while the spec cannot be used.
 
-    The disruption budget blocks no eviction, because no replica can be created to replace an evicted replica.
+    The disruption budget allows every eviction: waiting for a replacement would be of no use, because no replica can be
+    created.
     """
     service = situation.service
     if service is None or not situation.observed.replicas:
@@ -245,8 +246,8 @@ def replica_deletions(replica: EngineReplica, namespace: str) -> tuple[Deletion,
 
 
 def _own_objects(replica: str, namespace: str) -> tuple[Deletion, ...]:
-    # The operator cannot read Secrets: the ConfigMap shows to which service the Secret of the replica belongs. So the
-    # Secret is deleted first.
+    # The operator cannot read Secrets. Only the replica's ConfigMap shows to which service the replica's Secret
+    # belongs. So the ConfigMap stays until the Secret is deleted.
     return (
         Deletion(object_path("v1", "Secret", namespace, admin_secret_name(replica))),
         Deletion(object_path("v1", "ConfigMap", namespace, replica)),

@@ -56,7 +56,8 @@ def _is_wanted(replica: EngineReplica, head: Pod, situation: Situation, *, has_s
     if not head.is_engine_ready or status is None or status.state not in _TAKES_REQUESTS:
         return False
     if is_well(replica, situation.now.mono):
-        # Only the rollout adds a label: otherwise an engine of a failed revision that serves would get requests.
+        # Only the rollout adds a label. Otherwise a failed revision's engine would get requests as soon as the engine
+        # serves.
         return head.is_routed or step is None or replica.name in step.route_on
     # Requests may wait in an engine that recovers or does not answer, but only while no other engine accepts requests.
     return not has_serving
@@ -77,8 +78,8 @@ def _has_routed_engine_that_serves(situation: Situation) -> bool:
 def _step_to_follow(situation: Situation) -> Step | None:
     """Returns the rollout's step if its state is written; None if there is no such step.
 
-    A step whose state is not written yet routes no engine. While KubeRay cannot be used, the state is never written: if
-    this function returned the step then, an engine that has recovered would get no route until KubeRay can be used.
+    A step whose state is not written yet routes no engine. While KubeRay cannot be used, the state is never written, so
+    the result is None. With the step instead, a recovered engine would get no route until KubeRay can be used.
     """
     step = situation.step
     return step if step is not None and step.is_stored else None

@@ -81,8 +81,7 @@ _CHECKS: tuple[Callable[[Evidence], Verdict | None], ...] = (_spec_unusable, _mo
 
 
 def _best(replicas: Sequence[JudgedReplica]) -> Verdict:
-    """Returns the verdict on a replica that serves. If none serves: on a replica without a fault. If all have faults:
-    on the first replica."""
+    """Returns the verdict on a replica that serves, else on a replica without a fault, else on the first replica."""
     verdicts = [each.verdict for each in replicas] or [judge(None, 0.0)]
     for verdict in verdicts:
         if verdict.reason is Reason.SERVING:

@@ -28,7 +28,7 @@ def conditions(evidence: Evidence) -> tuple[Condition, ...]:
 
 
 def condition(finding: Finding, previous: Mapping[str, Any], generation: int, now: datetime) -> Condition:
-    """Returns the condition with its timestamps. The transition time changes only when the status does.
+    """Returns the condition with its timestamps. The transition time changes only when the condition's status changes.
 
     `previous` is the last written status.
     """

@@ -143,7 +143,7 @@ def _refusals(pods: Sequence[PodModels]) -> list[str]:
 
 
 def _pod_fault(situation: GatewaySituation) -> Verdict | None:
-    """Returns the fault of the first gateway pod that has one, or why no pod can be created."""
+    """Returns the first fault of a gateway pod, or why no pod can be created."""
     found = next((each.fault for each in situation.pods if each.fault is not None), None)
     if found is None and situation.progress is not None and situation.progress.refusal:
         found = refused_pod(situation.progress.refusal)

@@ -1,10 +1,10 @@
 """Analysis: compares a new revision's first engine with the old engines over the same period. Pure.
 
-The revision fails before the end of the period as soon as its failure is certain: when the failed requests are too many
-even if the rest of the first `minRequests` succeed. The time to the first token is judged only at the end of the
-period, because the slowest of a few requests says little. The period is extended if only the old engines reach
-`minRequests`, because the new engine is slow. Behind gateways the period is also longer, because gateways find a new
-engine some time after it is available.
+The revision fails before the end of the period as soon as its failure is certain: the failed requests are too many,
+even if all other requests of the first `minRequests` succeed. The time to the first token is judged only at the end of
+the period, because the slowest of a few requests says little. A slow new engine may have fewer than `minRequests`
+requests at the end of the period. If the old engines have enough, the period is extended. Behind gateways the period is
+also longer, because gateways find a new engine some time after it is available.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def is_over(
 
 
 def _found_hold_s(analysis: Analysis) -> int:
-    """Returns the seconds from the start until gateways have surely known the new engine for holdSeconds."""
+    """Returns holdSeconds plus the longest time in which gateways find the new engine; 0 if holdSeconds is 0."""
     return analysis.hold_seconds + DISCOVERY_S if analysis.hold_seconds else 0
 
 

@@ -66,7 +66,8 @@ def rollout_status(step: Step | None, stored: RolloutState) -> RolloutStatus | N
 
 def _as_before(previous: Mapping[str, Any], because: Verdict) -> Iterator[RolloutCondition]:
     known = {each["type"]: each for each in previous.get("conditions", ())}
-    # While nothing can be planned there is no progress, unless the plan only waits for the inspection of the model.
+    # While nothing can be planned, Progressing is False. Only a wait for the inspection of the model counts as
+    # progress.
     is_progressing = because.reason is Reason.INSPECTING
     yield "Progressing", is_progressing, because
     first: dict[ConditionType, Verdict] = {

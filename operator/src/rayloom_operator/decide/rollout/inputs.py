@@ -59,7 +59,7 @@ class Desired:
 
     @property
     def min_available(self) -> int:
-        """The number of available engines below which the planner terminates no available engine."""
+        """The number of engines that the planner keeps available: it terminates only surplus available engines."""
         return max(0, self.replicas - self.rollout.max_unavailable)
 
 

@@ -164,7 +164,7 @@ def _may_drain(engine: ReplicaView, state: RolloutState, wall: datetime) -> bool
 def _barred(desired: Desired, state: RolloutState, view: View) -> set[str]:
     """Returns the names of engines that get no requests: those of a revision that failed before it was proven.
 
-    Such engines stay only if `autoRollback` is false. Returns no name if `min_available` is not reached without them.
+    Such engines stay only if `autoRollback` is false. Empty if fewer than `min_available` other engines are available.
     """
     if not is_stopped(desired, state) or state.failure is None or state.is_promoted:
         return set()

@@ -1,7 +1,7 @@
 """Chooses the engines to terminate: replaced engines on cordoned nodes, and engines beyond a revision's count. Pure.
 
-An engine is terminated in steps: it loses its route label, then its endpoint, is asked to drain, finishes its requests,
-and is deleted.
+An engine is terminated in steps: it loses its route label and then its endpoint. It is asked to drain, and finishes its
+requests. Then it is deleted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NEARNESS: tuple[EngineState, ...] = ("unschedulable", "pending", "starting", "i
 
 
 def engines_to_terminate(desired: Desired, state: RolloutState, view: View) -> dict[str, str]:
-    """Returns name -> time at which the drain began (empty if it has not), for the engines to terminate.
+    """Returns name -> time at which the drain began (empty before the drain), for the engines to terminate.
 
     `state` has the new counts.
 
@@ -53,7 +53,7 @@ def engines_to_terminate(desired: Desired, state: RolloutState, view: View) -> d
 def engines_to_move(desired: Desired, state: RolloutState, view: View) -> list[ReplicaView]:
     """Returns the engines on cordoned nodes that can be terminated because `replicas` other engines remain.
 
-    At most maxSurge engines are returned, because additional engines have replaced no more than maxSurge engines.
+    At most maxSurge engines are returned, because no more than maxSurge additional engines can have replaced them.
     Further engines on cordoned nodes may be surplus, like engines on other nodes.
     """
     if not _may_move(desired, state):
@@ -73,7 +73,7 @@ def needs_surge(desired: Desired, state: RolloutState, view: View) -> bool:
 def is_drained(engine: ReplicaView, drained_at: str, desired: Desired, wall: datetime) -> bool:
     """Returns True once an engine has no requests, or has had `drainSeconds` to finish them.
 
-    `drained_at` is the engine's value in `terminating`: the time at which its drain began, empty if it has not.
+    `drained_at` is the engine's value in `terminating`: the time at which its drain began, empty before the drain.
     """
     if engine.state in IDLE:
         return True

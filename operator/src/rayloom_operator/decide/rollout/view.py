@@ -69,7 +69,7 @@ def _state(replica: EngineReplica, memory: Memory, mono: float) -> EngineState:
     if has_served(replica, memory.get(replica.name)):
         return "ill"
     if replica.is_suspended:
-        return "unschedulable"  # A queue, such as Kueue's, admits the RayCluster once nodes have room.
+        return "unschedulable"  # The RayCluster waits in a queue, such as Kueue's, until nodes have room.
     if any(pod.fault is not None and pod.fault.reason is Reason.UNSCHEDULABLE for pod in replica.pods):
         return "unschedulable"
     return "starting" if head is not None and head.is_running else "pending"

@@ -175,8 +175,8 @@ def _reason_and_number(
 
 
 def _bounded(bounds: Bounds, fleet: Fleet) -> int:
-    """Returns `replicas` within the bounds, but not so low that the last proven engine would be removed: unproven
-    engines stay.
+    """Returns `replicas` within the bounds. Unproven engines stay if `replicas` becomes less, so the result is high
+    enough to keep one proven engine, too.
     """
     bounded = min(max(fleet.replicas, bounds.least, 1), bounds.most)
     return max(bounded, min(fleet.replicas, fleet.replicas_for_fewer(1)))

@@ -41,7 +41,7 @@ class Staying:
     """The engines that the rollout planner does not terminate, by name."""
 
     available: frozenset[str]
-    unproven: frozenset[str]  # engines without requests, of a revision that is not promoted, or is stopped
+    unproven: frozenset[str]  # engines without requests, as in `Fleet.num_unproven`
     unschedulable: frozenset[str]  # other unschedulable engines
     others: frozenset[str]  # engines that start, do not answer or do not serve; they may have requests
 

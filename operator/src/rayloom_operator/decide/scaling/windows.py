@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 _STARTS = 2
 # ... and at most this many seconds, unless `window_s` is longer.
 _MOST_S = 1800.0
-_LEAST_SAMPLES = 2  # a panic window with fewer samples adds no engine
+_LEAST_SAMPLES = 2  # samples needed for the mean of the panic window
 _PANIC_PART = 0.1
 
 
@@ -59,7 +59,7 @@ class Windows:
 def panic_mean(samples: Sequence[Sample], windows: Windows, now: float) -> float | None:
     """Returns the mean load of the panic window; None if there are fewer than two samples.
 
-    If the panic window has fewer than two samples, the mean is that of the last two samples.
+    If fewer than two of the samples are in the panic window, returns the mean of the last two samples.
     """
     if len(samples) < _LEAST_SAMPLES:
         return None

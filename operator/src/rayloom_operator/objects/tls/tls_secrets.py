@@ -24,7 +24,7 @@ from rayloom_operator.objects.tls.files import (
 def service_secrets(
     service: LLMService, operator_key: bytes, previous_key: bytes, now: datetime
 ) -> tuple[Manifest, Manifest]:
-    """The Secrets of the engines and of the gateway pods of a service, with the certificates of the current period."""
+    """The Secrets of a service's engines and gateway pods, with the certificates of the current period."""
     meta = service.metadata
     engine = Owner("engine", _full_name(names.engines_name(meta.name), meta.namespace), meta.uid)
     gateway = Owner("gateway", _full_name(names.gateway_name(meta.name), meta.namespace), meta.uid)

@@ -41,7 +41,7 @@ class Applier:
     """Carries out plans.
 
     Not thread-safe: used in one event loop. `on_cluster` and `on_drain`: see `OnCluster` and `OnDrain`. `on_adapters`
-    is called after PUT /adapters was sent to engines of a service, also if no engine has answered.
+    is called after PUT /adapters was sent to engines of a service, whether or not they have answered.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class Applier:
     async def carry_out(self, key: ServiceKey, planned: Plan, interval_s: float) -> None:
         """Carries out the plan. Objects that were applied before are applied again after `interval_s`.
 
-        If a change fails, the other changes are still made, unless the API server cannot be reached or this process
-        lost the Lease. At the end the first Refused is raised, because a user has to act on it, or else the first
-        other failure.
+        If a change fails, the other changes are still made. No further change is made if the API server cannot be
+        reached, or if this process lost the Lease. At the end the first Refused is raised, because a user has to act on
+        it, or else the first other failure.
         """
         errors: list[OperatorError] = []
 

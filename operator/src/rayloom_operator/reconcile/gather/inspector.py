@@ -68,7 +68,7 @@ class Inspector:
     async def _create_refresh_job(self, key: ServiceKey, job: Manifest) -> None:
         """Creates the Job. A failure is only logged, because the service works with the stored facts.
 
-        This process does not try again, but the operator does after its next start.
+        This process does not try again. The next operator process does.
         """
         try:
             await self._kube.create(job)

@@ -60,8 +60,8 @@ class OldSpecs:
             return None
         if not is_owned(found["metadata"], document["metadata"]["uid"]):
             return None
-        # Runs in the sizing thread, because `resolved_of` may have to size the spec again: another version of the
-        # operator may have stored a sizing of other inputs, or a user may have changed the ControllerRevision.
+        # `resolved_of` runs in the sizing thread, because it may have to size the spec again: the stored sizing is of
+        # other inputs if another version of the operator stored it, or if a user changed the ControllerRevision.
         resolved = await self._sizer.run(resolved_of, found, document, self._hub)
         if resolved is None:
             logger.warning("%s/%s: %s cannot be read: no engine of that revision can be recreated", *key, path)

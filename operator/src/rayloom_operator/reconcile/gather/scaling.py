@@ -73,7 +73,8 @@ class ScalingGatherer:
             return None
         stored = stored_autoscaling(document.get("status", {}))
         writer = ""
-        # If no state is stored, as in a restored object, a 0 may have been written by the scaler.
+        # If `replicas` is not the stored number, its writer is read. Without a stored state, as in a restored object,
+        # only the writer of a 0 is read, because the scaler may have written the 0.
         if stored.desired != spec.replicas if stored.reason else spec.replicas == 0:
             found = await self._kube.get(path_of(document))
             if found["spec"].get("replicas") != spec.replicas:

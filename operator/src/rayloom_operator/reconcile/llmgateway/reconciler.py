@@ -27,7 +27,7 @@ from rayloom_operator.reconcile.apply.applier import ROUTE_RETRY_S, Applier
 from rayloom_operator.reconcile.llmgateway.status_writer import GatewayStatusWriter
 from rayloom_operator.times import Now
 
-# The requeue delay while the LLMServices of the namespace are not all known, and while an Event is not created yet.
+# The requeue delay while some LLMServices of the namespace are unknown, or while an Event has yet to be created.
 _SOON_S = 1.0
 
 # Returns the LLMServices of a namespace; None while some of them are unknown.

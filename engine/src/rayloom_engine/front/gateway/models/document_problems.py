@@ -43,7 +43,8 @@ def explain(error: ValidationError, fields_at: FieldsAt, place: Path = ()) -> li
     """Returns one line for each wrong field.
 
     `fields_at` returns the fields of the object at a path. `place`: the path of the value that was validated. If an
-    object or list has a wrong field inside, its own error is left out, because the wrong field causes it.
+    object or list has a wrong field inside, the error of the object or list itself is left out, because the wrong field
+    causes this error.
     """
     items = [((*place, *(str(part) for part in item["loc"])), item) for item in error.errors(include_url=False)]
     paths = [path for path, _ in items]

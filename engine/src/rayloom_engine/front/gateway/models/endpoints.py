@@ -70,7 +70,7 @@ class ModelEndpoints:
         return answer
 
     async def _ui_status(self, request: Request) -> Response:
-        """Answers for the model that the page names, or for the first one in the list of models."""
+        """Answers for the model that the page names, or for the first model in the list."""
         caller = self._caller(request)
         usable = self._models.names.usable(caller)
         name = request.query_params.get("model") or next(iter(usable), None)

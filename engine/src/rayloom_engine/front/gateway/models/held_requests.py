@@ -20,7 +20,8 @@ class HeldRequests:
     def __init__(self, lifecycle: Lifecycle, hold_s: float, most: int, is_awaited: Callable[[str], bool]) -> None:
         """A request waits at most `hold_s`. At most `most` requests wait.
 
-        `is_awaited` returns True for the name of a LoRA adapter that no engine has reported, but the next engine may.
+        `is_awaited` returns True for the name of a LoRA adapter that no engine has reported yet, but that the next
+        engine may report.
         """
         self._lifecycle = lifecycle
         self._hold_s = hold_s

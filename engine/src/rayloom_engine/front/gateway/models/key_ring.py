@@ -71,7 +71,7 @@ class KeyRing:
         return len(self._names_of)
 
     def num_keys_beside(self, key: bytes) -> int:
-        """Returns `num_keys` if `key` is one of the keys; else 0, because any key passes if a name needs no key."""
+        """Returns `num_keys` if `key` is one of the keys, else 0. Other keys pass only if a name needs no key."""
         return self.num_keys if self._hash(key) in self._names_of else 0
 
     def knows(self, key: bytes) -> bool:
@@ -98,7 +98,7 @@ class KeyRing:
         return self._counts[names]
 
     def problem(self, name: str) -> str:
-        """Returns why the file of `name` cannot be used; empty if it can."""
+        """Returns why the file of `name` cannot be used; empty if the file is usable."""
         return self._sources[name].problem
 
     def unusable(self) -> list[tuple[str, str, int]]:

@@ -257,7 +257,8 @@ def _usable_aliases(
 def _alias_problems(name: str, alias: AliasEntry, all_models: dict[str, Any]) -> list[str]:
     field = f"aliases.{name}"
     problems = _name_problems(field, name)
-    # refused even if the model is left out, because the alias might have other keys than the model
+    # An alias with the name of a model is refused even if the model is left out, because the alias may have other keys
+    # than the model.
     if name in all_models:
         problems.append(f"{field}: a model has this name already; choose another one")
     if len({target.model for target in alias.targets}) < len(alias.targets):

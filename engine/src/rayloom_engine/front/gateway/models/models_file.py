@@ -40,7 +40,7 @@ class ModelsFile(FileWatch[ModelsDocument]):
         await super().watch(apply)
 
     def status(self) -> ModelsFileStatus:
-        """Returns which content of the file is in use, and what is wrong with this content or with a newer one."""
+        """Returns which content of the file is in use, and the problems of this content or of newer content."""
         return self._applied.model_copy(update={"refusal": shortened(self.problem)})
 
     def _usable(self, path: Path) -> ModelsDocument:

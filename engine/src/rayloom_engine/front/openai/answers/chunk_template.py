@@ -1,4 +1,4 @@
-"""ChunkTemplate: an event of a stream, complete but for the text, which differs from token to token.
+"""ChunkTemplate: an event of a stream, complete except for its text, which differs from token to token.
 
 Most events of a stream differ only in their text. To encode the text alone costs a tenth of building and encoding a
 document.

@@ -32,7 +32,7 @@ class EventWriter(Protocol):
     end: bytes  # sent after the last event of a complete answer
 
     def opening(self) -> list[dict[str, Any]]:
-        """Returns the events before the first delta. They are sent even if no delta has arrived yet."""
+        """Returns the events before the first delta. They are sent without waiting for a delta."""
 
     def chunks(self, delta: ChoiceDelta) -> Sequence[Event]:
         """Returns the events for one delta."""

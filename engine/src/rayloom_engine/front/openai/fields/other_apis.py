@@ -1,8 +1,8 @@
 """The fields of other APIs that this server knows but does not implement, as two tables.
 
 A field in `WITHOUT_EFFECT` cannot change the answer here, so any value is accepted. A field in `NOT_IMPLEMENTED` would
-change the answer, so it is refused unless its value changes nothing (`neutral`). A field that is in neither table nor
-in the endpoint's model is refused as unknown. docs/api.md has the same tables, written by tools/write_api_docs.py.
+change the answer, so only values without an effect (`neutral`) are accepted. A field that is in neither table nor in
+the endpoint's model is refused as unknown. docs/api.md has the same tables, written by tools/write_api_docs.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class WithoutEffect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotImplementedField:
-    """A field that is refused, unless its value is null or one of `neutral`, with which it has no effect."""
+    """A field that is refused. Only null and the values in `neutral` are accepted, because they have no effect."""
 
     name: str
     origin: str
