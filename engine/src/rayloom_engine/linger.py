@@ -1,9 +1,9 @@
 """`python -m rayloom_engine.linger`: the preStop hook of a pod with ranks.
 
 When a whole engine replica is deleted, Kubernetes terminates all its pods at the same time. The engine then finishes
-its streams, for which it needs its ranks, so their pods wait here until the engine has exited. If only a pod with ranks
-is terminated, the pod waits a few seconds, in case the engine is about to drain. Then it exits, its ranks are replaced,
-and every stream continues.
+its streams, and needs its ranks for this. So the pods with ranks wait here until the engine has exited. If only a pod
+with ranks is terminated, the pod waits a few seconds, in case the engine is about to drain. Then it exits, its ranks
+are replaced, and every stream continues.
 
 By then the engine's DNS names no longer resolve, so the hook takes the engine's address from open TCP connections.
 Ranks are connected to the rank port, and the pod's Ray is connected to Ray's head. Ray's head runs in the engine's pod,
@@ -25,8 +25,8 @@ from typing import Literal
 Answer = Literal["draining", "working", "silent", "gone"]
 
 RAY_PORT = 6379  # default port of Ray's head
-# Seconds within which the engine's drain must begin. It begins later than this hook, because another kubelet terminates
-# the engine's pod, and because the front in that pod begins to drain two seconds after that.
+# Seconds within which the engine's drain must begin. The drain begins later than this hook: another kubelet terminates
+# the engine's pod, and the front in that pod begins to drain two seconds later.
 _PATIENCE_S = 6.0
 _POLL_S = 0.2
 _ANSWER_S = 1.0
@@ -90,8 +90,8 @@ def ask(host: str, port: int) -> Answer:
 class Look:
     """A function object that returns the engine's state.
 
-    Each call sends a request to every address to which this pod has or had a connection, because a drain closes
-    connections. If the answers differ, "draining" counts first, then "silent", then "working".
+    Each call sends a request to every address to which this pod has a connection. Earlier addresses are kept, because a
+    drain closes connections. If the answers differ, "draining" counts first, then "silent", then "working".
     """
 
     def __init__(

@@ -117,7 +117,7 @@ def unsupported_machine() -> str:
 
 
 def find_compiler(environ: Mapping[str, str]) -> str | None:
-    """Returns the command of a C++ compiler: $CXX if that is set, else of the first compiler found; None if none.
+    """Returns the command of a C++ compiler: $CXX if it is set, else the first compiler found; None if there is none.
 
     $CXX may be a path, or a command with arguments, such as `ccache g++`. The command is quoted as for a shell.
     """

@@ -37,8 +37,8 @@ class ApiApplication(Starlette):
 
     The handlers read and check bodies themselves.
 
-    FastAPI is imported with the first request for the document: its import would take a fourth of the CPU time of a
-    front's start, and so of each recovery of a front.
+    FastAPI is imported with the first request for the document: its import would take a fourth of the CPU time of every
+    start of a front, including starts in recoveries.
     """
 
     def __init__(

@@ -78,9 +78,9 @@ class ModelText:
         """Returns the context length within which a request must stay.
 
         With max_tokens, returns the longest length of all engines. An answer without max_tokens may fill the whole
-        context. So the context is the shortest length of an engine of which prompt and min_tokens fill at most three
-        quarters: then many engines can compute and continue the request. If there is no such length, returns the
-        longest.
+        context, and more engines can compute and continue the request if the context is short. So without max_tokens,
+        returns the shortest length of which prompt and min_tokens fill at most three quarters. If there is no such
+        length, returns the longest length.
         """
         if params.max_tokens is not None:
             return self.model.max_model_len

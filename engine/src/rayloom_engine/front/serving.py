@@ -1,8 +1,8 @@
 """FrontServer: the API port, the admin port and the connections to engines of one process, until a signal ends them.
 
-SIGTERM starts a drain: new requests get 503. Running requests, also those of gateways, may finish within drain_seconds,
-which count from the SIGTERM or from an earlier POST /drain. SIGINT, or a second SIGTERM, ends the process without
-waiting for requests.
+SIGTERM starts a drain: new requests get 503. Running requests, including those of gateways, may finish within
+drain_seconds. These seconds count from the SIGTERM, or from an earlier POST /drain. SIGINT, or a second SIGTERM, ends
+the process without waiting for requests.
 """
 
 from __future__ import annotations

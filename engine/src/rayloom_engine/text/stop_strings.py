@@ -78,8 +78,8 @@ class StopStrings:
     """Passes text through, but holds back text that may be the start of a stop string.
 
     The cost per character does not depend on the number of stop strings or the length of the text. The result does not
-    depend on how the text is cut into pieces: the stop string that ends first wins; of those that end together, the
-    longest.
+    depend on how the text is cut into pieces: the stop string that ends first wins. If several stop strings end
+    together, the longest of them wins.
     """
 
     def __init__(self, automaton: StopAutomaton, *, include_in_output: bool = False) -> None:

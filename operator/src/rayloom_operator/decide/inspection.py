@@ -250,7 +250,8 @@ def _outcome(service: LLMService, job: Manifest, own: Manifest | None) -> ModelF
         return _read(service, ended, ended.get("finishedAt") or job["metadata"]["creationTimestamp"])
     conditions = job.get("status", {}).get("conditions", ())
     over = next(filter(_is_over, conditions), None)
-    # If a complete Job has a pod that has not ended, the watch of pods lags behind the watch of Jobs.
+    # If a complete Job has a pod that has not ended, the watch of pods lags behind the watch of Jobs, and the pod's
+    # message is still to come.
     if over is None or (over["type"] == "Complete" and own is not None):
         return None
     cause = " ".join(f"{over.get('reason', '')}: {over.get('message', '')}".split()).strip(": ") or "its pod is gone"

@@ -79,8 +79,8 @@ def _mounts(situation: Situation) -> Iterator[float]:
 
 
 def _silent_engines(situation: Situation) -> Iterator[float]:
-    """Yields two times in seconds for each engine that does not answer: until it counts as unreachable, and until the
-    next reconcile that looks for an answer."""
+    """For each engine that does not answer, yields the seconds until it counts as unreachable, and the seconds until
+    the next reconcile that looks for an answer."""
     for replica in situation.observed.replicas:
         reading = replica.reading
         if reading is None or reading.failing_since is None:

@@ -71,8 +71,8 @@ def pod_engine_config(resolved: Resolved) -> dict[str, JsonValue]:
 def engine_config(service: LLMService, *, host: str, port: int, admin_port: int) -> dict[str, JsonValue]:
     """The EngineConfig v1 document for an engine on this machine. Fields that the manifest leaves out are missing.
 
-    The admin port listens on loopback. The built-in page is on unless the manifest turns it off, even if other machines
-    can reach the API port. `accelerator` is not used: the engine detects the devices of this machine.
+    The admin port listens on loopback. The built-in page is on by default, even if other machines can reach the API
+    port. The manifest can turn the page off. `accelerator` is not used: the engine detects the devices of this machine.
     """
     asked, length = service.spec.parallelism, service.spec.model.max_model_len
     tensor, pipeline = asked.tensor or 1, asked.pipeline or 1

@@ -172,8 +172,8 @@ def _head_pod(resolved: Resolved, group: str) -> Manifest:
         "items": [{"key": names.TOKEN_KEY, "path": f"admin/{names.TOKEN_KEY}"}],
     }
     return pod_basics(service) | {
-        # In the engine's container, Ray finds the raylet in the list of processes, which must include those of Ray's
-        # container.
+        # In the engine's container, Ray looks for the raylet in the list of processes. So this list must include the
+        # processes of Ray's container.
         "shareProcessNamespace": True,
         "terminationGracePeriodSeconds": service.spec.drain_seconds + _END_SECONDS,
         "containers": [_ray_head(service, group, image), _engine(resolved, group)],

@@ -105,8 +105,8 @@ class Drift:
     def uid_of_ours(self, key: ServiceKey, kind: str, name: str) -> str | None:
         """Returns the uid of the service's object of this kind and name.
 
-        Returns None if this process has neither applied the object nor found it right (`is_right`), or if somebody else
-        has changed the object since.
+        Returns None if this process has neither applied the object nor found it equal to its manifest (`is_right`).
+        Also returns None if somebody else has changed the object since.
         """
         return self._ours.get(key, {}).get((kind, name))
 

@@ -29,8 +29,8 @@ _SECOND_ANSWER_S = 4.5
 # An answer that is older than this many seconds is not valid, even if no request has failed. Engines that serve are
 # polled at least every 15 s.
 STALE_S = 20.0
-# Matches the reason that an engine reports while it recovers from a hung rank, but not the reason that it reports while
-# it recovers from a lost rank.
+# Matches the reason that an engine reports while it recovers from a hung rank. The reason for a lost rank does not
+# match.
 STALLED = re.compile(r"has not advanced for|no step has ended for")
 
 

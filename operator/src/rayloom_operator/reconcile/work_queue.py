@@ -25,9 +25,9 @@ _MAX_DOUBLINGS = 10
 # After a failed reconcile, an event of the service starts another reconcile, but not before this many seconds after the
 # failure. The event rarely cures the failure. But an engine that fails meanwhile must not wait for the whole back-off.
 _EVENT_AFTER_FAILURE_S = 2.0
-# So that no priority starves, every 8th reconcile takes a key of the second priority if one waits, and every 64th a key
-# of the third. New services get no larger share: each new service causes about six reconciles of the first priority,
-# and those reconciles would pile up.
+# So that no priority starves, every 8th reconcile takes a waiting key of the second priority, and every 64th reconcile
+# takes a waiting key of the third priority. New services get no larger share: each new service causes about six
+# reconciles of the first priority, and those reconciles would pile up.
 _KNOWN_EACH = 8
 _NEW_EACH = 64
 PRIORITIES = ("news", "known", "new")  # values of the metric's label, from the first priority to the third

@@ -9,8 +9,8 @@ from rayloom_operator.resolve.question import Question
 from rayloom_operator.resolve.rank_memory import BLOCK_SIZE, GIB, Cut, RankMemory, in_words, step_bytes
 from rayloom_operator.resolve.stage_split import Stages, stages
 
-# The engine gives KV blocks at most these shares of the memory that is free after the weights are loaded, and on CPU at
-# most 4 GiB. A contract test compares the numbers with the engine's.
+# The engine gives KV blocks at most these shares of the memory that is free after the weights are loaded. On CPU, it
+# also gives KV blocks at most 4 GiB. A contract test compares the numbers with the engine's.
 GPU_SHARE = 0.9
 CPU_SHARE = 0.5
 CPU_CAP = 4 * GIB

@@ -47,7 +47,7 @@ class Placement:
         """Submits sequences that no engine has. If no engine can compute a sequence, it continues to wait.
 
         Marks the sequences as accepted, so that no core refuses them for a full queue. A choice that a full engine has
-        refused stays unmarked, with the other choices of its prompt.
+        refused is not marked, nor are the other choices of its prompt.
         """
         left = [sequence for sequence in sequences if self._sequences.get(sequence.sequence_id) is sequence]
         num_placed = 0

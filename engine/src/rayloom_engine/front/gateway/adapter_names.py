@@ -109,8 +109,8 @@ class GatewayAdapters:
 def merged(reported: list[tuple[ServedAdapter, ...]]) -> dict[str, ServedAdapter]:
     """Returns name -> adapter. `reported`: the adapters of each engine.
 
-    While engines replace the files of a name one after the other, the version that most engines have is returned, or
-    the newest of several versions that equally many engines have.
+    Engines may replace the files of a name one after the other. In the meantime, the version that most engines have is
+    returned. If equally many engines have several versions, the newest of these versions is returned.
     """
     entries = [entry for engine in reported for entry in engine]
     num_engines = Counter((entry.name, entry.adapter.digest) for entry in entries)

@@ -1,4 +1,4 @@
-"""KeptAnswer: an answer that a task of its own computes, and its bytes so far, which any number of readers read."""
+"""KeptAnswer: an answer that a task of its own computes. Any number of readers read the answer's bytes so far."""
 
 from __future__ import annotations
 

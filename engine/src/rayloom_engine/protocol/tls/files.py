@@ -32,7 +32,8 @@ class TlsFiles:
     def context(self) -> ssl.SSLContext:
         """Returns the context for a new connection, made from the files as they are now.
 
-        Files that cannot be used change nothing and are logged once, for example while only one of them is renewed.
+        Unusable files change nothing and are logged once. For example, the files are unusable while only one of them is
+        renewed.
         """
         stamps = self._current_stamps()
         if stamps != self._stamps:

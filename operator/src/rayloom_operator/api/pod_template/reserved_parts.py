@@ -1,7 +1,7 @@
 """Names of containers, volumes, folders and labels that the operator or KubeRay puts into an engine's pods.
 
-A pod template may change parts of these containers, but must not use the other names. A test builds every kind of pod
-and compares the names in the pod with these lists.
+A pod template may change parts of these containers, but must not use the names of these volumes, folders and labels. A
+test builds every kind of pod and compares the names in the pod with these lists.
 """
 
 from __future__ import annotations

@@ -186,7 +186,7 @@ def _replicas(situation: Situation, resolved: Resolved) -> _Replicas:
 
 
 def _waits(place: Place, situation: Situation, resolved: Resolved) -> list[datetime]:
-    """Returns the times that must pass before a replica is created in the place; empty if one may be created now."""
+    """Returns times before which no replica may be created in the place; empty if a replica may be created now."""
     now = situation.now.wall
     found: list[datetime] = []
     if place.failure is None:

@@ -44,8 +44,8 @@ def revision_places(
     `resolved` is the current spec, and `old` has the stored specs of other revisions.
 
     Engines that the state of `step` or the `stored` state names as terminating have no place: they are neither counted
-    nor recreated. The stored state is needed because it also names engines that are deleted by now: otherwise, entries
-    of deleted engines in `memory` could take places of failed engines.
+    nor recreated. The stored state is needed because it also names engines that are deleted by now. Without it, entries
+    of deleted engines in `memory` could take the places of failed engines.
     """
     state = step.state
     leaving = stored.terminating.keys() | state.terminating.keys()

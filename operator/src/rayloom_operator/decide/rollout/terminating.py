@@ -99,7 +99,8 @@ def _by_node(desired: Desired, state: RolloutState, view: View) -> tuple[list[Re
 
 
 def _taken_back(desired: Desired, state: RolloutState, view: View) -> set[str]:
-    """Returns the names of engines that could be available but are not: as many as are missing to `min_available`.
+    """Returns the names of engines that could be available but are not: as many as are missing to reach
+    `min_available`.
 
     The choice must not depend on anything that the choice changes: otherwise each reconcile would take back another
     engine.

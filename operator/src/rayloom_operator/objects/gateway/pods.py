@@ -26,8 +26,8 @@ _UNROUTE_SECONDS = 2
 _END_SECONDS = 15
 _READINESS = {"periodSeconds": 1, "timeoutSeconds": 2, "failureThreshold": 2}
 # The liveness probe requests /version, which answers as long as the event loop runs. A gateway without a tokenizer
-# waits for an engine and meanwhile answers 503 to /health: with a probe of /health, the kubelet would restart that
-# gateway again and again.
+# waits for an engine, and answers 503 to /health in the meantime. With a probe of /health, the kubelet would restart
+# this gateway again and again.
 _LIVENESS = {"periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6}
 
 

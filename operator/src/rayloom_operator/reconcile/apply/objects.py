@@ -68,14 +68,14 @@ class ObjectApplier:
     async def apply(self, key: ServiceKey, planned: Plan, interval_s: float) -> None:
         """Applies the objects that were not in the service's last plan.
 
-        Applies all objects of the plan if `interval_s` have passed since the last time that all were applied, if the
-        last attempt failed, or if somebody else changed an object. If a service existed when this process began to
+        Applies all objects of the plan in three cases: `interval_s` have passed since all objects were last applied,
+        the last attempt failed, or somebody else changed an object. If a service existed when this process began to
         lead, the service's first reconcile applies only objects that are missing or differ from the plan.
         """
         now = asyncio.get_running_loop().time()
         listed = self._drift.take_listed(key)
-        # The entry is removed until all writes have succeeded: without an entry, as after an error, all objects are
-        # due.
+        # The entry is removed now, and set again once all writes have succeeded. After an error there is no entry, so
+        # all objects are due.
         before = self._applied.pop(key, _Applied())
         hashes = {hash(msgspec.json.encode(each)): each for each in planned.wanted}
         if listed is not None:

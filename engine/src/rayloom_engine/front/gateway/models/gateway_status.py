@@ -24,7 +24,7 @@ class _GatewayPart(BaseModel):
 
 
 class ModelsFileStatus(_GatewayPart):
-    """The models file that the gateway uses, and the problems of this file or of a newer file."""
+    """The models file that the gateway serves by, and what is wrong with it or with a newer one."""
 
     hash: str = Field(
         "",

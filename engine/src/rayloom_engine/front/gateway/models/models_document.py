@@ -156,7 +156,7 @@ class _Outline(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsableModels:
-    """The entries of a document that can be used, and a sentence for each wrong field of the entries left out."""
+    """The usable entries of a document, and a sentence for each wrong field of the other entries."""
 
     document: ModelsDocument
     problems: tuple[str, ...]

@@ -128,7 +128,7 @@ class ChatRequest(TemplateFields, GenerationRequest):
 
     @property
     def has_functions(self) -> bool:
-        """True if the request has tools in the older form, so that the answer has its call in that form, too."""
+        """True if the request has tools in the older form. The answer then has its call in the older form, too."""
         return bool(self.functions) or self.function_call not in (None, "none")
 
     def echoed(self) -> str:
