@@ -265,7 +265,7 @@ class LLM:
         try:
             self._finish_all(choices, use_tqdm)
         finally:
-            for sequence in sequences:  # after an interrupt, too, no sequence of this batch may stay in the engine
+            for sequence in sequences:  # no sequence of this batch may stay in the engine, not even after an interrupt
                 self._engine.abort(sequence.request_id)
         by_prompt: list[list[_Choice]] = [[] for _ in prompts]
         for choice in choices.values():

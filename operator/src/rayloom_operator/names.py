@@ -25,7 +25,7 @@ REVISION_LABEL = "rayloom.dev/revision"
 ROUTE_LABEL = "rayloom.dev/route"
 # This label is on gateway pods. Its value is the name of their LLMService.
 GATEWAY_LABEL = "rayloom.dev/gateway"
-# This label is on every object of an LLMGateway, also on its pods. Its value is the LLMGateway's name.
+# This label is on every object of an LLMGateway, including its pods. Its value is the LLMGateway's name.
 LLMGATEWAY_LABEL = "rayloom.dev/llmgateway"
 # The operator sets this label on gateway pods of an LLMGateway after a change of their models file. Its value is the
 # hash of the file. When a pod changes, the kubelet updates the pod's files at once; without such a change, the update
@@ -33,8 +33,8 @@ LLMGATEWAY_LABEL = "rayloom.dev/llmgateway"
 MODELS_LABEL = "rayloom.dev/models"
 # This label is on Secrets whose content the operator renews. Other Secrets are never changed.
 RENEWED_LABEL = "rayloom.dev/renewed"
-# Label of pods with hostNetwork. Anti-affinity by this label prevents that two such pods run on one node, where their
-# ports would clash.
+# Label of pods with hostNetwork. Anti-affinity by this label keeps two such pods from running on the same node, where
+# their ports would clash.
 HOST_NETWORK_LABEL = "rayloom.dev/host-network"
 # KubeRay sets these labels on each of its pods.
 NODE_TYPE_LABEL = "ray.io/node-type"
@@ -128,7 +128,7 @@ def metadata(service: LLMService, name: str, revision: str = "", number: int = 0
 
 
 def owned_metadata(kind: str, owner: Metadata, name: str, labels: dict[str, str]) -> Manifest:
-    """Returns the metadata of an object that is deleted with its owner, an object of this kind."""
+    """Returns the metadata of an object that is deleted with its owner. `kind`: the owner's kind."""
     return {
         "name": name,
         "namespace": owner.namespace,

@@ -120,7 +120,7 @@ def _metavar(name: str) -> str:
 
 
 def _help(field: FieldInfo) -> str:
-    """Returns the field's description and its default, in words if the bare value would not be understood."""
+    """Returns the field's description and its default. A default that explains nothing by itself is given in words."""
     description = field.description or ""
     if field.is_required():
         return f"{description} Required."

@@ -56,8 +56,8 @@ def compile_commands(
 ) -> CompileCommands:
     """Returns the commands that compile the C++ files of `sources` into `target`, with objects in `work`.
 
-    `compiler`: a command as find_compiler returns it. `more_flags`: for the compiler and the linker, after the flags of
-    every build.
+    `compiler`: a command as find_compiler returns it. `more_flags`: further flags for the compiler and the linker,
+    after the flags of every build.
     """
     compile_source = (*shlex.split(compiler), *_FLAGS, *more_flags)
     objects = []

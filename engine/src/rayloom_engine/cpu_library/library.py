@@ -234,7 +234,7 @@ class CpuLibrary:
     ) -> None:
         """Adds an update to the residual stream, as `forward` does.
 
-        `norm_address`: address of the norm of a half's output; None if the model has none.
+        `norm_address`: address of the norm of a half's output; None if the model has no such norm.
         """
         num_rows, width = residual_TD.shape
         eps, scale = decoder.rms_norm_eps, decoder.residual_scale

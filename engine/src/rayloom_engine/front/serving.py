@@ -87,8 +87,8 @@ class FrontServer:
         ]
         core = asyncio.create_task(self._service.run())
         stop = asyncio.create_task(self._stop.wait())
-        # Neither a server nor the core task may end by itself. If one does, `task.result()` below raises the error of
-        # this task, which ends the process.
+        # Neither a server nor the core task may end by itself. If one of these tasks ends, `task.result()` below raises
+        # the task's error, which ends the process.
         done, _ = await asyncio.wait([*serving, core, stop], return_when=asyncio.FIRST_COMPLETED)
         for server in self._servers:
             server.should_exit = True

@@ -31,7 +31,7 @@ from rayloom_engine.protocol.gateway_requests import GatewayRequests
 PROTOCOL_VERSION = 4
 # the oldest version that this version can speak; version 3 had no port for gateways
 OLDEST_VERSION = max(4, PROTOCOL_VERSION - 1)
-HASH_BYTES = 8  # bytes that CacheChanges has of a block's hash of 16 bytes
+HASH_BYTES = 8  # CacheChanges has only this many bytes of a block's 16-byte hash
 
 
 class FrontChallenge(msgspec.Struct, frozen=True, tag="challenge", kw_only=True):

@@ -1,4 +1,4 @@
-"""The files of a model that a front needs, by their hashes, and the parts in which a core sends them to a gateway."""
+"""The files of a model that a front needs: their names, their hashes, and the parts that a core sends to a gateway."""
 
 from __future__ import annotations
 

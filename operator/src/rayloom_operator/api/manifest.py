@@ -11,7 +11,7 @@ from rayloom_operator.errors import SpecError
 
 
 class _Loader(yaml.SafeLoader):
-    """Loads times and dates as text. So does kubectl, which sends JSON, and JSON has no types for them."""
+    """Loads times and dates as text, as kubectl does. kubectl sends JSON, which has no types for them."""
 
 
 _Loader.yaml_implicit_resolvers = {

@@ -37,7 +37,7 @@ class Situation:
     service: LLMService | None
     accepted: Verdict  # VALID, or why the spec cannot be used
     spec_requeue_s: float | None = None  # seconds until `accepted` may change without an event; None: it cannot
-    # The model, and the spec with the values that it leaves open filled in.
+    # The model, and the spec in which every open value is filled in.
     inspection: Inspection = field(default_factory=Inspection)
     resolved: Resolved | None = None  # None while the spec cannot be used or the model is not known
     # The cluster.

@@ -236,7 +236,7 @@ class Several:
                 time.sleep(0.02)
 
     def stop(self) -> None:
-        """Ends all processes at once, and kills those that do not end in time."""
+        """Ends all processes at once, and kills processes that do not end in time."""
         self._sample.cancel()
         running = [member.process for member in self._members if member.process is not None]
         for process in running:

@@ -63,7 +63,8 @@ def pod_engine_config(resolved: Resolved) -> dict[str, JsonValue]:
     if document.get("device", "auto") == "auto":
         document["device"] = "cpu" if resolved.service.spec.accelerator is None else "cuda"
     if resolved.stages_per_pod > 1:
-        # PACK puts consecutive stages into one pod. No pod stays empty, as the pods have room for exactly all ranks.
+        # PACK puts consecutive stages into one pod. No pod stays empty, because all pods together have room for exactly
+        # the number of ranks.
         document["ray_placement_strategy"] = "PACK"
     return document
 

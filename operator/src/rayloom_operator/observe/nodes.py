@@ -79,7 +79,7 @@ class Nodes:
             self._on_change(name)
 
     def _note_unready(self, name: str, since: datetime | None) -> bool:
-        """Records that the node is not ready since that time, or is ready (None). Returns True if this is a change."""
+        """Records since when the node is not ready; None: it is ready. Returns True if this is a change."""
         was_unready = name in self.unready
         if since is None:
             self.unready.pop(name, None)

@@ -23,8 +23,8 @@ from rayloom_operator.reconcile.status_writer import StatusWriter
 
 # The requeue delay if a short wait is expected: for a list of RayClusters, or for the API server to answer again.
 _SOON_S = 1.0
-# After a refusal, the work queue retries with a back-off. A reconcile at the time that the decision gives may come
-# earlier, but not before this many seconds.
+# After a refusal, the work queue retries with a back-off. The next reconcile may come earlier, at the time that the
+# decision gives, but not before this many seconds.
 _REFUSED_S = 2.0
 # A decision that has to be stored in the status before it is carried out requires another reconcile at once. While
 # `WritePace` delays the write, that reconcile would make the same decision. So that reconcile waits until the write is

@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-# Only numbers of layers at most this far from the number that balances all stages are tried for the last stage. The
-# best number is that near: it differs only because a stage has a whole number of layers, and because floats are
-# rounded.
+# How far, at most, the best number of layers of the last stage is from the number that balances all stages. The two
+# numbers differ because a stage has a whole number of layers, and because floats are rounded.
 _NEAR = 3
 
 
 class Stages(NamedTuple):
-    """Layers of each kind of stage, 0 if there is none. A stage in the middle has `longer` or `shorter` layers."""
+    """The number of layers in each kind of stage; 0 if there is no such stage. A stage in the middle has `longer` or
+    `shorter` layers."""
 
     only: int = 0  # layers of a single stage, which has the embedding, the final norm and the head
     first: int = 0  # layers of the first stage, which has the embedding

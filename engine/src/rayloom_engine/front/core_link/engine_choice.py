@@ -16,7 +16,7 @@ SUSPECT_AFTER_S = 3.0  # seconds without a status; a core sends one every second
 # then on, only its last engine gets the sequence. This engine can find out whether the request is poisonous
 # (core/suspicion.py), and the other engines survive.
 LOSSES_UNTIL_PINNED = 2
-PINNED_S = 30.0  # seconds after a loss; later, other engines may get the sequence: its engine will hardly be back soon
+PINNED_S = 30.0  # for this many seconds after a loss, only the last engine may get the sequence; later, others may
 MOST_LOSSES = 6
 MOST_CORRUPT = 3  # a NaN or an infinity on this number of engines ends a sequence: its request may be the cause
 # Seconds for which an engine that replaces lost ranks keeps its sequences. Then other engines replay them, because a

@@ -114,8 +114,8 @@ def by_prompt(sequences: Iterable[ClientSequence]) -> list[list[ClientSequence]]
 def in_turns_of_keys(waiting: list[ClientSequence], all_unfinished: Iterable[ClientSequence]) -> list[ClientSequence]:
     """Returns waiting sequences in the order in which engines should get them: API keys take turns.
 
-    Sequences of one request stay together. The sequences in `all_unfinished` that engines have count, too: the more of
-    them a key has, the later is its turn.
+    Sequences of one request stay together. Sequences in `all_unfinished` that engines have are counted, too: the more
+    such sequences a key has, the later is its turn.
     """
     by_request: dict[str, list[ClientSequence]] = {}
     for sequence in waiting:

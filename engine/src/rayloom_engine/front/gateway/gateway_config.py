@@ -142,7 +142,7 @@ def parse_gateway_config(document: object) -> GatewayConfig:
     if settings.key_file is None:
         raise ConfigError("GatewayConfig: key_file: missing; set --key-file to the engines' front_key_file")
     _check_engines(settings)
-    # An engine's `model` names the source of its weights. A gateway has none, so its `model` is the served name.
+    # An engine's `model` names the source of its weights. A gateway has no weights, so its `model` is the served name.
     return GatewayConfig(gateway=settings, front=parse_config({"model": front["served_model_name"], **front}))
 
 

@@ -94,7 +94,8 @@ class ReasoningCounter:
         self.num_tokens = 0
 
     def add(self, text: str, token_ids: Sequence[int], end: int | None) -> None:
-        """Counts the tokens of a delta. `end`: number of characters of the reasoning; None if it is not over."""
+        """Counts the tokens of a delta. `end`: number of characters of the reasoning; None while the reasoning
+        continues."""
         if not self.is_counting:
             return
         if end == 0:

@@ -169,8 +169,8 @@ class Generation:
     def accept(self) -> None:
         """Marks the sequences as accepted: a full queue can no longer refuse them.
 
-        Call it before a stream's status line is sent. If the request has failed meanwhile, raises its failure. Outputs
-        that arrived and were taken before the failure do not change this.
+        Call it before a stream's status line is sent. If the request has failed meanwhile, raises its failure, even if
+        outputs were taken before the failure.
         """
         if self._unfinished and self._mailbox.failure is not None:
             raise self._mailbox.failure

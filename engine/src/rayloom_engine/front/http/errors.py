@@ -99,7 +99,7 @@ def api_error(error: Exception) -> ApiError | None:
         headers = {"x-should-retry": "false"}
         return ApiError(500, str(error), type="server_error", code="poisonous_request", headers=headers)
     if isinstance(error, CorruptLogits):
-        # Clients may retry: another engine can answer, or this engine once its rank is replaced.
+        # Clients may retry: another engine can answer, or this engine can answer once its rank is replaced.
         return ApiError(500, str(error), type="server_error", code="corrupt_logits")
     if isinstance(error, EngineDead):
         return ApiError(503, str(error), type="service_unavailable_error", code="engine_unavailable")

@@ -73,7 +73,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._dropped_bytes = 0
         self._body_due = 0.0  # loop time at which the body is too late; each received byte moves this time
         self._deadline: float | None = None  # loop time
-        self._is_ending = False  # the connection ends after the present request or, if there is none, after the next
+        # the connection ends after the present request or, without a present request, after the next request
+        self._is_ending = False
         self._timer: asyncio.TimerHandle | None = None
 
     # Life of the connection.
@@ -126,7 +127,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._refuse(self._too_much())
                 return
         if self._phase == "idle" and self._loose_bytes and self._deadline is None:
-            # uvicorn stops its own idle timer even for blank lines before a request, so start another.
+            # uvicorn stops its own idle timer even for blank lines before a request, so another timer is started.
             self._expect_by(self._limits.head_s)
 
     def send_400_response(self, msg: str) -> None:

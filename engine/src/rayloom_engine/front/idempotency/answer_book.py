@@ -29,7 +29,7 @@ class KeepLimits:
     detached_id_seconds: float = 5.0
     max_answers: int = 1024
     max_bytes: int = 64 * 1024 * 1024
-    max_detached_choices: int = 16  # the most sequences that are computed though nobody reads their answer
+    max_detached_choices: int = 16  # the most sequences that are computed although nobody reads their answer
     max_detached_tokens: int = 65536  # the most tokens of prompts and answers of these sequences
 
 

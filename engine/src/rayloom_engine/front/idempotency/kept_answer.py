@@ -29,7 +29,7 @@ class Computation(Protocol):
 class KeptAnswer:
     """Acts as the client of the request's handler: `receive` gives the handler the request, `send` gets the answer.
 
-    For the handler, this client disconnects as soon as the answer is not kept and has no reader. For one event loop.
+    The handler sees this client disconnect as soon as the answer is neither kept nor read. For one event loop.
     """
 
     def __init__(self, body: HeldBody, on_growth: Callable[[int], None]) -> None:

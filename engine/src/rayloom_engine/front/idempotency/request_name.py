@@ -36,12 +36,12 @@ class RequestName:
 
     @property
     def seed(self) -> int:
-        """The seed, in [0, 2**63), of a request without a seed. Every server computes the same seed."""
+        """The seed, in [0, 2**63), for a request that gives no seed. Every server computes the same seed."""
         return int.from_bytes(self._hash(8, b"rayloom-seed")) >> 1
 
     @property
     def request_id(self) -> str:
-        """The id of a request without an id, 32 hexadecimal digits. Every server computes the same id."""
+        """The id for a request that has no other id: 32 hexadecimal digits. Every server computes the same id."""
         return self._hash(16, b"rayloom-id").hex()
 
     def _hash(self, num_bytes: int, purpose: bytes) -> bytes:

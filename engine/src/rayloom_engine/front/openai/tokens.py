@@ -37,7 +37,7 @@ async def detokenize(request: Request) -> Response:
     _, text, wire = await read_request(request, DetokenizeRequest)
     check_token_ids(wire.tokens, text.model.vocab_size, "tokens")
     prompt = await asyncio.to_thread(text.tokenizer.decode, wire.tokens, skip_special_tokens=False)
-    # JSONResponse's encoder would block the streams, as a million tokens can be 16 MB of text. msgspec is faster.
+    # JSONResponse's encoder would block the streams: a million tokens can be 16 MB of text. msgspec is faster.
     return Response(msgspec.json.encode({"prompt": prompt}), media_type="application/json")
 
 

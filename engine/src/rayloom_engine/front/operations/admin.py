@@ -33,7 +33,7 @@ class AdminState(Protocol):
         """The current state and its reason."""
 
     def status_json(self, *, is_minimal: bool) -> str:
-        """The /status document as JSON; `is_minimal`: without the fields that have defaults."""
+        """The /status document as JSON; with `is_minimal`, without fields that have defaults."""
 
     def of_model(self, name: str) -> AdminState | None:
         """The part of the state that concerns the model with this name; None if there is no such model."""

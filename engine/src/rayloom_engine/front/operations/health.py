@@ -13,7 +13,7 @@ from rayloom_engine.front.operations.service import ENGINE_VERSION, Service
 
 
 async def health(request: Request) -> Response:
-    """Answers 200 once the model was loaded, and stays so in recoveries and drains.
+    """Answers 200 once the model was loaded. Recoveries and drains do not change this answer.
 
     Answers 503 before that, and after the engine has failed.
     """

@@ -57,8 +57,8 @@ class Lifecycle:
         self.num_readers = 0  # connections that read a kept answer, perhaps after the handler of the answer has ended
         # In a gateway with several models, each model has a lifecycle, and `process` is the lifecycle of the process.
         self.process: Lifecycle | None = None
-        # Closes keep-alive connections: this engine would refuse the next requests on them, while other engines would
-        # serve them.
+        # Closes keep-alive connections, so that clients send their next requests to other engines. This engine would
+        # refuse these requests.
         self.close_connections: Callable[[], None] = lambda: None
         self.on_ready: Callable[[], None] = lambda: None
         self.on_drain: Callable[[bool], None] = lambda is_draining: None  # called whenever a drain begins or ends

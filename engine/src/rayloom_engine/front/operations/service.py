@@ -142,7 +142,7 @@ class Service:
         return engines_document(self.client) if self.client.rules.is_gateway else None
 
     def status_json(self, *, is_minimal: bool) -> str:
-        """Returns the admin port's /status document as JSON, `is_minimal`: without the fields that have defaults."""
+        """Returns the admin port's /status document as JSON; with `is_minimal`, without fields that have defaults."""
         document = self.status()
         return document.minimal_json() if is_minimal else document.model_dump_json()
 

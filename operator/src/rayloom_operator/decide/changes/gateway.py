@@ -52,7 +52,7 @@ def has_front_ports(situation: Situation, resolved: Resolved) -> bool:
 
 
 def gateway_objects(situation: Situation, resolved: Resolved) -> Iterator[Manifest]:
-    """Yields the objects to apply. There are none while the status does not name the gateway."""
+    """Yields the objects to apply; nothing until the status names the gateway."""
     service, settings = resolved.service, situation.settings
     if stored_gateway(situation.previous) is not None and has_front_ports(situation, resolved):
         # Head pods always mount the Secret, so it is needed while no gateway pod is wanted, too.

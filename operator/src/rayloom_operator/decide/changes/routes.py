@@ -79,7 +79,7 @@ def _step_to_follow(situation: Situation) -> Step | None:
     """Returns the rollout's step if its state is written; None if there is no such step.
 
     A step whose state is not written yet routes no engine. While KubeRay cannot be used, the state is never written, so
-    the result is None. With the step instead, a recovered engine would get no route until KubeRay can be used.
+    the result is None. If the result were the step, a recovered engine would get no route until KubeRay can be used.
     """
     step = situation.step
     return step if step is not None and step.is_stored else None

@@ -47,7 +47,7 @@ class Evidence:
     accepted: Verdict  # VALID, or why the spec cannot be used, or why an object of the plan was refused
     step: Step | None  # the rollout's step; None while nothing can be planned, or KubeRay cannot be used
     is_made: bool  # replicas of the spec's revision can be created, or were created before
-    staying: tuple[JudgedReplica, ...]  # wanted replicas, also those that do not exist yet
+    staying: tuple[JudgedReplica, ...]  # wanted replicas, including those that do not exist yet
     leaving: tuple[JudgedReplica, ...]  # existing replicas that are not wanted any more
     alive: tuple[JudgedReplica, ...]  # `staying`, and those of `leaving` that still serve
 

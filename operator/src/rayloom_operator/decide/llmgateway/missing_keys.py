@@ -1,8 +1,8 @@
 """Decides which names of an LLMGateway have no API keys in the gateway pods, and what to change. Pure.
 
-The file of a name's keys is a key of a Secret. The file is missing in the pods if the Secret or its key does not exist,
-and it cannot be used if it is empty. In both cases a gateway refuses every request for the name, so nobody gets access
-without a key.
+The API keys of a name are in a file, which is an entry of a Secret. The file is missing in the pods if the Secret or
+the entry does not exist, and it cannot be used if it is empty. In both cases a gateway refuses every request for the
+name, so nobody gets access without a key.
 """
 
 from __future__ import annotations

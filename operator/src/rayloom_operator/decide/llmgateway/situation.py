@@ -65,7 +65,7 @@ class GatewaySituation:
     def key_faults(self) -> tuple[KeyFault, ...]:
         """The names whose API keys gateway pods cannot read.
 
-        Empty while pods are replaced: a Secret that was not mounted before is only in the new pods.
+        Empty while pods are replaced: only the new pods have a Secret that was not mounted before.
         """
         if self.gateway is None or self.progress is None or self.progress.num_updated < self.progress.num_pods:
             return ()

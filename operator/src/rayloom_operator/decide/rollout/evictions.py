@@ -41,7 +41,7 @@ def with_eviction_hold(
 
 
 def holds_evictions(desired: Desired, state: RolloutState, view: View, wall: datetime) -> bool:
-    """Returns True while the budget allows no evictions, except of pods of `evictable` engines.
+    """Returns True while the budget allows evictions only of pods of `evictable` engines.
 
     `state` has the times that `with_eviction_hold` sets.
     """

@@ -10,8 +10,8 @@ from rayloom_operator.decide.rollout.analysis import is_over, longest_s, problem
 from rayloom_operator.decide.rollout.inputs import Desired, View, is_stopped, room, target_revision
 from rayloom_operator.times import moment, stamp
 
-# The number of crashes at which the update revision has failed. After the revision has passed its analysis, a single
-# crash may be chance.
+# The update revision fails after this number of crashes. Once the revision has passed its analysis, a single crash may
+# be chance.
 _MAX_CRASHES_BEFORE_PROMOTION = 1
 _MAX_CRASHES_AFTER_PROMOTION = 2
 
@@ -108,7 +108,7 @@ def _try_fail_by_deadline(trial: _Trial) -> RolloutState | None:
     patience_s = rollout.progress_deadline_seconds
     if not trial.state.is_promoted and trial.peak_available:
         # Once an engine was available, the deadline is longer by the longest time of an analysis. The deadline stays
-        # longer while the engine does not serve for a moment and no analysis runs.
+        # longer if the engine then does not serve for a moment, so that no analysis runs.
         patience_s += longest_s(rollout.analysis, is_behind_gateways=trial.desired.is_behind_gateways)
     since = trial.deadline_start_time
     if not since or trial.wall <= moment(since) + timedelta(seconds=patience_s):

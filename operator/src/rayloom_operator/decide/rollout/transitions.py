@@ -57,7 +57,7 @@ def _try_begin(desired: Desired, stored: RolloutState, view: View) -> RolloutSta
 def _try_retarget(desired: Desired, state: RolloutState) -> RolloutState | None:
     """Returns a state with the spec's revision as its update revision, which is not judged yet.
 
-    Returns None if the update revision is the spec's already.
+    Returns None if the update revision is the spec's revision already.
     """
     if state.update_revision == desired.revision:
         return None

@@ -11,7 +11,7 @@ from rayloom_operator.observe.observed import EngineReplica, Observed
 from rayloom_operator.observe.verdict import is_well
 from rayloom_operator.resolve.resolved import Resolved
 
-# A lost node or head pod says nothing about the revision that ran there.
+# A lost node or a lost head pod says nothing about the revision that ran there.
 _NOT_BY_REVISION = (Reason.NODE_LOST, Reason.HEAD_LOST)
 
 

@@ -32,7 +32,7 @@ def bounds_of(spec: Autoscaling, *, can_hold: bool) -> Bounds:
 
 
 def earlier_rate(inputs: ScalingInputs) -> float:
-    """Returns the tokens of prompts per second of one engine at the last change of `replicas`; 0 if unknown."""
+    """Returns the prompt tokens per second of one engine at the last change of `replicas`; 0 if unknown."""
     return inputs.tokens_per_second / max(inputs.engines, 1)
 
 

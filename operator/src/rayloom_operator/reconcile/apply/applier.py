@@ -69,8 +69,8 @@ class Applier:
         """Carries out the plan. Objects that were applied before are applied again after `interval_s`.
 
         If a change fails, the other changes are still made. No further change is made if the API server cannot be
-        reached, or if this process lost the Lease. At the end the first Refused is raised, because a user has to act on
-        it, or else the first other failure.
+        reached, or if this process lost the Lease. At the end, raises the first Refused, because a user has to act on
+        it. Without a Refused, raises the first other failure.
         """
         errors: list[OperatorError] = []
 

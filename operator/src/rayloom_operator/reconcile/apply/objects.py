@@ -118,7 +118,7 @@ class ObjectApplier:
         return self._drift.is_right(key, manifest, listed)
 
     async def _write(self, key: ServiceKey, due: Sequence[Manifest], new: frozenset[str]) -> None:
-        """Writes the objects in this order: shared by all replicas, of each replica, RayClusters and Jobs, routes.
+        """Writes the objects in this order: shared objects, objects of each replica, RayClusters and Jobs, routes.
 
         A route that cannot be written is no failure: `route_refusal` has the cause.
         """

@@ -35,7 +35,7 @@ class GatewayStatusWriter:
         self._written.pop(key, None)
 
     def newest_status(self, key: ServiceKey, document: Manifest) -> Manifest:
-        """Returns the status in `document`, or a later one that this process wrote: the watch may lag."""
+        """Returns the status in `document`, or a later status that this process wrote: the watch may lag."""
         written, meta = self._written.get(key, document), document["metadata"]
         is_same = written["metadata"]["uid"] == meta["uid"]
         if is_same and int(written["metadata"]["resourceVersion"]) > int(meta["resourceVersion"]):
