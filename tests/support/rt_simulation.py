@@ -213,7 +213,7 @@ class Simulation:
         failure = self.rollout.get("failure", {})
         assert made != self.revision or failure.get("revision") != made, f"{made} failed, and is tried again"
         if self.known_gone_at is not None:
-            self.known_gone_at.setdefault(name, None)  # the RayCluster may be deleted before the next observation
+            self.known_gone_at[name] = None  # the RayCluster may be deleted before the next observation
         uid = f"uid-{self.number()}"
         self.line_of[uid] = line = self.line_of.get(failed.get(name), uid)
         is_bad = self.asked[made].service.spec.engine.args.threads == FAILS_REQUESTS

@@ -64,7 +64,7 @@ def use_private_ray(run_dir: Path) -> None:
 
 
 def _write_token(run_dir: Path) -> None:
-    """Writes a token for Ray to its file, unless the file exists: a restarted Ray needs the token of the launcher."""
+    """Writes a new token for Ray. An existing file stays: after a restart of Ray, the launcher uses its token."""
     path = run_dir / "ray_token"
     if not path.exists():
         draft = run_dir / "ray_token.new"

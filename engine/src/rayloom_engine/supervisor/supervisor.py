@@ -235,7 +235,9 @@ class Supervisor:
                 self._exit_code = EXIT_GIVEN_UP
 
     def _end_after_drain(self, code: int) -> None:
-        """Stops the server, because the front has ended during a drain. A front that died then loses its requests.
+        """Stops the server, because the front has ended during a drain.
+
+        If the front has crashed, its unfinished requests are lost.
 
         In a job, SIGTERM may also mean that a rank has died. The EngineCore has then written the failure.
         """

@@ -53,7 +53,9 @@ logger = logging.getLogger(__name__)
 DIAL_SECONDS = 0.2  # seconds between two attempts to reach a core
 ORPHAN_SECONDS = 30.0
 _OWN_SECONDS = 5.0  # a core that keeps the connection for longer than this has accepted this rank as its own
-_LAST_SECONDS = 5.0  # in a job: grace period for the main thread to exit by itself after the core is gone
+# in a job: grace period for the main thread to exit by itself after the core is gone
+_LAST_SECONDS = 5.0
+_LAST_LOADING_SECONDS = 60.0  # the same while it loads: only after that does it know whether it can use the model
 _ALL_TICKETS = 2**63  # higher than the ticket of every order
 _GROUP_SECONDS = 10.0  # longest wait for the other ranks at a rendezvous; short, because all of them have loaded
 
@@ -174,7 +176,9 @@ class RankServer:
                 control.send(beat)
                 time.sleep(self._config.heartbeat_seconds)
         if self._exit_code is not None:
-            time.sleep(_LAST_SECONDS)  # the main thread exits by itself, unless it waits for a peer that hangs
+            is_loading = self._rank is None and self._failure is None
+            # the main thread exits by itself, unless it waits for a peer that hangs
+            time.sleep(_LAST_LOADING_SECONDS if is_loading else _LAST_SECONDS)
             os._exit(self._exit_code())
 
     def _receive_aborts(self, control: Channel, group_abort: GroupAbort) -> None:

@@ -25,7 +25,7 @@ _GONE = 410  # the version to watch from is too old
 
 
 def service_of(found: Manifest) -> ServiceKey:
-    """Returns the service that an object's label names."""
+    """Returns the key of the service to which an object belongs, read from the object's label."""
     meta = found["metadata"]
     # A service has a handful of objects. The names are interned, so that they are in memory only once per service.
     return sys.intern(meta["namespace"]), sys.intern(meta["labels"][SERVICE_LABEL])

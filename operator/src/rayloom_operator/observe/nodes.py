@@ -79,7 +79,10 @@ class Nodes:
             self._on_change(name)
 
     def _note_unready(self, name: str, since: datetime | None) -> bool:
-        """Records since when the node is not ready; None: it is ready. Returns True if this is a change."""
+        """Records since when the node is not ready; None: it is ready.
+
+        Returns True if the node has become ready or unready.
+        """
         was_unready = name in self.unready
         if since is None:
             self.unready.pop(name, None)

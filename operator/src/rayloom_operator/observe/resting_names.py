@@ -35,7 +35,7 @@ class RestingNames:
 
         So the name stays reserved even if the RayCluster is deleted before the watch has seen it.
         """
-        self._gone_at.setdefault(key, {}).setdefault(name, None)
+        self._gone_at.setdefault(key, {})[name] = None
 
     def resting(self, key: ServiceKey) -> set[str]:
         """Returns the names that are reserved."""

@@ -51,6 +51,6 @@ def _text(name: str) -> str:
 
 
 def _hash(html: str, tag: str) -> str:
-    """Returns the hash of the only element `tag`, as a source expression of Content-Security-Policy."""
+    """Returns the hash of the text in the document's only element `tag`, in the form of Content-Security-Policy."""
     content = html.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
     return f"sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}"

@@ -29,7 +29,8 @@ from rayloom_engine.parallel.model_part import ModelPart
 from rayloom_engine.parallel.tensor_group import OneRank, TensorGroup
 
 BLOCK_SIZE = 16  # positions of a KV block, as in kv_layout.h
-HIDDEN_TYPE: ElementType = "float32"  # of the residual stream, which one stage sends to the next
+# the type of the residual stream, and of the hidden states that a stage sends to the next stage
+HIDDEN_TYPE: ElementType = "float32"
 _ONE_RANK = OneRank()
 
 FloatArray = npt.NDArray[np.float32]

@@ -79,8 +79,8 @@ class Plan:
 def plan(situation: Situation) -> Plan:
     """Returns the changes to make now.
 
-    While the spec cannot be used, nothing is created and existing replicas stay. The route of a replica still depends
-    on whether the replica serves, and evictions are allowed.
+    While no replica can be created, existing replicas stay. Those that serve keep their route, the others lose it, and
+    the PodDisruptionBudget allows every eviction.
     """
     resolved, step = situation.resolved, situation.step
     routes = route_changes(situation)

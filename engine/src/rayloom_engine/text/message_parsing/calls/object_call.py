@@ -56,7 +56,10 @@ def object_call(incoming: IncomingText, sink: PartSink, *, needs_known_name: boo
 
 
 def _has_key(incoming: IncomingText) -> Reading[bool]:
-    """Reads up to the next key and returns True, or to the end of the object. Raises NoCall if neither follows."""
+    """Reads up to the next key and returns True, or reads the end of the object and returns False.
+
+    Raises NoCall if neither follows.
+    """
     char = yield from blanks(incoming)
     if char == ",":
         incoming.at += 1
