@@ -168,7 +168,8 @@ clean: ## Remove the virtual environment and the files of all tools
 OWN := -e ./engine -e ./operator -e ./bench
 
 packages:
-	@test -x $(BIN)/python && $(BIN)/python -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear .venv
+	@test ! -e .venv/incomplete && test -x $(BIN)/python && $(BIN)/python -c 'import pip' 2>/dev/null || \
+	  $(PYTHON) -m venv --clear .venv
 	@echo "1/3 build tool"
 	@$(PIP) install --quiet -c constraints.txt setuptools
 	@# The model package depends on a C++ library that must be compiled. Rayloom only reads its GGUF file.

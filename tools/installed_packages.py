@@ -17,9 +17,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 MOST_KEPT = 2  # environments that are kept, newest first: the present one, and that of another branch
+INCOMPLETE = "incomplete"  # a file in an environment that `restore` has not finished; `make` then clears it
+_UNFINISHED = ".new-"  # beginning of the name of a folder that `store` has not finished
+_UNFINISHED_S = 3600.0  # an unfinished folder of this age is left from a process that was killed
 _PREFIX_FILE = "made-in"  # has the path of the environment in which the scripts were installed
 _OWN = ("installed-", "cpu-library-", "triton-cache", "pyvenv.cfg", "lib64")  # what belongs to one environment
 _OWN_SCRIPTS = ("python", "activate", "Activate", "rayloom")  # beginnings of names
@@ -36,7 +40,7 @@ def store(venv: Path, kept: Path) -> None:
         return name.startswith({"": _OWN, "bin": _OWN_SCRIPTS}.get("/".join(folder.parts), ("\0",)))
 
     kept.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".new-") as folder:
+    with tempfile.TemporaryDirectory(dir=kept.parent, prefix=_UNFINISHED) as folder:
         new = Path(folder) / "new"
         shutil.copytree(
             venv,
@@ -48,14 +52,22 @@ def store(venv: Path, kept: Path) -> None:
         (new / _PREFIX_FILE).write_text(str(venv.resolve()))
         shutil.rmtree(kept, ignore_errors=True)
         new.rename(kept)
-    others = sorted((each for each in kept.parent.iterdir() if each != kept), key=lambda each: -each.stat().st_mtime)
-    for each in others[MOST_KEPT - 1 :]:
+    _remove_old(kept)
+
+
+def _remove_old(kept: Path) -> None:
+    """Removes the oldest environments beside `kept`, and what killed processes have left."""
+    ages = {each: time.time() - each.stat().st_mtime for each in kept.parent.iterdir() if each != kept}
+    others = sorted((each for each in ages if not each.name.startswith(_UNFINISHED)), key=lambda each: ages[each])
+    left = [each for each in ages if each.name.startswith(_UNFINISHED) and ages[each] > _UNFINISHED_S]
+    for each in (*others[MOST_KEPT - 1 :], *left):
         shutil.rmtree(each, ignore_errors=True)
 
 
 def restore(venv: Path, kept: Path) -> None:
     """Makes `venv` with the packages in `kept`. Raises OSError and CalledProcessError; `venv` is then incomplete."""
     subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(venv)], check=True)
+    (venv / INCOMPLETE).touch()
     prefix = (kept / _PREFIX_FILE).read_text()
     scripts = kept / "bin"
     shutil.copytree(
@@ -69,6 +81,7 @@ def restore(venv: Path, kept: Path) -> None:
             own.unlink()
             own.write_bytes(content.replace(prefix.encode(), str(venv.resolve()).encode()))
             shutil.copymode(script, own)
+    (venv / INCOMPLETE).unlink()
 
 
 def main() -> int:

@@ -7,12 +7,13 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 import installed_packages
-from installed_packages import MOST_KEPT, restore, store
+from installed_packages import INCOMPLETE, MOST_KEPT, restore, store
 
 
 def _environment(folder: Path) -> Path:
@@ -72,6 +73,27 @@ def test_the_newest_environments_are_kept(tmp_path: Path) -> None:
         store(venv, kept)
         os.utime(kept, (number, number))
     assert {each.name for each in (tmp_path / "cache").iterdir()} == {str(number) for number in range(1, MOST_KEPT + 1)}
+
+
+def test_what_another_process_is_storing_stays_and_what_a_killed_one_left_goes(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    for name, age_s in ((".new-present", 60), (".new-killed", 7200)):
+        (cache / name).mkdir(parents=True)
+        os.utime(cache / name, (time.time() - age_s,) * 2)
+    store(_environment(tmp_path), cache / "pins")
+    assert {each.name for each in cache.iterdir()} == {"pins", ".new-present"}
+
+
+def test_an_environment_is_marked_until_it_is_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = _environment(tmp_path), tmp_path / "second" / ".venv"
+    store(first, tmp_path / "pins")
+    monkeypatch.setattr(installed_packages.shutil, "copymode", lambda source, target: sys.exit("killed"))
+    with pytest.raises(SystemExit):
+        restore(second, tmp_path / "pins")
+    assert (second / INCOMPLETE).exists()
+    monkeypatch.undo()
+    restore(second, tmp_path / "pins")
+    assert not (second / INCOMPLETE).exists()
 
 
 def test_a_missing_or_damaged_environment_is_an_exit_code_for_make(
