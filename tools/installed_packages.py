@@ -11,6 +11,8 @@ environments that share files do not change each other. Our own packages are not
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import os
 import platform
 import shutil
@@ -40,6 +42,7 @@ def store(venv: Path, kept: Path) -> None:
         return name.startswith({"": _OWN, "bin": _OWN_SCRIPTS}.get("/".join(folder.parts), ("\0",)))
 
     kept.parent.mkdir(parents=True, exist_ok=True)
+    _check_device(kept.parent, venv)
     with tempfile.TemporaryDirectory(dir=kept.parent, prefix=_UNFINISHED) as folder:
         new = Path(folder) / "new"
         shutil.copytree(
@@ -50,7 +53,8 @@ def store(venv: Path, kept: Path) -> None:
             ignore=lambda path, names: {name for name in names if is_own(path, name)},
         )
         (new / _PREFIX_FILE).write_text(str(venv.resolve()))
-        shutil.rmtree(kept, ignore_errors=True)
+        if kept.exists():
+            kept.rename(Path(folder) / "old")  # so that nobody finds an environment that is removed in part
         new.rename(kept)
     _remove_old(kept)
 
@@ -61,11 +65,18 @@ def _remove_old(kept: Path) -> None:
     others = sorted((each for each in ages if not each.name.startswith(_UNFINISHED)), key=lambda each: ages[each])
     left = [each for each in ages if each.name.startswith(_UNFINISHED) and ages[each] > _UNFINISHED_S]
     for each in (*others[MOST_KEPT - 1 :], *left):
-        shutil.rmtree(each, ignore_errors=True)
+        folder = tempfile.TemporaryDirectory(dir=kept.parent, prefix=_UNFINISHED)
+        with folder as path, contextlib.suppress(FileNotFoundError):  # another process removes it
+            each.rename(Path(path) / "old")
 
 
 def restore(venv: Path, kept: Path) -> None:
-    """Makes `venv` with the packages in `kept`. Raises OSError and CalledProcessError; `venv` is then incomplete."""
+    """Makes `venv` with the packages in `kept`. Raises OSError and CalledProcessError.
+
+    If `venv` is then not complete, it has the file INCOMPLETE.
+    """
+    venv.parent.mkdir(parents=True, exist_ok=True)
+    _check_device(kept, venv.parent)
     subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(venv)], check=True)
     (venv / INCOMPLETE).touch()
     prefix = (kept / _PREFIX_FILE).read_text()
@@ -84,6 +95,17 @@ def restore(venv: Path, kept: Path) -> None:
     (venv / INCOMPLETE).unlink()
 
 
+def _python() -> str:
+    """Returns a key of the Python whose packages can be linked."""
+    return "-".join((sys.implementation.cache_tag, platform.python_version() + sys.abiflags, platform.machine()))
+
+
+def _check_device(kept: Path, venv: Path) -> None:
+    """Raises OSError if the folders are on two file systems, between which there are no hard links."""
+    if kept.stat().st_dev != venv.stat().st_dev:
+        raise OSError(errno.EXDEV, "the cache is on another file system")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=("store", "restore"))
@@ -91,7 +113,7 @@ def main() -> int:
     parser.add_argument("cache", type=Path)
     parser.add_argument("key")
     given = parser.parse_args()
-    kept = given.cache / f"{given.key}-{platform.python_version()}-{platform.machine()}"
+    kept = given.cache / f"{given.key}-{_python()}"
     try:
         if given.action == "store":
             store(given.venv, kept)
@@ -100,8 +122,9 @@ def main() -> int:
         else:
             restore(given.venv, kept)
     except (OSError, subprocess.CalledProcessError) as error:
-        print(f"{given.action} of {kept}: {error}", file=sys.stderr)
-        if given.action == "restore":
+        first = error.args[0][0][-1] if isinstance(error, shutil.Error) else error
+        print(f"{given.action} of {kept}: {first}", file=sys.stderr)
+        if (given.venv / INCOMPLETE).exists():
             shutil.rmtree(given.venv, ignore_errors=True)
         return 1
     return 0

@@ -19,7 +19,7 @@ INNER = {"type": "object", "properties": {"x": {}}}
 CLOSED = {**INNER, "additionalProperties": False}
 
 
-def _kind(name: str) -> dict[str, Any]:
+def _kind(name: object) -> dict[str, Any]:
     return {"type": "object", "properties": {"kind": {"const": name}}, "required": ["kind"]}
 
 
@@ -45,7 +45,16 @@ def test_objects_allow_only_declared_keys() -> None:
         {"properties": {}, "patternProperties": {"^x": {"type": "integer"}}},
         {"properties": {"a": {}}, "required": ["b"]},  # needs a key that it does not declare
         {"properties": {"a": {}}, "minProperties": 2},
+        {"type": "object", "properties": {"a": False}, "minProperties": 1},
         {"properties": {"a": {}}, "const": {"b": 1}},
+        {"anyOf": [INNER, {"type": "null"}], "enum": [{"y": 1}]},
+        {"$ref": "#/$defs/d", "$defs": {"d": INNER}, "const": {"y": 1}},
+        {"$ref": "#/$defs/d", "items": INNER, "$defs": {"d": {"type": "array", "items": CLOSED}}},
+        {"type": "array", "items": [{"$ref": "#/definitions/d"}], "definitions": {"d": INNER}},
+        {"properties": {"ab": INNER}, "patternProperties": {"^a": INNER}, "additionalProperties": False},
+        {"$ref": "#/components/d", "components": {"d": {"allOf": [INNER, INNER]}}},
+        {"properties": {"x": {"$ref": "#/properties/y/default"}, "y": {"default": INNER}}},
+        {"oneOf": [{"type": "array", "items": INNER}, {"type": "array", "items": {**INNER, "minProperties": 0}}]},
         {"properties": {"a": INNER}, "allOf": [{"properties": {}}]},
         {"properties": {"a": {}}, "anyOf": [{"properties": {"b": {}}, "required": ["b"]}, {"required": ["c"]}]},
         {"$ref": "#/$defs/d", "properties": {"a": {}}, "$defs": {"d": INNER}},
@@ -62,8 +71,9 @@ def test_alternatives_that_a_constant_tells_apart_are_closed() -> None:
     made = closed({"oneOf": branches, "$defs": {"a": _kind("a")}})
     assert made["oneOf"][1] == {**_kind("b"), "additionalProperties": False}
     assert made["$defs"]["a"] == {**_kind("a"), "additionalProperties": False}
-    same = {"oneOf": [_kind("a"), _kind("a")]}
-    assert closed(same) == same
+    for same in ({"oneOf": [_kind("a"), _kind("a")]}, {"oneOf": [_kind(1), _kind(1.0)]}):
+        assert closed(same) == same
+    assert closed({"oneOf": [_kind(1), _kind(True)]})["oneOf"][0]["additionalProperties"] is False
 
 
 def test_a_schema_deeper_than_the_limit_is_returned_unchanged() -> None:
@@ -82,18 +92,21 @@ def test_the_grammar_of_a_schema_has_no_further_keys_unless_the_schema_allows_th
 
 
 def _values(depth: int) -> Iterator[Any]:
-    """All values of this depth: 1, "x", and objects whose keys are among a and b."""
+    """All values of this depth: 1, "x", objects whose keys are among a and b, and lists of one value."""
     yield from (1, "x")
     if depth == 0:
         return
     inner = [None, *_values(depth - 1)]
     for a, b in itertools.product(inner, inner):
         yield {key: value for key, value in (("a", a), ("b", b)) if value is not None}
+    yield from ([value] for value in _values(depth - 1))
 
 
 VALUES = list(_values(2))
 KEYS = st.lists(st.sampled_from("ab"), unique=True)
-LEAVES = st.sampled_from([{}, {"type": "integer"}, {"const": "x"}, {"const": 1}, {"$ref": "#/$defs/d"}])
+LEAVES = st.sampled_from(
+    [{}, {"type": "integer"}, {"type": "object"}, {"const": "x"}, {"const": {"a": 1}}, {"$ref": "#/$defs/d"}]
+)
 
 
 def _compound(inner: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
@@ -104,12 +117,15 @@ def _compound(inner: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dic
             "required": KEYS,
             "minProperties": st.integers(0, 2),
             "additionalProperties": st.booleans() | inner,
+            "patternProperties": st.dictionaries(st.sampled_from(["^a", "b"]), inner, max_size=1),
             "description": st.just("words"),
         },
     )
+    array = st.fixed_dictionaries({"items": inner}, optional={"minItems": st.integers(0, 1)})
     lists = st.sampled_from(["anyOf", "oneOf", "allOf"])
     alternatives = st.builds(lambda name, schemas: {name: schemas}, lists, pairs)
-    return keys | alternatives | st.builds(lambda one, other: {**one, **other}, keys, alternatives)
+    parts = keys | alternatives | array | st.sampled_from([{"enum": [{"a": 1}, 1]}, {"$ref": "#/$defs/d"}])
+    return parts | st.builds(lambda one, other: {**one, **other}, parts, parts)
 
 
 SCHEMAS = st.recursive(LEAVES, _compound, max_leaves=6)

@@ -128,6 +128,20 @@ def test_another_package_copies_the_library_from_the_cache(
     assert second.read_bytes() == first.read_bytes()
 
 
+@needs_compiler
+def test_a_cache_that_cannot_be_written_is_not_needed(sources: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    library = build_into(tmp_path / "package", sources, tmp_path / "file")
+    assert library is not None and library.exists()
+
+
+def test_each_compiler_command_has_a_library_of_its_own(sources: Path, tmp_path: Path) -> None:
+    commands = ("g++", "g++ -march=native")
+    paths = {build.cached_library(tmp_path, each, sources) for each in commands}
+    paths.add(build.cached_library(tmp_path, "g++", sources, ("-O1",)))
+    assert len(paths) == 3
+
+
 def test_a_package_without_a_compiler_has_no_library(
     sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import platform
 import subprocess
 import sys
 import time
@@ -55,15 +54,21 @@ def test_another_checkout_links_the_packages_and_has_scripts_of_its_own(tmp_path
     assert str(first) in (first / "bin" / "tool").read_text(), "the first environment keeps its script"
 
 
-def test_a_cache_on_another_file_system_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def link(source: str, target: str, *, follow_symlinks: bool = True) -> None:
-        raise OSError(errno.EXDEV, "Invalid cross-device link")
-
+def test_a_cache_on_another_file_system_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     venv = _environment(tmp_path)
-    monkeypatch.setattr(os, "link", link)
-    with pytest.raises(OSError, match="cross-device"):
-        store(venv, tmp_path / "cache" / "pins")
-    assert list((tmp_path / "cache").iterdir()) == []
+    store(venv, tmp_path / "cache" / f"pins-{installed_packages._python()}")
+
+    def check(kept: Path, venv: Path) -> None:
+        raise OSError(errno.EXDEV, "the cache is on another file system")
+
+    monkeypatch.setattr(installed_packages, "_check_device", check)
+    for action in ("store", "restore"):
+        monkeypatch.setattr(sys, "argv", ["installed_packages.py", action, str(venv), str(tmp_path / "cache"), "pins"])
+        assert installed_packages.main() == 1
+        assert len(capsys.readouterr().err.splitlines()) == 1
+    assert (_packages(venv) / "thing").is_dir()
 
 
 def test_the_newest_environments_are_kept(tmp_path: Path) -> None:
@@ -102,6 +107,6 @@ def test_a_missing_or_damaged_environment_is_an_exit_code_for_make(
     venv = tmp_path / ".venv"
     monkeypatch.setattr(sys, "argv", ["installed_packages.py", "restore", str(venv), str(tmp_path / "cache"), "pins"])
     assert installed_packages.main() == 1
-    (tmp_path / "cache" / f"pins-{platform.python_version()}-{platform.machine()}").mkdir(parents=True)
+    (tmp_path / "cache" / f"pins-{installed_packages._python()}").mkdir(parents=True)
     assert installed_packages.main() == 1
     assert not venv.exists(), "`make` installs the packages into an empty folder"

@@ -104,7 +104,7 @@ def cached_library(cache: Path, compiler: str, sources: Path, more_flags: Sequen
         shown = subprocess.run([*shlex.split(compiler), "--version"], capture_output=True, timeout=30).stdout
     except (OSError, subprocess.TimeoutExpired):
         shown = b""
-    key = hashlib.sha256(shown + (repr(more_flags).encode() if more_flags else b"")).hexdigest()[:8]
+    key = hashlib.sha256(shown + repr((compiler, tuple(more_flags))).encode()).hexdigest()[:8]
     return cache / "cpu_library" / f"{NAME}-{source_key(sources)}-{key}.so"
 
 
@@ -168,10 +168,9 @@ def build_into(folder: Path, sources: Path, cache: Path | None = None) -> Path |
     target = folder / library_name(sources)
     if compiler is not None and not problem:
         try:
-            if cache is None or target.exists():
-                build_library(compiler, sources, target)
-            else:
+            if cache is not None and not target.exists():
                 _copy(cached_library(cache, compiler, sources), target, compiler, sources)
+            build_library(compiler, sources, target)
         except CompileError as error:
             problem = str(error)
     if problem:
@@ -185,13 +184,14 @@ def build_into(folder: Path, sources: Path, cache: Path | None = None) -> Path |
 
 
 def _copy(cached: Path, target: Path, compiler: str, sources: Path) -> None:
-    """Copies the library from the cache, and compiles it first if the cache lacks it."""
-    build_library(compiler, sources, cached)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{NAME}-", dir=target.parent) as folder:
-        partial = Path(folder) / target.name
-        shutil.copy2(cached, partial)
-        partial.rename(target)
+    """Copies the library from the cache, and compiles it first if the cache lacks it. Does nothing without a cache."""
+    with contextlib.suppress(OSError):  # the cache cannot be written
+        build_library(compiler, sources, cached)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{NAME}-", dir=target.parent) as folder:
+            partial = Path(folder) / target.name
+            shutil.copy2(cached, partial)
+            partial.rename(target)
 
 
 def _run(commands: tuple[tuple[str, ...], ...]) -> None:

@@ -6,32 +6,49 @@ often does so until max_tokens, and the grammars of vLLM (xgrammar) and llama.cp
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 MAX_DEPTH = 64  # the most schemas inside each other; a deeper schema is returned unchanged
-# An object whose schema has one of these keywords is not closed, because the keyword may need or allow other keys.
-_OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames", "const", "enum")
-_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")  # their value is an object of schemas
+_OF_SCHEMAS = ("properties", "$defs", "definitions")  # their value is an object of schemas
 _LISTS = ("anyOf", "oneOf", "prefixItems")  # their value is a list of schemas
-_SINGLE = ("items", "additionalProperties")  # their value is a schema
+_SINGLE = ("items", "additionalProperties")  # their value is a schema or a boolean
 # these keywords are left out, because no grammar needs them
 _ANNOTATIONS = ("title", "description", "examples", "default", "$comment", "deprecated")
-# Each of these keywords applies further schemas to the same value. If several schemas, or a schema and a list of
-# properties, describe one object, each declares only some of its keys.
+# Each of these keywords applies further schemas to the same value.
 _APPLIED = ("$ref", "anyOf", "oneOf")
-_KEYS = ("properties", "required", "patternProperties", "additionalProperties", "minProperties", "maxProperties")
-_NEVER = ("allOf", "not", "if", "dependentSchemas", "dependentRequired", "dependencies")
-_NO_OBJECTS = ("string", "number", "integer", "boolean", "null", "array")  # types of values that have no keys
+_NEUTRAL = {
+    *_ANNOTATIONS,
+    "example",
+    "type",
+    "$defs",
+    "definitions",
+    "$schema",
+    "discriminator",
+    "readOnly",
+    "writeOnly",
+}
+# All keywords of the schemas that are closed, besides those that begin with x-. Any other keyword may need or allow
+# keys that `properties` does not declare, may apply two schemas to one object, or may be true for fewer values only if
+# a schema in it is true for more.
+_KNOWN = {
+    *_NEUTRAL,
+    *_APPLIED,
+    *("properties", "required", "additionalProperties", "minProperties", "maxProperties"),
+    *("items", "prefixItems", "minItems", "maxItems", "const", "enum"),
+    *("minLength", "maxLength", "pattern", "format"),
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+}
+_SCALARS = ("string", "number", "integer", "boolean", "null")  # types of values that have no parts
 
 
 def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Returns `schema` with objects that allow only declared keys. Descriptions are left out.
 
-    Every value that the result allows is allowed by `schema`. An object stays open if a keyword in _OPEN decides about
-    its keys, or if it must have more keys than it declares. The whole schema is returned unchanged if several schemas
-    describe one object, or if an object might fit two schemas of a `oneOf`.
+    Every value that the result allows is allowed by `schema`, and if `schema` allows any value, the result does. An
+    object stays open if it must have more keys than it declares. The whole schema is returned unchanged if it has a
+    keyword that is not in _KNOWN, if several schemas describe one object, or if an object might fit two schemas of a
+    `oneOf`.
     """
     return _closed(schema) if _is_simple(schema) else dict(schema)
 
@@ -58,7 +75,7 @@ def _inner(value: Any) -> Any:
 
 def _declares_its_keys(schema: Mapping[str, Any]) -> bool:
     properties = schema.get("properties")
-    if not isinstance(properties, Mapping) or any(name in schema for name in _OPEN):
+    if not isinstance(properties, Mapping) or "additionalProperties" in schema:
         return False
     required = schema.get("required", [])
     least = schema.get("minProperties", 0)
@@ -66,7 +83,7 @@ def _declares_its_keys(schema: Mapping[str, Any]) -> bool:
         isinstance(required, list)
         and all(isinstance(key, str) and key in properties for key in required)
         and isinstance(least, int)
-        and least <= len(properties)
+        and least <= len(set(required))
     )
 
 
@@ -74,18 +91,28 @@ def _is_simple(schema: Mapping[str, Any]) -> bool:
     """True if one schema alone describes each object, and no object can fit two schemas of a `oneOf`."""
     level: list[Mapping[str, Any]] = [schema]
     for _ in range(MAX_DEPTH):
-        for each in level:
-            num_applied = sum(name in each for name in _APPLIED)
-            if any(name in each for name in _NEVER) or num_applied > 1:
-                return False
-            if num_applied and any(name in each for name in _KEYS):
-                return False
-            if isinstance(each.get("oneOf"), list) and not _are_disjoint(each["oneOf"], schema):
-                return False
+        if not all(_is_simple_here(each, schema) for each in level):
+            return False
         level = [inner for each in level for inner in _inner_schemas(each)]
         if not level:
             return True
     return False
+
+
+def _is_simple_here(schema: Mapping[str, Any], root: Mapping[str, Any]) -> bool:
+    """Returns the same for the keywords of one schema. `root`: the schema with the definitions."""
+    if any(name not in _KNOWN and not name.startswith("x-") for name in schema):
+        return False
+    num_applied = sum(name in schema for name in _APPLIED)
+    others = schema.keys() - _NEUTRAL - {name for name in schema if name.startswith("x-")}
+    if num_applied and len(others) > 1:
+        return False
+    if "$ref" in schema and schema["$ref"] != "#" and _target(schema, root) is None:
+        return False
+    constants = [schema.get("const"), *(schema["enum"] if isinstance(schema.get("enum"), list) else ())]
+    if isinstance(schema.get("items"), list) or any(isinstance(value, Mapping | list) for value in constants):
+        return False
+    return not isinstance(schema.get("oneOf"), list) or _are_disjoint(schema["oneOf"], root)
 
 
 def _inner_schemas(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -100,43 +127,47 @@ def _inner_schemas(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _are_disjoint(branches: list[Any], root: Mapping[str, Any]) -> bool:
-    """True if no object fits two branches: a required property has a different constant in each of them."""
-    objects = [branch for branch in (_target(branch, root) for branch in branches) if _may_be_object(branch)]
-    if len(objects) < 2:
+    """True if no object or array fits two branches: a required property has a different constant in each of them."""
+    targets = [_target(branch, root) for branch in branches if branch is not False]
+    compound = [target for target in targets if not _is_scalar(target)]
+    if len(compound) < 2:
         return True
-    constants = [_constants(branch) for branch in objects]
+    if not all(isinstance(target, Mapping) and target.get("type") == "object" for target in compound):
+        return False
+    constants = [_constants(target) for target in compound]
     shared = set(constants[0]).intersection(*constants[1:])
     return any(len({each[name] for each in constants}) == len(constants) for name in shared)
 
 
-def _target(branch: Any, root: Mapping[str, Any]) -> Any:
-    """Returns the definition that a branch refers to, or else the branch."""
-    reference = branch.get("$ref") if isinstance(branch, Mapping) else None
-    if not isinstance(reference, str):
-        return branch
+def _target(schema: Any, root: Mapping[str, Any]) -> Any:
+    """Returns the root's definition to which a schema refers, else the schema. None if there is no such definition."""
+    reference = schema.get("$ref") if isinstance(schema, Mapping) else None
+    if reference is None:
+        return schema
     for name in ("$defs", "definitions"):
         definitions = root.get(name)
-        key = reference.removeprefix(f"#/{name}/")
+        key = str(reference).removeprefix(f"#/{name}/")
         if key != reference and isinstance(definitions, Mapping) and key in definitions:
             return definitions[key]
-    return {}
+    return None
 
 
-def _may_be_object(branch: Any) -> bool:
-    return branch is not False and not (isinstance(branch, Mapping) and branch.get("type") in _NO_OBJECTS)
+def _is_scalar(schema: Any) -> bool:
+    return isinstance(schema, Mapping) and schema.get("type") in _SCALARS
 
 
-def _constants(branch: Any) -> dict[str, str]:
-    """Returns the JSON text of the constant of each required property that has one."""
-    properties = branch.get("properties") if isinstance(branch, Mapping) else None
-    required = branch.get("required") if isinstance(branch, Mapping) else None
+def _constants(schema: Mapping[str, Any]) -> dict[str, tuple[str, object]]:
+    """Returns the kind and value of the constant of each required property that has one. 1 and 1.0 are equal."""
+    properties, required = schema.get("properties"), schema.get("required")
     if not isinstance(properties, Mapping) or not isinstance(required, list):
         return {}
-    constants = {}
+    constants: dict[str, tuple[str, object]] = {}
     for name, inner in properties.items():
         if name not in required or not isinstance(inner, Mapping):
             continue
         values = [inner["const"]] if "const" in inner else inner.get("enum")
         if isinstance(values, list) and len(values) == 1:
-            constants[name] = json.dumps(values[0], sort_keys=True)
+            [value] = values
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            constants[name] = ("number", value) if is_number else (type(value).__name__, value)
     return constants

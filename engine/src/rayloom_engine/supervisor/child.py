@@ -121,10 +121,11 @@ def cause_of(code: int) -> str:
 
 def _has_busy_thread(pid: int) -> bool:
     """True if a thread of the process has one of _BUSY_STATES. False if there is no /proc."""
-    try:
-        return any(_fields(thread / "stat")[0] in _BUSY_STATES for thread in Path(f"/proc/{pid}/task").iterdir())
-    except OSError:
-        return False
+    for thread in Path("/proc").glob(f"{pid}/task/*"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            if _fields(thread / "stat")[0] in _BUSY_STATES:
+                return True
+    return False
 
 
 def _cpu_ticks(pid: int) -> str:
