@@ -28,9 +28,9 @@ _NEUTRAL = {
     "readOnly",
     "writeOnly",
 }
-# All keywords of the schemas that are closed, besides those that begin with x-. Any other keyword may need or allow
-# keys that `properties` does not declare, may apply two schemas to one object, or may be true for fewer values only if
-# a schema in it is true for more.
+# A schema is closed only if it has no other keywords than these, and keywords that begin with x-. Other keywords may
+# require keys that `properties` does not declare (dependentRequired), apply a second schema to one object (allOf), or
+# allow more values if an inner schema allows fewer (not).
 _KNOWN = {
     *_NEUTRAL,
     *_APPLIED,

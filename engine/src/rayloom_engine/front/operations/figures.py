@@ -1,8 +1,8 @@
 """Metrics that handlers update: gauges, counters and histograms, cheap enough for every token of every stream.
 
-prometheus_client's own classes take a lock for each value, and cannot observe one value several times in one call. Both
-properties would cost time for every token. So these classes count, and prometheus_client only writes the text
-(metrics.py).
+prometheus_client's classes take a lock for each value, and cannot observe one value several times in one call, which
+would cost time for every token. So the values are kept in the classes of this module, and metrics.py passes them to
+prometheus_client, which writes the text of `/metrics`.
 """
 
 from __future__ import annotations
