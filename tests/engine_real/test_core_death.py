@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from rt_faults import aim, breakable_server, outlive_supervisor, strike
+from rt_faults import aim, breakable_server, outlive_supervisor, slow_steps, strike
 from rt_message_events import read_messages_stream
 from rt_raw_client import RawClient, streamed_text
 from rt_response_events import read_responses_stream
@@ -24,8 +24,7 @@ from rt_streams import Said, completion_body, disturb
 from rt_torch_users import users_of_torch
 
 SLOW = pytest.mark.slow
-NUM_TOKENS = 640  # more tokens than a stream receives before the fault
-MANY_TOKENS = 800  # the same, if four answers are read at once
+NUM_TOKENS = 256  # more tokens than a stream receives before the fault, because steps are slow until then
 ARGUMENTS = ("--dtype", "float32", "--served-model-name", "m", "--max-model-len", "1024", "--num-kv-blocks", "512")
 
 
@@ -74,7 +73,7 @@ def test_answers_of_every_kind_continue_after_the_core_died_and_a_vanished_clien
     server: RunningServer,
 ) -> None:
     """Clients read three choices of a chat, a response and a message. No client reads the fourth answer."""
-    kept = {**completion_body(1), "max_tokens": MANY_TOKENS, "stream": True}
+    kept = {**completion_body(1), "max_tokens": NUM_TOKENS, "stream": True}
     asks = (_three_choices, _items_of_responses, _blocks_of_messages)
     with ThreadPoolExecutor() as pool:
         undisturbed_kept = pool.submit(httpx.post, f"{server.api_url}/v1/completions", json=kept, timeout=120.0)
@@ -83,16 +82,17 @@ def test_answers_of_every_kind_continue_after_the_core_died_and_a_vanished_clien
 
     key = {"Idempotency-Key": "order-66"}
     kill = aim(server, "core", "killed")
-    client = RawClient(server.api_url, "/v1/completions", kept, key)
-    client.read_until(b"data: ")
-    client.vanish()
     have_begun = [threading.Event() for _ in asks]
     with ThreadPoolExecutor() as pool:
-        answers = [pool.submit(ask, server, begun) for ask, begun in zip(asks, have_begun, strict=True)]
-        for begun in have_begun:
-            assert begun.wait(60.0), str(server.status())
-        struck_at = time.time()
-        kill()
+        with slow_steps(server.log.parent):
+            client = RawClient(server.api_url, "/v1/completions", kept, key)
+            client.read_until(b"data: ")
+            client.vanish()
+            answers = [pool.submit(ask, server, begun) for ask, begun in zip(asks, have_begun, strict=True)]
+            for begun in have_begun:
+                assert begun.wait(60.0), str(server.status())
+            struck_at = time.time()
+            kill()
         wait_until(lambda: server.status()["state"] == "recovering", 60.0, lambda: str(server.status()))
         repeat = server.client.post(f"{server.api_url}/v1/completions", json=kept, headers=key, timeout=120.0)
         found = [streamed_text(repeat.text), *(answer.result(120.0) for answer in answers)]
@@ -119,7 +119,7 @@ def _streamed(server: RunningServer, path: str, body: dict[str, object], sign: b
 
 
 def _three_choices(server: RunningServer, begun: threading.Event) -> list[str]:
-    body = {**completion_body(1), "n": 3, "max_tokens": MANY_TOKENS}
+    body = {**completion_body(1), "n": 3, "max_tokens": NUM_TOKENS}
     lines = _streamed(server, "/v1/completions", body, b'"text"', begun).decode().splitlines()
     assert [line for line in lines if line][-1] == "data: [DONE]"
     texts = ["", "", ""]
@@ -131,13 +131,13 @@ def _three_choices(server: RunningServer, begun: threading.Event) -> list[str]:
 
 
 def _items_of_responses(server: RunningServer, begun: threading.Event) -> list[tuple[str, str]]:
-    body = {"input": QUESTION, "max_output_tokens": MANY_TOKENS}
+    body = {"input": QUESTION, "max_output_tokens": NUM_TOKENS}
     events = _streamed(server, "/v1/responses", body, b'"delta"', begun)
     return [(item.kind, item.text) for item in read_responses_stream(_answer(events)).items]
 
 
 def _blocks_of_messages(server: RunningServer, begun: threading.Event) -> list[dict[str, Any]]:
-    body = {"messages": QUESTION, "max_tokens": MANY_TOKENS}
+    body = {"messages": QUESTION, "max_tokens": NUM_TOKENS}
     events = _streamed(server, "/v1/messages", body, b'"delta"', begun)
     return read_messages_stream(_answer(events)).message["content"]
 

@@ -17,12 +17,13 @@ import httpx
 import psutil
 import pytest
 
+from rt_faults import breakable, slow_steps
 from rt_gateway import Gateway, Program, running_gateway, start, write_key
 from rt_ports import free_port
 from rt_server import START_EVERY_S, wait_until
 from rt_streams import ENDLESS_JSON, PROMPTS
 
-NUM_TOKENS = 192  # enough that streams still run when an engine is killed
+NUM_TOKENS = 160  # enough that streams still run when an engine is killed, because steps are slow until then
 WORDS = " ".join(f"{number} and" for number in range(40))  # text that makes prompts long enough for several KV blocks
 NUM_PREFIXES = 12
 EARLY_EVENTS = 6  # events of every stream before the fault
@@ -155,14 +156,14 @@ class Engines:
     """Two engines that can be killed and restarted at the same ports."""
 
     def __init__(self, folder: Path, model: str) -> None:
-        self._folder = folder
+        self.folder = folder
         self._model = model
         self.ports = {"first": free_port(), "second": free_port()}
         self._admin_ports = {name: free_port() for name in self.ports}
         self.programs: dict[str, Program] = {}
 
     def start(self, name: str) -> None:
-        port, key = str(self.ports[name]), str(write_key(self._folder))
+        port, key = str(self.ports[name]), str(write_key(self.folder))
         flags = [
             "--port",
             "0",
@@ -173,7 +174,7 @@ class Engines:
             "--front-key-file",
             key,
         ]
-        self.programs[name] = start(self._folder, name, "serve", "--model", self._model, *ARGUMENTS, *flags)
+        self.programs[name] = start(self.folder, name, "serve", "--model", self._model, *ARGUMENTS, *flags)
 
     def counted(self) -> tuple[int, int, int]:
         """(finished requests, failed requests, first tokens), summed over the statuses of all engines."""
@@ -193,14 +194,15 @@ def counted(admin_url: str) -> tuple[int, int, int]:
 
 
 @pytest.fixture(scope="module")
-def engines(quick_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    made = Engines(tmp_path_factory.mktemp("engines"), quick_model)
-    try:
-        for name in made.ports:
-            made.start(name)
-        yield made
-    finally:
-        made.stop()
+def engines(three_layers: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    made = Engines(tmp_path_factory.mktemp("engines"), three_layers)
+    with breakable(made.folder):
+        try:
+            for name in made.ports:
+                made.start(name)
+            yield made
+        finally:
+            made.stop()
 
 
 @pytest.fixture(scope="module")
@@ -277,13 +279,13 @@ def test_streams_of_every_kind_continue_on_the_other_engine(
     gateway: Gateway, engines: Engines, undisturbed: tuple[str, list[Request]], measured: Callable[[str], None]
 ) -> None:
     made = requests(undisturbed[0])
-    threads = begin(gateway.api_url, made)
-    wait_for_events(made)
-    before = gateway.engines()["engines"]
-    assert before["first"]["sequences"] > 0, "the load is spread"
-    assert before["second"]["sequences"] > 0, "the load is spread"
-
-    engines.programs["first"].kill()
+    with slow_steps(engines.folder):
+        threads = begin(gateway.api_url, made)
+        wait_for_events(made)
+        before = gateway.engines()["engines"]
+        assert before["first"]["sequences"] > 0, "the load is spread"
+        assert before["second"]["sequences"] > 0, "the load is spread"
+        engines.programs["first"].kill()
     end(threads)
 
     check_equal(made, undisturbed[1])
@@ -295,10 +297,10 @@ def test_streams_wait_while_no_engine_serves_and_continue_on_the_next_one(
 ) -> None:
     wait_for_engines(gateway, {"second"})
     made = requests(undisturbed[0])
-    threads = begin(gateway.api_url, made)
-    wait_for_events(made)
-
-    engines.programs["second"].kill()
+    with slow_steps(engines.folder):
+        threads = begin(gateway.api_url, made)
+        wait_for_events(made)
+        engines.programs["second"].kill()
     wait_until(lambda: gateway.engines()["waiting"] > 0, 30.0, lambda: str(gateway.engines()))
     late = Request("/v1/completions", undisturbed[1][0].body)
     threads += begin(gateway.api_url, [late])  # arrives while there is no engine
@@ -323,11 +325,12 @@ def test_a_gateway_starts_without_an_engine_and_its_death_ends_only_its_own_sequ
     kept, lost = Request("/v1/completions", body), Request("/v1/completions", unseeded, key="order-66")
     with running_gateway(tmp_path, {"first": engines.ports["first"]}, name="second-gateway") as other:
         wait_for_engines(other, {"first"})
-        (lost_thread,) = begin(other.api_url, [lost])
-        wait_for_events([lost], 2)
-        (kept_thread,) = begin(gateway.api_url, [kept])
-        wait_for_events([kept], 2)
-        other.kill()
+        with slow_steps(engines.folder):
+            (lost_thread,) = begin(other.api_url, [lost])
+            wait_for_events([lost], 2)
+            (kept_thread,) = begin(gateway.api_url, [kept])
+            wait_for_events([kept], 2)
+            other.kill()
         end([lost_thread, kept_thread])
     assert lost.failure is not None
     check_equal([kept], [undisturbed[1][0]])
@@ -359,12 +362,14 @@ def test_an_engine_that_drains_hands_its_streams_over(
     engines.start("second")
     wait_for_engines(gateway, {"first", "second"})
     made = requests(undisturbed[0])
-    threads = begin(gateway.api_url, made)
-    wait_for_events(made)
-    engines.programs["first"].process.terminate()
+    with slow_steps(engines.folder):
+        threads = begin(gateway.api_url, made)
+        wait_for_events(made)
+        engines.programs["first"].process.terminate()
+        assert engines.programs["first"].process.wait(60.0) == 0
+        assert any(thread.is_alive() for thread in threads), "it did not wait for the end of its streams"
     end(threads)
     check_equal(made, undisturbed[1])
-    assert engines.programs["first"].process.wait(60.0) == 0
     assert "Traceback" not in gateway.log_text()
     gateway_process = psutil.Process(gateway.process.pid)
     assert gateway_process.memory_info().rss < 150 * 1024 * 1024
@@ -376,9 +381,10 @@ def test_the_last_engine_finishes_its_streams_before_it_ends(
 ) -> None:
     wait_for_engines(gateway, {"second"})
     made = requests(undisturbed[0])
-    threads = begin(gateway.api_url, made)
-    wait_for_events(made)
-    engines.programs["second"].process.terminate()
+    with slow_steps(engines.folder):
+        threads = begin(gateway.api_url, made)
+        wait_for_events(made)
+        engines.programs["second"].process.terminate()
     assert engines.programs["second"].process.wait(120.0) == 0
     wait_until(lambda: all(request.is_done for request in made), 60.0, lambda: str(gateway.engines()))
     end(threads)

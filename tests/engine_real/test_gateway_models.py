@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator
@@ -13,13 +14,14 @@ import httpx
 import psutil
 import pytest
 
+from rt_faults import breakable, slow_steps
 from rt_gateway import KEY, Gateway, Program, running_gateway_of_models, start, write_key
 from rt_ports import free_port
 from rt_server import START_EVERY_S, wait_until
 from rt_streams import PROMPTS
 
 ARGUMENTS = ("--dtype", "float32", "--device", "cpu", "--num-kv-blocks", "128", "--port", "0")
-NUM_TOKENS = 320  # enough that the stream still runs when the engine is suspended
+NUM_TOKENS = 160  # enough that the stream still runs when the engine is suspended, because steps are slow
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 ALIAS = {"targets": [{"model": "first", "weight": 90}, {"model": "second", "weight": 10}], "sticky_by": "user"}
 
@@ -60,21 +62,23 @@ class Models:
             for name in names
         }
         part = self.path.with_suffix(".part")
-        part.write_text(json.dumps({"version": "v1", "models": models, "aliases": aliases or {}}))
+        document = {"version": "v1", "models": models, "aliases": aliases or {}, "adapters": {}}
+        part.write_text(json.dumps(document))
         os.replace(part, self.path)
 
 
 @pytest.fixture(scope="module")
-def models(quick_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
+def models(three_layers: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
     folder = tmp_path_factory.mktemp("models")
-    made = Models(folder / "models.json", quick_model, {name: free_port() for name in ("first", "second")}, {})
-    try:
-        for name in made.ports:
-            made.start_engine(name)
-        yield made
-    finally:
-        for engine in made.engines.values():
-            engine.kill()
+    made = Models(folder / "models.json", three_layers, {name: free_port() for name in ("first", "second")}, {})
+    with breakable(folder):
+        try:
+            for name in made.ports:
+                made.start_engine(name)
+            yield made
+        finally:
+            for engine in made.engines.values():
+                engine.kill()
 
 
 @pytest.fixture(scope="module")
@@ -138,10 +142,13 @@ def test_a_stream_outlives_its_entry_in_the_list_and_its_engine(gateway: Gateway
     body = {"model": "first", "prompt": PROMPTS[0], "max_tokens": NUM_TOKENS, "stream": True, **GREEDY}
     url = f"{gateway.api_url}/v1/completions"
     core = models.core("first")
-    with httpx.stream("POST", url, json=body, headers=headers("first"), timeout=240.0) as response:
-        lines = response.iter_lines()
-        begun = json.loads(next(lines).removeprefix("data: "))["choices"][0]["text"]
-        core.suspend()  # so that the stream still runs when its model is removed from the list and its engine ends
+    with contextlib.ExitStack() as stack:
+        with slow_steps(models.path.parent):
+            opened = httpx.stream("POST", url, json=body, headers=headers("first"), timeout=240.0)
+            response = stack.enter_context(opened)
+            lines = response.iter_lines()
+            begun = json.loads(next(lines).removeprefix("data: "))["choices"][0]["text"]
+            core.suspend()  # so that the stream still runs when its model is removed from the list and its engine ends
         models.write("second", "second-more")
         wait_serving(gateway, "second-more")
         assert complete(gateway, "second-more").status_code == 200

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -10,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from rt_faults import breakable, slow_steps
 from rt_gateway import Gateway, Program, running_gateway, start, write_key
 from rt_ports import free_port
 from rt_server import START_EVERY_S, wait_until
@@ -18,7 +20,7 @@ from rt_tls import DAY, Authority, Issued, tls_flags, write_tls
 
 ARGUMENTS = ("--dtype", "float32", "--device", "cpu", "--served-model-name", "m", "--num-kv-blocks", "512")
 ENGINE = "chat-engines.default.svc"
-NUM_TOKENS = 320  # enough that streams still run when an engine is killed
+NUM_TOKENS = 160  # enough that streams still run when an engine is killed, because steps are slow until then
 LONG_TOKENS = 900  # enough that a stream still runs when certificates are read again
 BODIES = [completion_body(index, NUM_TOKENS) for index in (0, 1, 3, 4)]
 EARLY_TOKENS = 5
@@ -54,16 +56,17 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(quick_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(three_layers: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     ports = {name: free_port() for name in ("old", "new")}
-    made = World(tmp_path_factory.mktemp("world"), quick_model, Authority(), ports, {})
-    try:
-        made.start("old")
-        made.start("new", *made.write_engine(made.for_engine()))
-        yield made
-    finally:
-        for program in made.programs.values():
-            program.kill()
+    made = World(tmp_path_factory.mktemp("world"), three_layers, Authority(), ports, {})
+    with breakable(made.folder):
+        try:
+            made.start("old")
+            made.start("new", *made.write_engine(made.for_engine()))
+            yield made
+        finally:
+            for program in made.programs.values():
+                program.kill()
 
 
 @pytest.fixture(scope="module")
@@ -100,9 +103,10 @@ def test_streams_move_from_an_engine_without_tls_to_one_with_it(
 ) -> None:
     engines = gateway.engines()["engines"]
     assert {name: engine["tls"] for name, engine in engines.items()} == {"old": False, "new": True}
-    streams, threads = start_streams(gateway, BODIES)
-    _wait_begun(streams)
-    world.programs["old"].kill()
+    with slow_steps(world.folder):
+        streams, threads = start_streams(gateway, BODIES)
+        _wait_begun(streams)
+        world.programs["old"].kill()
     join_streams(threads)
     assert _complete(streams) == undisturbed
 
@@ -110,15 +114,19 @@ def test_streams_move_from_an_engine_without_tls_to_one_with_it(
 def test_certificates_are_renewed_while_streams_run(
     world: World, gateway: Gateway, undisturbed: list[Said], tmp_path: Path
 ) -> None:
-    streams, threads = start_streams(gateway, [completion_body(0, LONG_TOKENS)])
-    _wait_begun(streams)
-    world.write_engine(world.for_engine())
-    flags = world.write_gateway(world.for_gateway(), "strict")
-    with running_gateway(tmp_path, {"new": world.ports["new"]}, *flags, name="strict") as strict:
-        wait_until(lambda: strict.serving() == {"new"}, 60.0, strict.log_text, START_EVERY_S)
-        assert strict.engines()["engines"]["new"]["tls"]
-        assert "tls.crt was read again" in world.programs["new"].log_text()
-        later, later_threads = start_streams(strict, BODIES[:2])
+    with contextlib.ExitStack() as stack:
+        with slow_steps(world.folder):
+            streams, threads = start_streams(gateway, [completion_body(0, LONG_TOKENS)])
+            _wait_begun(streams)
+            world.write_engine(world.for_engine())
+            flags = world.write_gateway(world.for_gateway(), "strict")
+            places = {"new": world.ports["new"]}
+            strict = stack.enter_context(running_gateway(tmp_path, places, *flags, name="strict"))
+            wait_until(lambda: strict.serving() == {"new"}, 60.0, strict.log_text, START_EVERY_S)
+            assert strict.engines()["engines"]["new"]["tls"]
+            assert "tls.crt was read again" in world.programs["new"].log_text()
+            later, later_threads = start_streams(strict, BODIES[:2])
+            assert threads[0].is_alive()
         join_streams(threads)
         join_streams(later_threads)
     assert _complete(streams)[0].tokens[:NUM_TOKENS] == undisturbed[0].tokens

@@ -13,7 +13,7 @@ from rt_server import RunningServer, running_server
 from rt_streams import Said, disturb, undisturbed
 from rt_tiny import tiny_checkpoint, tiny_tokenizer
 
-NUM_TOKENS = 640
+NUM_TOKENS = 256
 ARGUMENTS = ("--dtype", "bfloat16", "--device", "cpu", "--served-model-name", "m", "--num-kv-blocks", "512")
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from rt_faults import aim, breakable_server, outlive_supervisor
+from rt_faults import aim, breakable_server, outlive_supervisor, slow_steps
 from rt_private_ray import check_private_ray
 from rt_server import RunningServer, running_server, wait_until
 from rt_streams import NUM_TOKENS, Said, completion_body, disturb, join_streams, start_streams, undisturbed
@@ -34,7 +34,7 @@ def served(request: pytest.FixtureRequest, three_layers: str) -> Served:
     executor, model = request.param.split()
     if model == "embedded":
         return Served(executor, "builtin://smollm2-135m", NUM_TOKENS)
-    return Served(executor, three_layers, 640)
+    return Served(executor, three_layers, 256)
 
 
 @pytest.fixture(scope="module")
@@ -135,9 +135,10 @@ def test_a_killed_front_costs_its_connections_alone(
 ) -> None:
     before, body = server.status(), completion_body(0, served.num_tokens)
     kill = aim(server, "front", "killed")
-    streams, threads = start_streams(server, [body])
-    wait_until(lambda: len(streams[0].tokens) >= 16, 60.0, server.log_text)
-    kill()
+    with slow_steps(server.log.parent):
+        streams, threads = start_streams(server, [body])
+        wait_until(lambda: len(streams[0].tokens) >= 16, 60.0, server.log_text)
+        kill()
     struck_at = time.monotonic()
     join_streams(threads)
     assert streams[0].failure is not None

@@ -16,12 +16,13 @@ from typing import Any
 import psutil
 import pytest
 
+from rt_faults import breakable, breakable_server
 from rt_server import RunningServer, running_server, wait_until
 from rt_streams import Said, disturb
 
 pytestmark = pytest.mark.slow
 
-NUM_TOKENS = 800  # enough that streams still run when the fault happens
+NUM_TOKENS = 256  # enough that streams still run when the fault happens, because steps are slow until then
 ARGUMENTS = ("--dtype", "float32", "--device", "cpu", "--served-model-name", "m", "--num-kv-blocks", "256")
 FOUR = ("--tensor-parallel-size", "2", "--pipeline-parallel-size", "2", "--restart-budget", "20")
 # With these settings, Ray notices a lost node in about 3 s instead of a minute.
@@ -67,10 +68,17 @@ class RayOnThisMachine:
 
 
 @pytest.fixture(scope="module")
-def ray_nodes() -> Iterator[RayOnThisMachine]:
-    nodes = RayOnThisMachine()
-    yield nodes
-    nodes.close()
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the first server."""
+    return tmp_path_factory.mktemp("four")
+
+
+@pytest.fixture(scope="module")
+def ray_nodes(folder: Path) -> Iterator[RayOnThisMachine]:
+    with breakable(folder):  # Ray's nodes give their environment to the ranks
+        nodes = RayOnThisMachine()
+        yield nodes
+        nodes.close()
 
 
 @pytest.fixture(scope="module")
@@ -79,13 +87,11 @@ def expected(said_by_one_rank: Callable[[int], list[Said]]) -> list[Said]:
 
 
 @pytest.fixture(scope="module")
-def server(
-    ray_nodes: RayOnThisMachine, three_layers: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RunningServer]:
+def server(ray_nodes: RayOnThisMachine, three_layers: str, folder: Path) -> Iterator[RunningServer]:
     for _ in range(2):
         ray_nodes.add_node()
     where = ("--ray-address", ray_nodes.address)
-    with running_server(tmp_path_factory.mktemp("four"), "--model", three_layers, *ARGUMENTS, *FOUR, *where) as running:
+    with running_server(folder, "--model", three_layers, *ARGUMENTS, *FOUR, *where) as running:
         yield running
 
 
@@ -173,7 +179,8 @@ def test_an_engine_whose_node_does_not_return_in_time_fails_with_the_cause(
 def local_server(three_layers: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A server with a private Ray."""
     arguments = ("--executor", "ray", "--pipeline-parallel-size", "2")
-    with running_server(tmp_path_factory.mktemp("local"), "--model", three_layers, *ARGUMENTS, *arguments) as running:
+    folder = tmp_path_factory.mktemp("local")
+    with breakable_server(folder, "--model", three_layers, *ARGUMENTS, *arguments) as running:
         yield running
 
 

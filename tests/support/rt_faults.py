@@ -36,50 +36,84 @@ class Patch(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, Patch())
 '''
 
-_STANDS_STILL = """
+_SLOW_STEP_S = 0.02
+_SLOW_OR_STUCK = """
 import os, time
 
 def patch(runner):
     run = runner.run
 
-    def stuck(self, plan):
+    def slow_or_stuck(self, plan):
+        if os.path.exists({slow!r}):
+            time.sleep({slow_step_s})
         try:
-            with open({flag!r}) as flag:
+            with open({stuck!r}) as flag:
                 is_meant = int(flag.read()) == self.part.rank_in(self.part.stage.index)
         except (OSError, ValueError):
             is_meant = False
         if is_meant:
-            os.unlink({flag!r})
+            os.unlink({stuck!r})
             while True:
                 time.sleep(1.0)
         return run(self, plan)
 
-    runner.run = stuck
+    runner.run = slow_or_stuck
 """
 
 
 @contextlib.contextmanager
-def patched_server(
-    folder: Path, code: str, *arguments: str, target: tuple[str, str] = ("rayloom_engine.worker.runner", "Runner")
-) -> Iterator[RunningServer]:
-    """A server whose ranks first call `code`'s function `patch(Runner)`. Python loads `code` as `sitecustomize`.
+def patched(
+    folder: Path, code: str, target: tuple[str, str] = ("rayloom_engine.worker.runner", "Runner")
+) -> Iterator[None]:
+    """Ranks that start within the block first call `code`'s function `patch(Runner)`.
 
-    `target`: module and name of the argument of `patch`, which is called in every process that imports the module.
+    Python loads `code` as `sitecustomize`, from a new folder in `folder`. `target`: module and name of the argument of
+    `patch`, which is called in every process that imports the module.
     """
     plugin = folder / "plugin"
     plugin.mkdir()
     (plugin / "sitecustomize.py").write_text(f"MODULE, NAME = {target!r}\n{code}{_SITE}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(plugin), prepend=os.pathsep)
-        with running_server(folder, *arguments) as server:
-            yield server
+        yield
+
+
+@contextlib.contextmanager
+def patched_server(
+    folder: Path, code: str, *arguments: str, target: tuple[str, str] = ("rayloom_engine.worker.runner", "Runner")
+) -> Iterator[RunningServer]:
+    """A server that starts in a block of `patched`."""
+    with patched(folder, code, target), running_server(folder, *arguments) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def breakable(folder: Path) -> Iterator[None]:
+    """Ranks that start within the block can be "stuck", and slow by `slow_steps`."""
+    flags = {"stuck": str(_stuck_flag(folder)), "slow": str(_slow_flag(folder))}
+    with patched(folder, _SLOW_OR_STUCK.format(**flags, slow_step_s=_SLOW_STEP_S)):
+        yield
 
 
 @contextlib.contextmanager
 def breakable_server(folder: Path, *arguments: str) -> Iterator[RunningServer]:
     """A server in which `strike` can cause every fault."""
-    with patched_server(folder, _STANDS_STILL.format(flag=str(_flag(folder))), *arguments) as server:
+    with breakable(folder), running_server(folder, *arguments) as server:
         yield server
+
+
+@contextlib.contextmanager
+def slow_steps(folder: Path) -> Iterator[None]:
+    """Within the block, every step of the ranks of `breakable(folder)` takes 20 ms longer.
+
+    So a test that acts at an early token comes in time, even if it waits for a CPU for seconds.
+    """
+    flag = _slow_flag(folder)
+    flag.touch()
+    try:
+        yield
+    finally:
+        flag.unlink()
 
 
 def aim(server: RunningServer, victim: str, fault: str) -> Callable[[], None]:
@@ -88,7 +122,7 @@ def aim(server: RunningServer, victim: str, fault: str) -> Callable[[], None]:
     The fault is "killed" or "stopped", or for ranks "stuck": a stuck rank sends heartbeats, but never ends its step.
     """
     if fault == "stuck":
-        flag, number = _flag(server.log.parent), victim.removeprefix("rank ")
+        flag, number = _stuck_flag(server.log.parent), victim.removeprefix("rank ")
         return lambda: _write(flag, number)
     ranks = {f"rank {rank['rank']}": rank["pid"] for rank in server.status()["ranks"]}
     pid = ranks[victim] if victim in ranks else server.children()[victim].pid
@@ -118,6 +152,11 @@ def outlive_supervisor(server: RunningServer) -> list[psutil.Process]:
     return psutil.wait_procs(family, timeout=50.0)[1]
 
 
-def _flag(folder: Path) -> Path:
+def _stuck_flag(folder: Path) -> Path:
     """The path of the file with the number of the rank that is to be stuck. That rank deletes the file."""
-    return folder / "stands-still"
+    return folder / "stuck"
+
+
+def _slow_flag(folder: Path) -> Path:
+    """The path of the file that exists while steps are slow."""
+    return folder / "slow"

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from rt_call_streams import ENDLESS_JSON, CallStream, call_body
+from rt_faults import slow_steps
 from rt_server import RunningServer, Stream, wait_until
 
 NUM_STREAMS = 4
@@ -141,19 +142,20 @@ def disturb(
 ) -> Disturbance:
     """Calls `strike` by the rules above, when each stream has `strike_at` tokens.
 
-    `expected` is the result of `undisturbed`. Returns when every request has ended and the server serves again, in a
-    new epoch.
+    `server` is a `breakable_server`. `expected` is the result of `undisturbed`. Returns when every request has ended
+    and the server serves again, in a new epoch.
     """
     before = server.status()
-    streams, threads = _start_together(server, [stream_body(index, num_tokens) for index in range(NUM_STREAMS)])
-    wait_until(
-        lambda: all(len(stream.tokens) >= strike_at and _is_inside(stream) for stream in streams),
-        60.0,
-        lambda: f"{[(len(stream.tokens), stream.failure) for stream in streams]}\n{server.log_text()[-2000:]}",
-    )
-    struck_at, struck_time = time.monotonic(), time.time()
-    strike()
-    received = [len(stream.tokens) for stream in streams]
+    with slow_steps(server.log.parent):
+        streams, threads = _start_together(server, [stream_body(index, num_tokens) for index in range(NUM_STREAMS)])
+        wait_until(
+            lambda: all(len(stream.tokens) >= strike_at and _is_inside(stream) for stream in streams),
+            60.0,
+            lambda: f"{[(len(stream.tokens), stream.failure) for stream in streams]}\n{server.log_text()[-2000:]}",
+        )
+        struck_at, struck_time = time.monotonic(), time.time()
+        strike()
+        received = [len(stream.tokens) for stream in streams]
     assert max(received) <= num_tokens * 3 // 4, f"the fault came too late: {received}"
 
     late: list[Stream] = []
