@@ -62,6 +62,9 @@ EXCEPTIONS = {
     "test_prompt_validation.py::test_empty_prompt": "sends `prompt_embeds`, a field of vLLM; the 400 says so",
     "test_chat.py::test_long_seed": "wants a type of Pydantic's errors; the 400 says what is allowed",
     "test_chat.py::test_invocations": "`/invocations` is the path of SageMaker's containers; OpenAI's API has none",
+    "test_chat.py::test_response_format_json_schema": (
+        "wants the same sampled answer twice, which is chance: of 100 requests, 49 have this answer here and 46 on vLLM"
+    ),
     "test_basic.py::test_show_version": "wants the version of the installed vLLM",
     "test_chat_echo.py::test_top_logprobs": 'sends `logprobs` as the text "true"; OpenAI\'s API takes only a boolean',
     "test_include_reasoning.py::test_default_includes_reasoning": _NO_REASONING,
