@@ -36,6 +36,7 @@ class Patch(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, Patch())
 '''
 
+_RUNNER = ("rayloom_engine.worker.runner", "Runner")
 _SLOW_STEP_S = 0.02
 _SLOW_OR_STUCK = """
 import os, time
@@ -62,9 +63,7 @@ def patch(runner):
 
 
 @contextlib.contextmanager
-def patched(
-    folder: Path, code: str, target: tuple[str, str] = ("rayloom_engine.worker.runner", "Runner")
-) -> Iterator[None]:
+def patched(folder: Path, code: str, target: tuple[str, str] = _RUNNER) -> Iterator[None]:
     """Ranks that start within the block first call `code`'s function `patch(Runner)`.
 
     Python loads `code` as `sitecustomize`, from a new folder in `folder`. `target`: module and name of the argument of
@@ -80,19 +79,17 @@ def patched(
 
 @contextlib.contextmanager
 def patched_server(
-    folder: Path, code: str, *arguments: str, target: tuple[str, str] = ("rayloom_engine.worker.runner", "Runner")
+    folder: Path, code: str, *arguments: str, target: tuple[str, str] = _RUNNER
 ) -> Iterator[RunningServer]:
     """A server that starts in a block of `patched`."""
     with patched(folder, code, target), running_server(folder, *arguments) as server:
         yield server
 
 
-@contextlib.contextmanager
-def breakable(folder: Path) -> Iterator[None]:
+def breakable(folder: Path) -> contextlib.AbstractContextManager[None]:
     """Ranks that start within the block can be "stuck", and slow by `slow_steps`."""
     flags = {"stuck": str(_stuck_flag(folder)), "slow": str(_slow_flag(folder))}
-    with patched(folder, _SLOW_OR_STUCK.format(**flags, slow_step_s=_SLOW_STEP_S)):
-        yield
+    return patched(folder, _SLOW_OR_STUCK.format(**flags, slow_step_s=_SLOW_STEP_S))
 
 
 @contextlib.contextmanager

@@ -1,8 +1,8 @@
 """Metrics that handlers update: gauges, counters and histograms, cheap enough for every token of every stream.
 
-prometheus_client's classes take a lock for each value, and cannot observe one value several times in one call, which
-would cost time for every token. So the values are kept in the classes of this module, and metrics.py passes them to
-prometheus_client, which writes the text of `/metrics`.
+The Counter and Histogram of prometheus_client take a lock for each observation, and cannot record several equal
+observations in one call. That is too slow for a call per token. The classes of this module count without a lock;
+metrics.py gives their values to prometheus_client, which formats the answer of `/metrics`.
 """
 
 from __future__ import annotations
