@@ -220,7 +220,7 @@ def wait_for_engines(gateway: Gateway, names: set[str]) -> None:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(gateway: Gateway) -> tuple[str, list[Request]]:
+def undisturbed(gateway: Gateway, engines: Engines) -> tuple[str, list[Request]]:
     """A stop string, and the answers of undisturbed engines."""
     greedy = {"temperature": 0.0, "ignore_eos": True, "max_tokens": NUM_TOKENS}
     plain = Request("/v1/completions", {"prompt": PROMPTS[1], **greedy})
@@ -228,7 +228,8 @@ def undisturbed(gateway: Gateway) -> tuple[str, list[Request]]:
     assert plain.failure is None
     stop = plain.choices[0].text[-24:-12]
     made = requests(stop)
-    end(begin(gateway.api_url, made))
+    with slow_steps(engines.folder):  # a gateway that waits for a CPU sends tokens of fast steps in one event
+        end(begin(gateway.api_url, made))
     assert [request.failure for request in made] == [None] * len(made)
     assert made[3].choices[0].finish_reason == "stop"
     assert all(request.num_events > 2 * EARLY_EVENTS for request in made)
