@@ -33,18 +33,18 @@ PAGE_PATH = "/docs"
 
 
 class ApiApplication(Starlette):
-    """An application with the endpoints of ROUTES. FastAPI generates the OpenAPI document from ROUTES.
+    """An application with the endpoints of ROUTES. Their handlers read and check bodies themselves.
 
-    The handlers read and check bodies themselves.
+    FastAPI only generates the OpenAPI document from ROUTES.
 
-    FastAPI is imported with the first request for the document: its import would take a fourth of the CPU time of every
-    start of a front, including starts in recoveries.
+    FastAPI is imported at the first request for the document. At the start of a front, the import would take a fourth
+    of the CPU time, also at a restart after a crash.
     """
 
     def __init__(
         self, config: EngineConfig, handlers: Mapping[Endpoint, Handler], middleware: Sequence[Middleware]
     ) -> None:
-        """`handlers`: the handlers of all endpoints of ROUTES, and of the built-in page's status."""
+        """`handlers`: the handler of each endpoint in ROUTES, and the handler of UI_STATUS."""
         super().__init__(middleware=list(middleware), exception_handlers=ERROR_HANDLERS)
         self.router.redirect_slashes = False
         self._root = config.root_path
@@ -107,7 +107,7 @@ def api_app(service: Service, api_keys: ApiKeys) -> ApiApplication:
 
 
 def port_middleware(config: EngineConfig, api_keys: KeyCheck, lifecycle: Lifecycle) -> list[Middleware]:
-    """Returns the middleware that every request to an API port passes, the outermost first."""
+    """Returns the middleware of an API port. The first in the list is the outermost."""
     middleware = [Middleware(Gate, api_keys=api_keys, lifecycle=lifecycle)]
     if config.cors_allowed_origins:
         cors = Middleware(

@@ -34,10 +34,10 @@ class KeyCheck(Protocol):
         """True if requests need no key."""
 
     def num_keys_beside(self, key: bytes) -> int:
-        """The number of the port's keys if `key` is one of them, else 0. Other keys pass if a name needs no key."""
+        """Returns the number of the port's keys if `key` is one of them, else 0. `knows` may accept other keys, too."""
 
     def knows(self, key: bytes) -> bool:
-        """True if `key` is an accepted key, or if there is a model name that needs no key."""
+        """True if `key` is one of the port's keys, or if there is a model name that needs no key."""
 
 
 def no_valid_key() -> ApiError:

@@ -40,7 +40,7 @@ class ModelApi:
         self.kept_answers.change(keep_limits(config), config.max_body_bytes, service.lifecycle, service.metrics)
 
     def _repeatable(self, handler: Handler) -> Handler:
-        """Returns the handler for clients that may repeat their requests after a broken connection."""
+        """Returns `handler` with kept answers: a client may repeat a request after its connection broke."""
 
         async def answer(request: Request) -> Response:
             return await self.kept_answers.answer(request, handler)
@@ -51,7 +51,7 @@ class ModelApi:
 def _counted(handler: Handler) -> Handler:
     """Counts errors that `handler` raises before an answer begins. Repeats that read a kept answer do not count.
 
-    A stream counts errors in its middle itself.
+    `Generation.failed` counts errors in the middle of a stream.
     """
 
     async def handle(request: Request) -> Response:

@@ -37,7 +37,7 @@ class TextFiles:
     async def load(
         cls, folder: Path, config: EngineConfig, load_tokenizer: Callable[[Path], Awaitable[Tokenizer]] | None = None
     ) -> TextFiles:
-        """Reads the files in a thread. `load_tokenizer`: reads the tokenizer in place of the default function.
+        """Reads the files in a thread. `load_tokenizer` is called in place of Tokenizer.load.
 
         Raises ModelError or OSError.
         """
@@ -77,10 +77,10 @@ class ModelText:
     def context_of(self, params: SamplingParams, prompt_len: int) -> int:
         """Returns the context length within which a request must stay.
 
-        With max_tokens, returns the longest length of all engines. An answer without max_tokens may fill the whole
-        context, and more engines can compute and continue the request if the context is short. So without max_tokens,
-        returns the shortest length of which prompt and min_tokens fill at most three quarters. If there is no such
-        length, returns the longest length.
+        For a request with max_tokens, this is the longest context length of all engines. An answer without max_tokens
+        may fill its whole context. If this context is short, more engines can compute and continue the request. So
+        such a request gets the shortest length of which prompt and min_tokens fill at most three quarters. If there is
+        no such length, the request gets the longest length.
         """
         if params.max_tokens is not None:
             return self.model.max_model_len

@@ -1,4 +1,4 @@
-"""FrontServer: the API port, the admin port and the connections to engines of one process, until a signal ends them.
+"""FrontServer: runs the API port, the admin port and the connections to engines, until a signal ends the process.
 
 SIGTERM starts a drain: new requests get 503. Running requests, including those of gateways, may finish within
 drain_seconds. These seconds count from the SIGTERM, or from an earlier POST /drain. SIGINT, or a second SIGTERM, ends
@@ -67,7 +67,7 @@ class FrontServer:
         service.lifecycle.close_connections = self._close_connections
 
     def run_beside(self, work: Coroutine[Any, Any, None]) -> None:
-        """Starts `work` and cancels it at the end of `run`. `work` may end earlier, but its error ends the process."""
+        """Starts `work` and cancels it at the end of `run`. If `work` raises an error, the process ends."""
         task = asyncio.create_task(work)
         task.add_done_callback(self._end_on_error)
         self._beside.append(task)

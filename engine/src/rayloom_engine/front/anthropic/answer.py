@@ -72,7 +72,7 @@ class MessagesAnswer:
         }
 
     def _stopped(self, finish_reason: str | None, stop_reason: str | int | None) -> dict[str, Any]:
-        """Returns `stop_reason` and `stop_sequence`. An incomplete tool call is no "tool_use"."""
+        """Returns `stop_reason` and `stop_sequence`. An incomplete tool call does not count as "tool_use"."""
         if finish_reason == "length":
             return {"stop_reason": "max_tokens", "stop_sequence": None}
         if self._blocks.has_whole_call:

@@ -10,8 +10,8 @@ from typing import Any
 from rayloom_engine.common.json_words import shown
 from rayloom_engine.errors import RequestError
 
-# Claude Code puts a text block with a checksum, which differs in every request, in front of its system message. Without
-# the block, requests have a common prefix.
+# Claude Code puts a text block in front of its system message. The block has a checksum that differs in every request.
+# It is left out, so that the prefix cache finds the common prefix of requests.
 _BILLING_HEADER = "x-anthropic-billing-header:"
 
 

@@ -17,10 +17,9 @@ from rayloom_engine.front.core_link.sequences import ClientSequence
 def with_adapter(usable: list[EngineLink], links: Iterable[EngineLink], sequence: ClientSequence) -> list[EngineLink]:
     """Returns the engines of `usable` that may compute the sequence. `links`: all engines of the pool.
 
-    Running requests may use an unloaded adapter, whose files may still exist. So if every engine has unloaded the
-    adapter, a sequence that has begun may continue on any engine that has reported its adapters. While the sequence's
-    present engine has the adapter, the sequence stays there, even if this engine is leaving, because other engines may
-    support no adapters.
+    If every engine has unloaded the adapter, a sequence that has begun may continue on any engine that has reported its
+    adapters: the files of the adapter may still exist. But as long as the sequence's present engine has the adapter,
+    the sequence stays there, even if this engine leaves the list. Other engines may support no adapters.
     """
     adapter = sequence.params.adapter
     if adapter is None:

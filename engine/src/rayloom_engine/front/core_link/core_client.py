@@ -4,8 +4,8 @@ The client remembers prompt ids, received ids and parameters of every unfinished
 sequences are submitted again as resumed sequences. The front inside an engine submits them to the next core of this
 engine; a gateway submits them to another engine. While there is no such core or engine, the sequences wait.
 
-A sampled token depends only on logits, seed and position. A replay adds numbers in another order, so its logits differ
-by rounding. In float32 the sequences still continue with the same tokens.
+A sampled token depends only on logits, seed and position, so a resumed sequence can continue with the same tokens. The
+logits of a replay differ by rounding, because it adds numbers in another order. In float32 the tokens stay the same.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class CoreClient:
     def set_engines(self, cores: Mapping[str, CoreAddress]) -> None:
         """Changes the set of engines.
 
-        An engine that `cores` no longer names gets no new sequences, and its sequences move to other engines. Sequences
+        An engine that is missing in `cores` gets no new sequences, and its sequences move to other engines. Sequences
         that no other engine can compute stay until they end or the engine's connection ends.
         """
         for name, link in list(self.pool.links.items()):
@@ -165,8 +165,8 @@ class CoreClient:
     def submit(self, sequences: Sequence[ClientSequence]) -> None:
         """Submits sequences, now or as soon as an engine can take them. Each mailbox then gets outputs or a failure.
 
-        Raises RequestError if a sequence cannot be encoded, and QueueFull if too many tokens wait. Then none of the
-        sequences is submitted.
+        Raises RequestError if a sequence cannot be encoded, and QueueFull if too many sequences or tokens wait. In both
+        cases, none of the sequences is submitted.
         """
         for sequence in sequences:
             # While no core serves, only the front checks the queue. A core that starts later must not refuse a sequence
@@ -187,7 +187,7 @@ class CoreClient:
     def abort(self, sequence_id: str, *, is_complete: bool = False) -> None:
         """Removes a sequence and makes its engine abort it. Does nothing if the sequence is finished or unknown.
 
-        `is_complete`: True if the answer ended at a stop string, False if nobody waits for the rest.
+        `is_complete`: True if the answer ended at a stop string, False if nobody reads the answer any more.
         """
         sequence = self._sequences.pop(sequence_id, None)
         if sequence is not None:
@@ -209,7 +209,7 @@ class CoreClient:
                 link.send(frame(Draining(is_draining)))
 
     def report_adapters(self, adapters: tuple[ServedAdapter, ...]) -> None:
-        """Tells the cores this engine's adapters, for gateways. Only for the front inside an engine."""
+        """Sends this engine's adapters to the cores, which tell gateways. Only for the front inside an engine."""
         self._adapters = adapters
         for link in self.pool.links.values():
             if link.is_connected:
@@ -298,7 +298,7 @@ class CoreClient:
             if sequence is None:
                 continue  # the sequence was aborted
             place = sequence.place
-            if place.attempt != output.attempt or place.engine != engine:  # `is_current`, but inline
+            if place.attempt != output.attempt or place.engine != engine:  # the check of `is_current`, inlined
                 continue  # the sequence was submitted again meanwhile
             due = others
             if not place.is_decoding:
@@ -342,18 +342,18 @@ class CoreClient:
             self._placement.fail(sequence, refusal(message))
             return
         # A core never refuses an accepted sequence for a full queue. So this sequence was marked as accepted only after
-        # it was submitted. Without another engine, engines that have refused the sequence may get it again, and must
+        # it was submitted. If there is no other engine, an engine that has refused the sequence gets it again and must
         # accept it.
         if other is None:
             sequence.place.refused_by.clear()
         self._placement.place_again([sequence])
 
     def _let_leave(self) -> None:
-        """Moves the sequences of engines that are no longer in the list, and removes such engines without sequences."""
+        """Moves sequences away from engines that are no longer in the list. Removes such engines without sequences."""
         for link in [link for link in self.pool.links.values() if link.is_leaving]:
             for sequence in self._sequences.values():
                 if link.name in (sequence.place.engine, sequence.place.last_engine):
-                    # ends the time in which the sequence must wait for this engine
+                    # ends the time for which no other engine may get the sequence
                     sequence.place.last_loss_s = -math.inf
             self._placement.move_away(link)
             if not self._placement.of(link):

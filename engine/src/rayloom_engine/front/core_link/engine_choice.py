@@ -11,7 +11,7 @@ from rayloom_engine.front.core_link.sequences import ClientSequence
 from rayloom_engine.protocol.fingerprint import Fingerprint, continuation
 from rayloom_engine.routing.router import choose
 
-SUSPECT_AFTER_S = 3.0  # seconds without a status; a core sends one every second
+SUSPECT_AFTER_S = 3.0  # seconds without a status, see `is_usable`; a core sends a status every second
 # A sequence whose engine was lost this often in a row, without a token in between, may be the cause of the losses. From
 # then on, only its last engine gets the sequence. This engine can find out whether the request is poisonous
 # (core/suspicion.py), and the other engines survive.
@@ -76,7 +76,7 @@ def is_current(link: EngineLink, sequence: ClientSequence, attempt: int) -> bool
 
 
 def chosen_engine(links: Sequence[EngineLink], sequence: ClientSequence) -> str | None:
-    """Returns the name of the engine in `links` that shall compute `sequence`; None without `links`.
+    """Returns the name of the engine in `links` that shall compute `sequence`; None if `links` is empty.
 
     The caller has checked that all engines in `links` can compute the sequence.
 

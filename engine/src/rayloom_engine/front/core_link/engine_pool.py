@@ -65,7 +65,7 @@ class EnginePool:
 
     @property
     def main(self) -> EngineLink | None:
-        """The engine whose status represents all engines; None without engines.
+        """The engine whose status represents all engines; None if there are no engines.
 
         A serving engine precedes a connected engine, and a connected engine precedes all others.
         """

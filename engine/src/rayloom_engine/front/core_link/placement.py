@@ -37,7 +37,7 @@ class Placement:
         return in_turns_of_keys(waiting, self._sequences.values()) if self._pool.rules.is_gateway else waiting
 
     def hold(self, sequences: Iterable[ClientSequence]) -> None:
-        """Records the time since which the sequences wait, unless it is recorded already."""
+        """Records that the sequences wait from now on. A sequence that waits already keeps its time."""
         now_s = time.monotonic()
         for sequence in sequences:
             if sequence.place.waits_since_s is None:
@@ -74,7 +74,7 @@ class Placement:
             logger.info("submitted %d unfinished sequences again", num_placed)
 
     def move_away(self, link: EngineLink, *, is_loss: bool = False) -> None:
-        """Moves the sequences of an unusable engine to other engines. Sequences without another engine stay."""
+        """Moves sequences from an unusable engine to other engines. Sequences that no other engine can compute stay."""
         now_s = time.monotonic()
         for sequence in self.of(link):
             sequence.place.refused_by.clear()

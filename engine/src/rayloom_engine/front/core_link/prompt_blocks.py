@@ -1,4 +1,4 @@
-"""PromptBlocks: the blocks of a prompt. By them, a gateway finds the engine that has cached the prompt's beginning.
+"""PromptBlocks: the blocks by which a gateway finds the engine that has cached the beginning of a prompt.
 
 Pure.
 """
@@ -18,7 +18,7 @@ _ASSUMED_BLOCK_SIZE = 16
 @dataclass(frozen=True, slots=True)
 class PromptBlocks:
     block_size: int  # tokens in a block; 0: no engine has reported its block size
-    tie_key: bytes  # equal for prompts with the same first blocks
+    tie_key: bytes  # equal for prompts with the same first blocks; the router compares it if engines are equally good
     hashes: tuple[int, ...] = ()  # hashes of the blocks, cut as in a PrefixIndex
 
     def of_size(self, block_size: int) -> tuple[int, ...]:

@@ -84,7 +84,7 @@ class GatewayAdapters:
             )
 
     def update(self, links: list[EngineLink]) -> bool:
-        """Reads the adapters of the engines. True if an engine has reported now, but none had at the last call.
+        """Reads the adapters of the engines. Returns True if an engine reports them now, but none did at the last call.
 
         `links`: the links to the engines of the gateway's model.
         """

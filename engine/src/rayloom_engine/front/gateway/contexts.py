@@ -17,7 +17,7 @@ def with_contexts(text: ModelText, stored: int, pool: EnginePool) -> ModelText:
 
     The longest context decides which prompts are too long. It may belong to an engine that is lost for a moment,
     because requests can wait for that engine. The contexts of connected engines decide the default length of answers.
-    `stored`: the length that came with the text, for engines that have not been connected yet.
+    `stored`: the length that came with the text. It counts until every engine in the list has sent a status.
     """
     links = [link for link in pool.links.values() if not link.is_leaving]
     known = [length for link in links if (length := _length(link, text.model.fingerprint)) is not None]

@@ -1,6 +1,6 @@
 """GatewayConfig: the settings of `rayloom-engine gateway`, from a JSON document or flags.
 
-A gateway has settings of its own, and the settings of an engine that concern HTTP and text (FRONT_FIELDS). The
+A gateway has settings of its own, and those engine settings that concern HTTP and text (FRONT_FIELDS). The
 document's JSON schema is `schemas/gateway-config.v1.json`, written by `make schemas`.
 """
 
@@ -104,13 +104,13 @@ class GatewayConfig(BaseModel):
 
 
 def document_model() -> type[BaseModel]:
-    """Returns the document as one model, for its JSON schema."""
+    """Returns a pydantic model of the whole document, from which the JSON schema is made."""
     fields: dict[str, Any] = {name: (field.annotation, field) for name, field in front_fields().items()}
     return create_model("GatewayConfig", __base__=GatewaySettings, **fields)
 
 
 def front_fields() -> dict[str, FieldInfo]:
-    """Returns FRONT_FIELDS with their types and descriptions. A gateway of one model needs the model's name."""
+    """Returns FRONT_FIELDS with their types and descriptions; `served_model_name` is described for gateways."""
     name = FieldInfo(
         annotation=str | None,
         default=None,

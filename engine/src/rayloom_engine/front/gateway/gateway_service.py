@@ -120,7 +120,7 @@ class GatewayService(Service):
         return document.model_copy(update={"load": load})
 
     def update_metrics(self) -> None:
-        """Sets the metrics that change without an event. A gateway has a queue, but no ranks."""
+        """Sets the metrics that change without an event: in a gateway, those of the queue."""
         self.metrics.observe_queue(*self._queue())
 
     def _received(self) -> ReceivedStatus:
@@ -155,9 +155,10 @@ class GatewayService(Service):
         self._update()
 
     def _wants_text_of(self, link: EngineLink) -> bool:
-        """True if the gateway has no text, or if `link`'s engine serves and no connected engine has the gateway's text.
+        """True if the gateway should take the text of `link`'s engine. Its first text may come from any engine.
 
-        An engine that has left the list only finishes its sequences, so its text does not count.
+        A gateway replaces its text if `link`'s engine serves, and if no connected engine has the gateway's text. An
+        engine that is no longer in the list does not count, because it only finishes its sequences.
         """
         if link.fingerprint is None or link.name in self._failed:
             return False

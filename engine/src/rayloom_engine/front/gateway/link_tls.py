@@ -1,4 +1,4 @@
-"""Makes the TLS configuration of a gateway's connections to engines from its settings."""
+"""The TLS configuration for a gateway's connections to engines, made from the gateway's settings."""
 
 from __future__ import annotations
 

@@ -134,7 +134,8 @@ class TextCache:
 
 
 def _names(model: ServedModel) -> Iterator[str]:
-    """Yields folder names for a model's text, without end. A name is used if all folders before it are damaged."""
+    """Yields folder names for a model's text, without end. A name is used if the folders of all names before it
+    are damaged."""
     name = text_hash(model)
     yield name
     for number in itertools.count(1):

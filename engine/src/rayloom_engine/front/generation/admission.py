@@ -10,9 +10,9 @@ from rayloom_engine.errors import QueueFull, RequestError
 from rayloom_engine.front.core_link.core_client import CoreClient
 from rayloom_engine.sampling_params import SamplingParams
 
-# limit of log-probabilities in an answer: 262,144 tokens with 20 alternatives each, about 400 MB of JSON
+# limit for prompt tokens in one answer: 262,144 tokens with 20 alternatives each, about 400 MB of JSON
 MAX_PROMPT_LOGPROBS = 6_000_000
-# limit of log-probabilities of output tokens, if each output token has more than FEW_ALTERNATIVES
+# limit for output tokens in one answer; not applied to requests with at most FEW_ALTERNATIVES for each token
 MAX_LOGPROBS = MAX_PROMPT_LOGPROBS
 FEW_ALTERNATIVES = 20  # OpenAI's limit of alternatives for a token; up to this number, an answer may have any length
 
@@ -30,7 +30,7 @@ def check_num_choices(config: EngineConfig, num_choices: int, tenant: str) -> No
 
 
 def check_room(config: EngineConfig, client: CoreClient, num_choices: int, tenant: str) -> None:
-    """Raises QueueFull when too many sequences wait: in an engine for their first token, in a gateway for an engine.
+    """Raises QueueFull if too many sequences wait for their first token or, in a gateway, for an engine.
 
     The core checks its own queue too. This check does not need the core, so it also works while the core restarts. A
     gateway has a queue only while no engine accepts sequences, because engines have queues of their own.

@@ -6,11 +6,11 @@ from rayloom_engine.front.generation.generation import Generation
 
 
 def answer_headers(generation: Generation) -> dict[str, str]:
-    """Returns headers if engines with different rounding computed the answer, or if it waited for an engine; else none.
+    """Returns the headers of an answer that engines with different rounding computed, or that waited for an engine.
 
-    A stream has X-Rayloom-Continuation only if the engine changed before the stream began; `warnings` reports later
-    changes. If a stream's headers are sent before its wait is over, X-Rayloom-Cold-Start is too short;
-    `cold_start_comment` then gives the whole time.
+    In a stream, X-Rayloom-Continuation reports a change of engines before the stream began; `warnings` reports later
+    changes. If a stream's headers are sent during the wait, X-Rayloom-Cold-Start gives only the time so far. Then
+    `cold_start_comment` gives the whole time.
     """
     headers = {"X-Rayloom-Continuation": "rounding"} if generation.is_rounded else {}
     if held_s := generation.held_s():

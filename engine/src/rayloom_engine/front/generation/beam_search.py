@@ -1,8 +1,8 @@
 """BeamSearch: a request whose choices are the best answers that a beam search finds.
 
 Each step submits every live beam as a sequence that generates one token, with log-probabilities of the most likely
-tokens. The core treats these as ordinary sequences: most of their tokens are in the prefix cache, and after a crash of
-the core the front submits the sequences of the step again.
+tokens. For the core, these are ordinary sequences. Most of their tokens are in the prefix cache. After a crash of the
+core, the front submits the sequences of the step again.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class BeamSearch(Generation):
         for number, search in enumerate(self._searches):
             for choice, beam in enumerate(search.answers()):
                 yield [self._delta_of(number * self.params.n + choice, beam, self.prompts[number])]
-                await asyncio.sleep(0)  # Lets other requests run before the next answer is decoded, which takes 3 ms.
+                await asyncio.sleep(0)  # Decoding an answer takes 3 ms, so other requests run before the next one.
                 if self.is_client_gone:
                     raise ClientGone()
 

@@ -22,14 +22,14 @@ class BeamSettings:
 
     width: int  # number of live beams, and of answers
     max_tokens: int
-    min_tokens: int = 0  # a shorter beam is not continued by a stop token
+    min_tokens: int = 0  # a stop token ends no beam with fewer tokens
     stop_ids: Collection[int] = ()
     length_penalty: float = 1.0
     num_top: int | None = None  # alternatives of each token that the answer shows; None = no log-probabilities
 
     @property
     def num_alternatives(self) -> int:
-        """The number of most likely tokens that a step needs: at least `width` of them are no stop tokens."""
+        """How many of the most likely tokens a step needs, so that at least `width` of them are not stop tokens."""
         return self.width + max(self.width, len(self.stop_ids))
 
 
@@ -64,7 +64,7 @@ class PromptSearch:
         """Continues the live beams. `entries`: for each live beam, the most likely next tokens.
 
         Only the continuations that are kept get token ids of their own. A wide search has 100,000 possible
-        continuations in a step, and the token ids of each are a copy of its whole beam.
+        continuations in a step. The token ids of each would be a copy of its whole beam.
         """
         settings = self.settings
         open_ones: list[_Step] = []
@@ -72,7 +72,7 @@ class PromptSearch:
         for place, (beam, entry) in enumerate(zip(self.live, entries, strict=True)):
             may_end = len(beam.token_ids) >= settings.min_tokens
             num_open = 0
-            # If the answer shows more alternatives, an entry has further tokens, which do not change the beams.
+            # An entry may have more tokens, for the alternatives that the answer shows. They do not change the beams.
             for rank, (token_id, logprob) in enumerate(entry.top[: settings.num_alternatives]):
                 if token_id in settings.stop_ids:
                     if may_end:
@@ -117,7 +117,7 @@ class PromptSearch:
         return max(1, self.prompt_len + len(beam.token_ids) - (beam.stop_id is not None))
 
     def _best_possible(self) -> float:
-        """Returns an upper bound for the scores of continued live beams: as if further tokens had probability 1."""
+        """Returns an upper bound for the scores of continued live beams: further tokens count with probability 1."""
         first = self.live[0]  # the most likely live beam; all live beams are equally long
         return first.logprob / max(
             self._divisor(self._length(first)), self._divisor(self.prompt_len + self.settings.max_tokens)

@@ -51,9 +51,9 @@ class ChoiceReader:
         return None if kind is Reasoning and not self._has_reasoning else kind
 
     def reads(self, text: str, token_ids: Sequence[int], kind: PlainKind) -> bool:
-        """Reads text of an unfinished choice and returns True, if `add` would return it as a single part of `kind`.
+        """Reads text of an unfinished choice. Returns True if `add` would return the text as a single part of `kind`.
 
-        Otherwise returns False, without any effect.
+        Otherwise returns False, and the text is not read.
         """
         if not self._parser.reads(text, kind):
             return False

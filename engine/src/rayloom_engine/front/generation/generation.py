@@ -169,8 +169,8 @@ class Generation:
     def accept(self) -> None:
         """Marks the sequences as accepted: a full queue can no longer refuse them.
 
-        Call it before a stream's status line is sent. If the request has failed meanwhile, raises its failure, even if
-        outputs were taken before the failure.
+        Call it before a stream's status line is sent. If the request has failed already, raises its failure, even if
+        some of its outputs were taken before.
         """
         if self._unfinished and self._mailbox.failure is not None:
             raise self._mailbox.failure
@@ -266,8 +266,8 @@ class Generation:
         """Submits sequences of this request in parts of at most TOKENS_AT_ONCE prompt tokens.
 
         Other requests get a turn in between. If this request fails meanwhile, raises its failure and does not submit
-        the other parts. A prompt is sent once, and counted once, for all its choices in a part. `is_accepted`: no full
-        queue can refuse the sequences.
+        the other parts. A prompt is sent once, and counted once, for all its choices in a part. `is_accepted`: a full
+        queue must not refuse the sequences.
         """
         part: list[ClientSequence] = []
         num_tokens = 0
@@ -296,8 +296,8 @@ class Generation:
     def _feed_sink(self, items: Items) -> bool:
         """Decodes outputs and writes their deltas to the sink.
 
-        Returns False, without any effect, if the stream's task must send the deltas. The first delta of a choice and
-        log-probabilities may be long, so the task encodes them in parts.
+        Returns False, without any effect, if the stream's task must send the deltas. It must send deltas that may be
+        long, because it encodes them in parts: the first delta of each choice, and deltas with log-probabilities.
         """
         assert self.sink is not None
         if len(items) > OUTPUTS_AT_ONCE or self._has_logprobs or not self.sink.is_open():

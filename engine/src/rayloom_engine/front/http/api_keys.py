@@ -24,13 +24,13 @@ class ApiKeys:
         """`fixed`: keys that never change.
 
         Raises ConfigError if the file at `path` cannot be read or has no key: a mistake in the file must not open the
-        server to everybody. With `may_start_closed`, no key is accepted until the file can be used.
+        server to everybody. With `may_start_closed`, it raises nothing and accepts no key until the file is usable.
         """
         self._fixed = tuple(_bytes(key) for key in fixed)
         self._path = path
         self._from_file: tuple[bytes, ...] = ()
         self._content = b""
-        self.problem = ""  # why the file is unusable, in which case earlier keys stay valid; empty while it is usable
+        self.problem = ""  # why the file is unusable; empty if it is usable. Earlier keys stay valid meanwhile
         self.on_change: Callable[[], None] = lambda: None  # called when the keys or `problem` have changed
         if path is not None:
             try:
@@ -77,7 +77,7 @@ class ApiKeys:
         return sum(hmac.compare_digest(key, known) for known in self.accepted) > 0
 
     def num_keys_beside(self, _key: bytes) -> int:
-        """Returns `num_keys`: if there are any keys, a request passes only with one of the keys."""
+        """Returns `num_keys` for every key, because requests with an unknown key are refused."""
         return self.num_keys
 
     async def watch(self, poll_s: float = POLL_S) -> None:

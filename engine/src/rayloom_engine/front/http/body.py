@@ -33,7 +33,7 @@ _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
     """Returns the JSON object in a request's body. Raises ApiError (400, 413, 415, 503) or ClientGone.
 
-    The body counts in the budget until it is decoded, which includes its wait for the parser.
+    The body counts in the budget until it is decoded, also while it waits for the parser.
     """
     check_content_type(request.headers.get("content-type"))
     tenant: str = request.state.tenant

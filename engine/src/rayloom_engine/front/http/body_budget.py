@@ -32,7 +32,7 @@ class BodyBudget:
         """Adds bytes to the tenant's count. If the sum would exceed the tenant's part, adds nothing and returns False.
 
         A named tenant may hold at most as many bytes as remain free; the queue has the same rule (`has_room`). So a
-        single tenant gets half, and when k tenants hold all they can, max_bytes / 2**k remain for the next tenant.
+        single tenant gets half, and when k tenants hold as much as they may, max_bytes / 2**k are still free.
         """
         num_after = self.num_bytes + num_bytes
         num_beside = self._tenant_to_bytes[tenant] + num_bytes if tenant else 0
@@ -42,7 +42,7 @@ class BodyBudget:
         return True
 
     def give_back(self, tenant: str, num_bytes: int) -> None:
-        """Subtracts bytes; removes the tenant once its count is 0."""
+        """Subtracts bytes; removes a tenant whose count is 0."""
         self._tenant_to_bytes[tenant] -= num_bytes
         if not self._tenant_to_bytes[tenant]:
             del self._tenant_to_bytes[tenant]

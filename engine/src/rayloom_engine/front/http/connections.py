@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ConnectionRoom:
-    """The number of connections that the API port accepts, and of connections that may wait in the kernel's queue."""
+    """Limits of the API port: for open connections, and for connections that wait in the kernel's queue (backlog)."""
 
     limit: int
     backlog: int

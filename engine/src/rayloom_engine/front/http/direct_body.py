@@ -31,7 +31,7 @@ class DirectBody:
         If the client reads too slowly, use `send`, which waits until the client has caught up.
         """
         cycle = self._cycle
-        has_begun = cycle.chunked_encoding  # known when the status line is written
+        has_begun = cycle.chunked_encoding  # None until the status line is written
         return has_begun is True and not (cycle.flow.write_paused or cycle.disconnected or cycle.response_complete)
 
     def write(self, data: bytes) -> None:

@@ -95,7 +95,7 @@ def api_error(error: Exception) -> ApiError | None:
         headers = {"Retry-After": str(error.retry_after_s)}
         return ApiError(429, str(error), type="rate_limit_error", code="queue_full", headers=headers)
     if isinstance(error, PoisonousRequest):
-        # Clients retry after a 500. With this header OpenAI's own clients do not.
+        # Clients retry after a 500, but OpenAI's own clients do not if the answer has this header.
         headers = {"x-should-retry": "false"}
         return ApiError(500, str(error), type="server_error", code="poisonous_request", headers=headers)
     if isinstance(error, CorruptLogits):
@@ -117,7 +117,7 @@ def is_fault(error: Exception) -> bool:
 async def answer_error(request: Request, error: Exception) -> Response:
     """Exception handler for the project's own exceptions."""
     if isinstance(error, ClientGone):
-        return Response(status_code=499)  # a placeholder: the connection is closed, so it is never sent
+        return Response(status_code=499)  # a placeholder that is never sent, because the connection is closed
     if isinstance(error, HTTPException):
         message = {404: "there is no such path", 405: "this path does not take that method"}.get(
             error.status_code, error.detail

@@ -26,11 +26,11 @@ from rayloom_engine.front.http.errors import ApiError, unavailable
 PIECE_BYTES = 16 * 1024
 LINGER_S = 1.0  # seconds in which a refused client's bytes are read and dropped: a TCP reset would destroy the answer
 LINGER_BYTES = 4 * 1024 * 1024
-# Seconds after `shutdown` in which a connection's next request is still read, because the client may have sent it
+# Seconds after `shutdown` in which a connection's next request is still read. The client may have sent this request
 # before it could know of the shutdown. The first request of a connection gets more time than a later request.
 FIRST_REQUEST_S = 0.5
 NEXT_REQUEST_S = 0.1
-LATE_S = 1.0  # seconds; a timer that is late by more than this shows that the event loop was blocked
+LATE_S = 1.0  # seconds; if a timer fires later than this, the event loop was blocked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +185,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         is_last = not self.pipeline
         super().on_response_complete()
-        # Only the newest of several pipelined requests can have an incomplete body, and that request is not answered
+        # The connection waits for its client if no request is left, or if only one is left and its body is not complete
         # yet.
         if is_last or (self._phase == "body" and not self.pipeline):
             self._table.waits(self)
@@ -213,7 +213,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Sets the deadline of the current phase, or of the next part of a body."""
         self._deadline = self.loop.time() + max(0.0, seconds)
         # Each connection has one timer, replaced only if it would fire too late. A new timer for every part of a body
-        # costs more.
+        # would cost more.
         if self._timer is not None and self._timer.when() > self._deadline:
             self._timer.cancel()
             self._timer = None
@@ -229,7 +229,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._is_held_up():
             self._deadline = now + seconds
         elif now - self._deadline > LATE_S:
-            self._deadline = now + min(LATE_S, seconds)  # bytes that arrived while the loop was blocked are read first
+            self._deadline = now + min(LATE_S, seconds)  # first read bytes that arrived while the loop was blocked
         self._body_due = max(self._body_due, self._deadline)
         if self._deadline > now:
             self._timer = self.loop.call_later(self._deadline - now, self._check_time)
@@ -284,7 +284,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.loop.call_later(LINGER_S, self.transport.close)
 
     def _answer(self, refusal: ApiError) -> bytes:
-        path = self.scope["path"] if self._phase == "body" else ""  # empty before it is known
+        path = self.scope["path"] if self._phase == "body" else ""  # empty while the path is unknown
         body = msgspec.json.encode(refusal.body_at(path))
         headers = [
             *self.server_state.default_headers,

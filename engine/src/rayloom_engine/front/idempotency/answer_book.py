@@ -24,8 +24,8 @@ class KeepLimits:
     """Bounds of all kept answers together."""
 
     seconds: float = 30.0  # seconds for which an answer is kept after its last reader left or its computation ended
-    # The same time for an answer that has an X-Request-Id and is still computed. Proxies add this header to every
-    # request, so most clients of such answers send no repeat.
+    # Used instead of `seconds` for an answer with an X-Request-Id that is still computed. Proxies add this header to
+    # every request, so most clients of such answers send no repeat.
     detached_id_seconds: float = 5.0
     max_answers: int = 1024
     max_bytes: int = 64 * 1024 * 1024

@@ -55,7 +55,7 @@ class KeptAnswer:
         """Returns the whole body at first. Later calls wait until the answer is neither kept nor read."""
         if self._body is not None:
             body, self._body = self._body, None
-            # The handler counts the bytes in the budget before another task can run.
+            # `take` gives the bytes back to the budget. The handler counts them again before another task can run.
             return {"type": "http.request", "body": body.take(), "more_body": False}
         await self._abandoned.wait()
         return {"type": "http.disconnect"}
@@ -106,7 +106,7 @@ class KeptAnswer:
     # --- the end ---
 
     def stop_keeping(self) -> None:
-        """From now on, only present readers get the answer. Without a reader, the computation ends."""
+        """From now on, only present readers get the answer. If there are no readers, the computation ends."""
         self.is_kept = False
         self._release()
 
@@ -121,7 +121,7 @@ class KeptAnswer:
         return self._num_dropped + len(self._bytes) - min(self._positions.values(), default=self._num_dropped)
 
     def _release(self) -> None:
-        """If the answer is not kept, drops bytes that all readers have read. Without readers, ends the computation."""
+        """Drops bytes that all readers have read. Without readers, ends the computation. Does nothing if `is_kept`."""
         if self.is_kept:
             return
         end = self._num_dropped + len(self._bytes)

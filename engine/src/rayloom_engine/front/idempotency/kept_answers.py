@@ -47,7 +47,7 @@ class KeptAnswers:
     """The kept answers of an API port. For one event loop."""
 
     def __init__(self, limits: KeepLimits, max_body_bytes: int, lifecycle: Lifecycle, metrics: Metrics) -> None:
-        """`limits.seconds` 0: nothing is kept. A drain of `lifecycle` waits for all readers."""
+        """If `limits.seconds` is 0, no answer is kept. A drain of `lifecycle` waits for all readers."""
         self._limits = limits
         self._max_body_bytes = max_body_bytes
         self._lifecycle = lifecycle
@@ -62,7 +62,7 @@ class KeptAnswers:
     def change(self, limits: KeepLimits, max_body_bytes: int, lifecycle: Lifecycle, metrics: Metrics) -> None:
         """Serves a port with these settings from now on. Kept answers stay.
 
-        Present readers count in the lifecycle in which they began.
+        A drain of the earlier lifecycle still waits for the readers that began before this call.
         """
         self._limits = self._book.limits = limits
         self._max_body_bytes = max_body_bytes
@@ -74,7 +74,7 @@ class KeptAnswers:
     async def answer(self, request: Request, handler: Handler) -> Response:
         """Returns the response of `handler` or, for a repeat, the response to the first request with the same name.
 
-        Raises what `handler` raises, and ApiError 400 and 422 for an Idempotency-Key that cannot be used.
+        Raises the exceptions of `handler`, and ApiError 400 or 422 for an Idempotency-Key that cannot be used.
         """
         name = request_name(request)
         if name is not None and name.is_key:
@@ -106,7 +106,7 @@ class KeptAnswers:
             raise
 
     async def _read(self, request: Request, entry: KeptEntry, *, is_repeat: bool) -> AnswerReader:
-        """Returns a response that reads the entry's answer, once the answer has begun."""
+        """Waits until the entry's answer has begun. Returns a response that reads this answer."""
         kept = entry.answer
         lifecycle = self._lifecycle
         lifecycle.begin_read()
@@ -192,7 +192,7 @@ class KeptAnswers:
 
 
 async def _compute(kept: KeptAnswer, scope: Scope, handler: Handler) -> None:
-    # The scope lacks DirectBody, so every part of the answer passes through `kept`.
+    # Without extensions the handler finds no DirectBody, so every part of the answer passes through `kept`.
     scope = {**scope, "extensions": {}}
     request = Request(scope, kept.receive)
     request.state.on_computation = functools.partial(setattr, kept, "computation")

@@ -24,7 +24,7 @@ class RequestName:
     text: str
     owner: str  # the owner of the request's API key, as the scheduler names it; empty if the server has no keys
     path: str
-    is_key: bool  # True: an Idempotency-Key; False: an X-Request-Id, which proxies may give to several requests
+    is_key: bool  # True: an Idempotency-Key; False: an X-Request-Id, which several requests may share
 
     def entry_key(self, digest: bytes) -> Hashable:
         """Returns the key of the kept answer. `digest`: hash of the body.

@@ -45,7 +45,7 @@ async def tokenizer_info(request: Request) -> Response:
     """Answers the model's tokenizer_config.json, with each special token as its text."""
     service: Service = request.app.state.service
     text = service.model_text()
-    # Not msgspec, which cannot encode integers of more than 64 bits: such files may have them.
+    # These files may have integers of more than 64 bits, which msgspec cannot encode.
     return JSONResponse(await asyncio.to_thread(_info, text))
 
 
@@ -53,7 +53,7 @@ def _info(text: ModelText) -> dict[str, Any]:
     left_out = ("vocab_file", "merges_file")
     info = {name: _plain(value) for name, value in text.tokenizer.settings.items() if name not in left_out}
     info["tokenizer_class"] = str(info.get("tokenizer_class") or "PreTrainedTokenizerFast")
-    # Files express "no limit" as 1e30. The model's own limit is more useful.
+    # In some files this value is 1e30, for "no limit". The model's own limit is more useful.
     info["model_max_length"] = text.model.max_model_len
     if text.template is not None:
         info["chat_template"] = text.template.source

@@ -41,7 +41,7 @@ class AdapterNames(Protocol):
         """Returns the adapter with this name; None if there is no such adapter."""
 
     def check_known(self, name: str) -> None:
-        """Raises ApiError 503 about the unknown `name` while it is not known yet which adapters there are."""
+        """Raises ApiError 503 for an unknown `name` as long as the list of adapters is not known."""
 
 
 class AdapterList:
@@ -105,7 +105,7 @@ class AdapterList:
             except ModelError as error:
                 is_absent = error.fault == "NotFound"
                 raise ApiError(404 if is_absent else 400, str(error), param="lora_path", code="bad_adapter") from error
-            self.on_change()  # first, because the list has changed even if its file cannot be written
+            self.on_change()  # before the file is written, because writing may fail
             await asyncio.to_thread(self._keep)
 
     async def unload(self, name: str) -> None:

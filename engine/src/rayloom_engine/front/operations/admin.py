@@ -33,7 +33,7 @@ class AdminState(Protocol):
         """The current state and its reason."""
 
     def status_json(self, *, is_minimal: bool) -> str:
-        """The /status document as JSON; with `is_minimal`, without fields that have defaults."""
+        """The /status document as JSON; with `is_minimal`, only the fields that the operator reads."""
 
     def of_model(self, name: str) -> AdminState | None:
         """The part of the state that concerns the model with this name; None if there is no such model."""
@@ -100,10 +100,10 @@ def admin_app(
     drain_mark: Path | None = None,
     adapters: ManagedAdapters | None = None,
 ) -> Starlette:
-    """The ASGI application of the admin port. Without a token (loopback only) any program on the machine may use it.
+    """The ASGI application of the admin port. If there is no token, all programs on this machine may use the port.
 
     The file `drain_mark` exists while a drain is requested, so the drain outlives this process. Its modification time
-    is the time of the request. `adapters`: set by PUT /adapters; None: nobody may set them.
+    is the time of the request. `adapters`: changed by PUT /adapters; None: PUT /adapters is refused.
     """
 
     def check(request: Request) -> None:

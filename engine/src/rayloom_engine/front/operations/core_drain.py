@@ -1,4 +1,4 @@
-"""Waits in a drain for the sequences of gateways: the core has them, and this front does not know their requests."""
+"""Waits in a drain for the sequences of gateways. The core has these sequences, but this front does not."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import asyncio
 from rayloom_engine.front.core_link.core_client import CoreClient
 from rayloom_engine.front.operations.lifecycle import Lifecycle
 
-# Seconds after the start of a drain in which sequences may still arrive, because gateways learn of the drain from the
-# core and send sequences until then.
+# For this many seconds after the start of a drain, sequences of gateways may still arrive. Gateways send sequences
+# until the core has reported the drain to them.
 SETTLED_S = 0.2
 _CHECK_S = 0.05
 
 
 def num_in_core(client: CoreClient) -> int:
-    """Returns the number of sequences of all fronts in the core's newest status; 0 without a core that can compute."""
+    """Returns how many sequences the core has, according to its newest status; 0 if there is no usable core."""
     status = client.status
     if status is None or not client.is_connected or status.state == "failed":
         return 0

@@ -21,8 +21,8 @@ class FormChecks:
     async def check(self, grammar: str, field: str, tenant: str) -> tuple[str, ...]:
         """Returns the warnings about a grammar.
 
-        Raises GrammarRefused if the grammar cannot be enforced, and QueueFull if the tenant has MAX_WAITING other
-        grammars that wait.
+        Raises GrammarRefused if the grammar cannot be enforced, and QueueFull if MAX_WAITING other grammars of the
+        tenant wait.
         """
         if is_known(grammar):
             return await validate(grammar, field)

@@ -13,7 +13,7 @@ from rayloom_engine.front.operations.service import ENGINE_VERSION, Service
 
 
 async def health(request: Request) -> Response:
-    """Answers 200 once the model was loaded. Recoveries and drains do not change this answer.
+    """Answers 200 as soon as the model was loaded. Recoveries and drains do not change this answer.
 
     Answers 503 before that, and after the engine has failed.
     """
@@ -23,7 +23,7 @@ async def health(request: Request) -> Response:
 
 
 async def ready(request: Request) -> Response:
-    """Answers 200 if requests are accepted, which includes recoveries. Otherwise answers 503 with the reason."""
+    """Answers 200 if requests are accepted, also during a recovery. Otherwise answers 503 with the reason."""
     service: Service = request.app.state.service
     service.lifecycle.check_accepts()
     return JSONResponse({"status": "ready", "state": service.state()[0]})

@@ -11,7 +11,7 @@ from rayloom_engine.protocol.messages import CoreStatus
 from rayloom_engine.status import State
 
 RETRY_AFTER_S = 2  # Retry-After of refusals while the engine starts or drains
-STALLED_AFTER_S = 60.0  # seconds; an idle core computes a probe every 10 s, and ranks report work even in a longer step
+STALLED_AFTER_S = 60.0  # seconds; idle ranks compute a probe every 10 s, busy ranks report work even in a long step
 
 
 def stall_of(core: CoreStatus, status_age_s: float) -> str:
@@ -46,10 +46,10 @@ class Lifecycle:
         self.was_loaded = False  # this front, or an earlier front of this engine, has been ready
         self.was_ready = False  # the first load has finished; stays true while the core restarts
         self.is_core_serving = False
-        self.is_draining = False  # requested at the admin port, which can also cancel it
+        self.is_draining = False  # requested at the admin port; another request there can cancel it
         self.is_stopping = False  # the process is exiting; cannot be cancelled
         self._draining_since = 0.0  # time.monotonic of the first drain or stop
-        self.failure = ""  # the first cause of failure, once the engine has failed
+        self.failure = ""  # the first cause of failure; empty while the engine has not failed
         self.waiting_for = "waiting for the core"  # the current phase of a start or recovery
         self.stall = ""  # a sentence about the hung rank or core; empty if none hangs
         self.num_held = 0  # requests that wait until a restarted front is ready

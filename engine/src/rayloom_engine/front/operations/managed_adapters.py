@@ -94,7 +94,7 @@ class ManagedAdapters:
             except (ApiError, ModelError, OSError) as error:
                 problem = str(error)[:_MOST_MESSAGE]
             if wanted != self._wanted:
-                return  # the list has changed meanwhile, and `keep` begins again
+                return  # the list has changed meanwhile, so `keep` calls `bring` again
             if problem and self._problems.get(name) != problem:
                 logger.error("adapter %s: %s", name, problem)
             self._problems.pop(name, None)

@@ -82,7 +82,7 @@ class Metrics:
     """All metrics of one engine. Handlers and `observe_core` (the core's counts) change them; `text` writes them."""
 
     def __init__(self, model_name: str, prefix: str = "rayloom", *, prefix_caching: bool = True) -> None:
-        """`prefix`: the prefix of the metrics OF_VLLM. With vllm, all samples also have vLLM's label `engine`."""
+        """`prefix`: the prefix of the metrics OF_VLLM. If it is vllm, all samples also have vLLM's label `engine`."""
         self.common_labels = {"model_name": model_name, **({"engine": "0"} if prefix == "vllm" else {})}
         self._prefix = prefix
         self._prefix_caching = prefix_caching
@@ -214,7 +214,7 @@ class Metrics:
             self._startup.set(phase.seconds, phase=phase.name)
 
     def _add_gateway_requests(self, before: GatewayRequests, now: GatewayRequests) -> None:
-        """Adds the gateway requests that the core has counted since its last report to this front's own counts."""
+        """Adds to this front's counts the gateway requests that the core has counted since its last report."""
         if now == before:
             return
         self.finished.add(now.num_finished - before.num_finished)
@@ -237,7 +237,7 @@ class Metrics:
     def observe_heartbeats(self, status: CoreStatus, status_age_s: float) -> None:
         """Sets the ages of heartbeats as of now: `status` arrived `status_age_s` ago.
 
-        Ranks that are not in `status` are lost. Their metrics are removed: otherwise the last values would stay for
+        Ranks that are not in `status` are lost. Their metrics are removed, because the last values would stay for
         ever.
         """
         self._heartbeat.clear()
@@ -306,7 +306,7 @@ class Metrics:
 
 def metrics_text(of_models: Sequence[Metrics]) -> str:
     """Returns the metrics of several models in Prometheus' text format. Each sample has its model's name as a label."""
-    # Import at the first scrape: its 5 ms would lengthen the front's start, and so each recovery of a front.
+    # Imported at the first scrape: the import takes 5 ms, which would lengthen each start and recovery of a front.
     from prometheus_client import generate_latest
 
     return generate_latest(_Collector(of_models)).decode()

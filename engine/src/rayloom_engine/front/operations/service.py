@@ -142,7 +142,7 @@ class Service:
         return engines_document(self.client) if self.client.rules.is_gateway else None
 
     def status_json(self, *, is_minimal: bool) -> str:
-        """Returns the admin port's /status document as JSON; with `is_minimal`, without fields that have defaults."""
+        """Returns the admin port's /status document as JSON. `is_minimal`: only the fields that the operator reads."""
         document = self.status()
         return document.minimal_json() if is_minimal else document.model_dump_json()
 
@@ -238,7 +238,7 @@ class Service:
         self.client.report_adapters(tuple(self.adapter_list.entries))
 
     def _use_files(self, files: TextFiles) -> None:
-        """Makes the front ready for requests, as soon as its core serves."""
+        """Uses the text in `files`. From now on, the front becomes ready as soon as its core serves."""
         self.files = files
         if words := files.defaults.words():
             logger.info(

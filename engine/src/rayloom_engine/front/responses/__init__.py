@@ -1,1 +1,1 @@
-"""POST /v1/responses: OpenAI's Responses API without state, answered by the generation path of chats."""
+"""POST /v1/responses: OpenAI's Responses API without stored state. Requests are translated into chat requests."""

@@ -59,7 +59,7 @@ class ResponsesAnswer:
         return self._numbered(events)
 
     def text_events(self, index: int) -> None:
-        """Returns None: every event has another `sequence_number`."""
+        """Returns None: events differ not only in their text, but also in `sequence_number`."""
 
     def closing(self) -> list[dict[str, Any]]:
         response = self._final(self._items.documents())

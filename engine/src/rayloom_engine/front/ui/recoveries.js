@@ -3,7 +3,7 @@
 const READ_EVERY_MS = 1000;
 const READ_TIMEOUT_MS = 5000;
 let isLocked = false; // true while the server refuses the API key, or a request without a key
-let newestEnd; // time of the newest loss whose recovery had ended at the last reading; undefined before any reading
+let newestEnd; // time of the loss in the newest ended recovery, as last read; undefined before the first reading
 
 function showState(state, text) {
   byId("state").dataset.state = state;

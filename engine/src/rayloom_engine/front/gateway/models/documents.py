@@ -35,7 +35,7 @@ def card(name: str, alias: AliasEntry | None, models: Mapping[str, RunningModel]
 def adapter_cards(model: RunningModel) -> list[dict[str, Any]]:
     """Returns the entries of a model's LoRA adapters in the list of models.
 
-    The folder of a declared adapter is empty until an engine has reported the adapter.
+    `root`, the adapter's folder, is empty until an engine has reported the adapter.
     """
     adapters = model.service.engine_adapters
     base = model_card(model.service)

@@ -35,9 +35,9 @@ class HeldRequests:
     async def wait(self, request: Request, tenant: str, adapter: str | None = None) -> None:
         """Waits until the model has a tokenizer and, if `adapter` is declared, an engine has reported its adapters.
 
-        `adapter`: the LoRA adapter in the request. Also returns once the handler would refuse the request for good.
-        Read the request's body before the call. Raises QueueFull if too many requests wait, and ClientGone when the
-        client closes the connection. Returns after `hold_s` at the latest; then the handler refuses the request.
+        `adapter`: the LoRA adapter in the request. Read the request's body before the call. Raises QueueFull if too
+        many requests wait, and ClientGone when the client closes the connection. Returns early if `lifecycle` begins
+        to refuse requests, and after `hold_s` at the latest. Then the handler refuses the request.
         """
 
         def is_awaited() -> bool:

@@ -71,7 +71,7 @@ class KeyRing:
         return len(self._names_of)
 
     def num_keys_beside(self, key: bytes) -> int:
-        """Returns `num_keys` if `key` is one of the keys, else 0. Other keys pass only if a name needs no key."""
+        """Returns `num_keys` if `key` is one of the keys, else 0, even if `knows` accepts the key."""
         return self.num_keys if self._hash(key) in self._names_of else 0
 
     def knows(self, key: bytes) -> bool:

@@ -24,7 +24,7 @@ class ModelRoute:
 
     model: str
     alias: str | None  # the alias in the request; None: the request has the model's name
-    tenant: str  # name of the key's owner for fair shares; empty with one key (`tenant_of_key`)
+    tenant: str  # name of the key's owner for fair shares; empty if there is one key (`tenant_of_key`)
     owner: str  # name of the key's owner for cached prefixes (`owner_of_key`)
     adapter: str | None = None  # the LoRA adapter in the request; None: the request has a model's name or an alias
 
@@ -91,7 +91,7 @@ class ModelNames:
         )
 
     def _owner_of_adapter(self, name: str, caller: KeyHolder) -> str | None:
-        """Returns the model that has the LoRA adapter `name` and that the caller may use; None without such a model.
+        """Returns the model that has the LoRA adapter `name` and that the caller may use; None if there is none.
 
         A model whose engines have reported the adapter precedes models that only declare it. Raises RequestError if
         several models have such an adapter.

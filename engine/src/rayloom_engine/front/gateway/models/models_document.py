@@ -20,7 +20,7 @@ from rayloom_engine.front.gateway.gateway_config import is_place
 from rayloom_engine.front.gateway.models.document_problems import explain
 from rayloom_engine.protocol.front_key import MIN_KEY_CHARS
 
-# The settings of `rayloom-engine serve` that each model may have for itself. All other settings belong to the gateway.
+# The settings of `rayloom-engine serve` that may differ among models. All other settings belong to the gateway.
 MODEL_SETTINGS = (
     *("generation_config", "tool_parser", "reasoning_parser", "max_output_tokens", "max_logprobs"),
     *("max_body_bytes", "max_queued_requests", "enable_priority", "enable_force_include_usage", "repeat_seconds"),

@@ -87,9 +87,9 @@ class RunningModel:
             await self.service.run()
 
     def continue_from(self, before: RunningModel) -> None:
-        """Uses the tokenizer, the known addresses and the kept answers of `before`, which has other settings.
+        """Uses the tokenizer, the known addresses and the kept answers of `before`: the same model with other settings.
 
-        Call it before `run`. Then requests are accepted at once; they wait until the engines are connected.
+        Call it before `run`. Requests are then accepted immediately, and wait until the engines are connected.
         """
         if self.entry.engines_dns is not None and self.entry.engines_dns == before.entry.engines_dns:
             self._found(before._engines)
@@ -118,7 +118,7 @@ class RunningModel:
         """
         scope = request.scope
         scope["app"] = self.api
-        # The scope's own state, not a copy, because the port's middleware reads values that handlers write.
+        # This is the scope's own state and not a copy, because the port's middleware reads values that handlers write.
         state = scope["state"]
         state["tenant"] = route.tenant
         state["owner"] = route.owner
@@ -137,7 +137,7 @@ class RunningModel:
                 body.drop()
 
     async def wait_unused(self) -> None:
-        """Waits until no request needs the model. Call it once the model gets no new requests."""
+        """Waits until no request needs the model. Call it when the model gets no new requests any more."""
         lifecycle = self.service.lifecycle
         while self._num_handled or lifecycle.num_in_flight or lifecycle.num_readers:
             await asyncio.sleep(IDLE_CHECK_S)
@@ -173,5 +173,5 @@ class _BodyAgain:
         if self._body is None:
             return await self._request.receive()
         body, self._body = self._body, None
-        # The handler counts the bytes in the budget before another task can run.
+        # `take` gives the bytes back to the budget. The handler counts them again before another task can run.
         return {"type": "http.request", "body": body.take(), "more_body": False}

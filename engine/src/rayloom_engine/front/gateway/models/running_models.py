@@ -75,8 +75,8 @@ class RunningModels:
         """Changes the models and names to those of `document`.
 
         A model with other settings is replaced by a new RunningModel, and the old RunningModel finishes its requests.
-        Other changes of a model's entry do not interrupt streams. Raises ConfigError if a model cannot be made. Such a
-        model is not served. All other changes are made, so that the document's removals and key files always apply.
+        Other changes of a model's entry do not interrupt streams. A model that cannot be made is not served. In this
+        case, all other changes are made, so that removals and key files always apply; then ConfigError is raised.
         """
         new, problems = self._new_models(document)
         document = without_models(document, problems) if problems else document

@@ -40,8 +40,8 @@ class EventWriter(Protocol):
     def text_events(self, index: int) -> EventsOfText | None:
         """Returns the writer of a choice's next events, as long as these differ in their text alone.
 
-        None: `chunks` writes all deltas. Never called before the choice's first delta. The result is used until the
-        generation has a new warning.
+        Returns None if `chunks` must write all deltas. Never called before the choice's first delta. The result is used
+        until the generation has a new warning.
         """
 
     def closing(self) -> list[dict[str, Any]]:

@@ -10,8 +10,8 @@ from rayloom_engine.text.message_parsing.sink import PlainKind
 class TextEvents:
     """Implements EventsOfText for one choice.
 
-    On a busy machine, most of the time for a token is spent on reading memory that other processes have displaced from
-    the processor's caches. So this object has references only to the objects that such an event needs.
+    This object refers only to the objects that such an event needs. On a busy machine, other processes displace memory
+    from the processor's caches, and reading this memory again takes most of the time for a token.
     """
 
     __slots__ = ("_kind", "_reader", "_template")

@@ -109,7 +109,8 @@ def _constrained(
     form = params.structured_outputs
     if form is not None:
         form = dataclasses.replace(form, after=after)
-    # llguidance's lexer cannot tell a call from the form if both begin with the same bracket.
+    # If calls and the form begin with the same bracket, llguidance's lexer cannot tell them apart. Then the grammar has
+    # only the form.
     is_distinct = "{" not in formats.tools.first_openers
     if form is not None and use.mode == "auto" and is_distinct and (form.json is not None or form.json_object):
         grammar = grammar_of(form)

@@ -14,7 +14,7 @@ from rayloom_engine.structured_outputs import StructuredOutputs
 
 _OBJECT_OR_TEXT: JsonDict = {"anyOf": [{"type": "object"}, {"type": "boolean"}, {"type": "string"}, {"type": "null"}]}
 _KINDS = ("text", "json_object", "json_schema")
-# Key of structured_outputs -> the values of an unsupported key that are accepted without effect; (): supported key.
+# Keys of structured_outputs. Supported keys have (). Other keys have the values that are accepted without an effect.
 _VLLM_KEYS: dict[str, tuple[object, ...]] = {
     "json": (),
     "json_object": (),

@@ -22,8 +22,8 @@ _Wire = TypeVar("_Wire", bound=Wire)
 async def read_request(request: Request, kind: type[_Wire]) -> tuple[Service, ModelText, _Wire]:
     """Returns the front's state, the model's texts, and the body as an object of the type `kind`.
 
-    Raises ApiError if the model is not loaded yet, in which case the body is not read. Also raises ApiError if the body
-    is no JSON object, or names another model. Raises RequestError that names a wrong field.
+    If the model is not loaded yet, raises ApiError before the body is read. Also raises ApiError if the body is no JSON
+    object, or names another model. Raises RequestError that names a wrong field.
     """
     service: Service = request.app.state.service
     text = service.model_text()
