@@ -60,8 +60,8 @@ public:
     // Computes scale * A x for the rows of a piece's chunk and the piece's rows of A. x [T][num_inputs], operand type.
     void reduce(const UpdatedMatrix& matrix, int layer, const void* x, int64_t num_inputs, int64_t piece) const;
 
-    // Returns the memory to prefetch while a share of the matrix is multiplied. Each adapter gets a range of about
-    // equal length of the `num_shares` shares. Each share prefetches the next `share_bytes` of its adapter's A and of
+    // Returns the memory to prefetch while a share of the matrix is multiplied. The `num_shares` shares are divided
+    // into ranges of about equal length, one for each adapter. A share prefetches the next `share_bytes` of A and of
     // the B behind A (rl_matrix_update). Null: earlier shares have reached the end of B, or no row has an adapter.
     const char* to_fetch(const UpdatedMatrix& matrix, int layer, int64_t num_inputs, int64_t share, int64_t num_shares,
                         int64_t share_bytes) const;

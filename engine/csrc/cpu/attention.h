@@ -5,8 +5,8 @@
 // A token at position p sees the positions (p - window, p], or [0, p] without a window.
 //
 // The context is cut into segments of kSegment positions, counted from the start of the sequence. A row is a query
-// token and a query head. For each row and segment, the highest score m, the sum l of exp(scale (score - m)), and the
-// sum o of exp(scale (score - m)) V are computed. A score is the product q . K, capped if the model has a soft cap.
+// token and a query head. Each row and segment has three results: the highest score m, the sum l of
+// exp(scale (score - m)), and the sum o of exp(scale (score - m)) V. A score is q . K, or capped q . K with a soft cap.
 // Segments are combined in order:
 //
 //   m' = max(m, m_s),   f = exp(scale (m - m')),   f_s = exp(scale (m_s - m'))
@@ -287,8 +287,8 @@ RL_INLINE void combine_lanes(const AttentionTask& task, int count, RowSums segme
     store(old_factors, exp((old_highest - m) * scale));
     store(new_factors, exp((new_highest - m) * scale));
     for (int row = 0; row < count; row++) {
-        // This tests the sum and not the highest score m. m may be -infinity although the row sees positions: the
-        // maximum of a lane drops a NaN if a hidden position follows. The weights, and so the sum, are NaN then.
+        // This tests the sum, because m may be -infinity although the row sees positions: max drops the NaN of a lane
+        // if a hidden position follows in this lane. The sum is NaN in this case.
         if (segment.total[row] == 0.0f) {
             continue;  // the row sees no position of this segment
         }

@@ -254,8 +254,8 @@ void run_experts(const Step& step, int half, PhaseClock& clock) {
     }
     const rl_layer& layer = step.model->layers[half / 2];
     const Experts experts(step, *layer.experts);
-    // Of the phases 0 to 2 of a product, this product uses only phase 1: the router is dense, and models with experts
-    // have no adapters.
+    // This product uses only phase 1 of the phases 0 to 2 of a product, because the router is dense, and models with
+    // experts have no adapters.
     multiply(step, half, 0, Output::kStore, layer.experts->router, UpdatedMatrix{}, step.normed, step.experts->logits);
     experts.select(Phase(step, half, 2));
     experts.sort(Phase(step, half, 3));

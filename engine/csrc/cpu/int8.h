@@ -187,9 +187,9 @@ RL_INLINE void compute_int8_rows(const Int8Tile& tile, int64_t num_rows) {
     }
 }
 
-// Calls compute(stream) for each column of a tile; `stream` is a tile of this column alone. For tiles of at most
-// kInt8WideRows rows, which the speed of memory limits: a core reads one column after the other faster than several
-// columns at once.
+// Calls compute(stream) for each column of a tile; `stream` is a tile of this column alone. Used for tiles of at most
+// kInt8WideRows rows. The speed of memory limits such tiles, and a core reads one column after the other faster than
+// several columns at once.
 template <class Tile, class Compute>
 RL_INLINE void for_streams(const Tile& tile, int64_t num_columns, Compute compute) {
     Tile stream = tile;

@@ -121,8 +121,8 @@ RL_INLINE F16 activated(F16 gate, int32_t activation) {
     return gate / (splat(1.0f) + exp(zero() - exponent));
 }
 
-// Stores activation(gate) * up as an operand. The first half of a tile's columns are blocks of the gate, the second
-// half the same blocks of up.
+// Stores activation(gate) * up as an operand. The first half of a tile's columns are blocks of the gate, and the second
+// half are the same blocks of up.
 struct GateOutput {
     static constexpr int columns_per_block = 2;
     static constexpr int narrow_columns = 2;

@@ -1,7 +1,7 @@
 // Tiles of products: out[r][c] = factor * x[r] . w[c] + addend[r][c], for R rows of x and C blocks of 16 rows of W.
 //
-// A tile keeps its sums in registers, so each size R x C is a function of its own. Products of weights and scores of
-// attention share these functions, because each function adds to the library's compile time. C is 1, or even.
+// A tile keeps its sums in registers, so each size R x C is a function of its own. linear.h and attention.h share these
+// functions, because each function adds to the library's compile time. C is 1, or even.
 
 #pragma once
 
@@ -28,7 +28,7 @@ struct ProductTile {
     int64_t out_stride;
 };
 
-// The addend of a tile that adds nothing, for all of its rows.
+// The addend of all rows of a tile, if the tile adds nothing to its products.
 alignas(64) static const float kZeros[16 * kWideColumns] = {0};
 
 template <class Operand, int R, int C>

@@ -76,7 +76,7 @@ typedef struct {
 } rl_update;
 
 // The updates of a matrix that stacks up to 3 matrices of the checkpoint, such as q, k and v: one update for each of
-// these parts. The A of all parts multiply the same x, so they are stacked into one matrix
+// these parts. All parts multiply the same x by their A, so these are stacked into one matrix
 // [sum of the ranks][num_inputs], packed by rl_pack_weight. Pack the B of the parts right behind A, because steps
 // prefetch A and B as one stream. `a` NULL: no update.
 typedef struct {

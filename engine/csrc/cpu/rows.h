@@ -65,7 +65,7 @@ RL_INLINE void rotate_head(const RotaryTask& task, const float* head, const floa
         store_first(out + i, normalised(head, norm, factor, i, count), count);
     }
     if (half % 16 == 0) {
-        // This loop stores whole registers, because a load of bytes from a masked store must wait until the store ends.
+        // This loop stores whole registers, because a later load of these bytes would have to wait for a masked store.
         for (int64_t i = 0; i < half; i += 16) {
             const F16 first = normalised_16(head, norm, factor, i);
             const F16 second = normalised_16(head, norm, factor, i + half);

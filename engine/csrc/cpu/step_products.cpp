@@ -92,7 +92,7 @@ void multiply_and_fetch(const Step& step, int layer, LinearKernel kernel, const 
             continue;
         }
         kernel(upper, block, next);
-        // A kernel prefetches at `next_weight` plus the offset of its block in the weights, hence the subtraction.
+        // This subtracts the offset of the block, because a kernel adds this offset to `next_weight` to prefetch.
         lower.next_weight = fetched - block * block_bytes;
         kernel(lower, block, next);
     }

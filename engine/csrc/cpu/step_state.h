@@ -11,8 +11,8 @@
 #include "library.h"
 #include "rayloom_cpu.h"
 
-// The most phases that a half layer has. They are those of attention: norm, product (3 phases), rotation, choice of
-// rows, attention (2), product (3), sum with the residual stream.
+// The highest number of phases of a half layer. Attention has 12: norm, product (3 phases), rotation, choice of rows,
+// attention (2), product (3), sum with the residual stream.
 constexpr int kMaxPhases = 12;
 
 // The data that the threads of a step share.
@@ -37,7 +37,7 @@ struct Step {
     const ExpertBuffers* experts;    // null: no layer has experts
     const AdapterRows* adapters;     // null: no row has an adapter
     float* gate_up;                  // [T][2 I], if there are adapters
-    const Step* last;                // step of the last layer's wanted rows, a sequence for each; null: all are wanted
+    const Step* last;                // step for the wanted rows of the last layer (wanted_rows.h); null: all are wanted
 };
 
 // One phase of a half layer. The threads divide its pieces among themselves.

@@ -5,7 +5,7 @@
 
 #pragma once
 
-// gcc 12 warns of undefined operands in its own header as if its callers had made a mistake.
+// gcc 12 blames the callers of immintrin.h for uninitialised operands inside this header of its own.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"

@@ -194,8 +194,8 @@ def forget_failure(run_dir: Path) -> None:
 
 
 def read_failure(run_dir: Path) -> str:
-    """Returns the cause that `write_failure` has written. If there are two causes, returns the front's; if there is
-    none, an empty text."""
+    """Returns the cause that `write_failure` has written. If there are two causes, returns that of the front. If there
+    is none, returns an empty text."""
     for file in (_FAILURE_FILES["front"], _FAILURE_FILES["core"]):
         with contextlib.suppress(OSError):
             return (run_dir / file).read_text()

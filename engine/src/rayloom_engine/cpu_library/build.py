@@ -45,7 +45,7 @@ class CompileError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileCommands:
-    """The commands that compile the library. The commands `objects` may run at the same time, and `link` after them."""
+    """The commands that compile the library. Those in `objects` may run at the same time. `link` runs after them."""
 
     objects: tuple[tuple[str, ...], ...]
     link: tuple[str, ...]
@@ -184,7 +184,7 @@ def build_into(folder: Path, sources: Path, cache: Path | None = None) -> Path |
 
 
 def _copy(cached: Path, target: Path, compiler: str, sources: Path) -> None:
-    """Copies the library from the cache, and compiles it first if the cache lacks it. Does nothing without a cache."""
+    """Copies the library from the cache, and compiles it first if the cache lacks it. Ignores errors of the files."""
     with contextlib.suppress(OSError):  # the cache cannot be written
         build_library(compiler, sources, cached)
         target.parent.mkdir(parents=True, exist_ok=True)

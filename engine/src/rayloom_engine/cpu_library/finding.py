@@ -34,8 +34,8 @@ class FoundLibrary:
 def find_library(cache: Path, environ: Mapping[str, str], package: Path | None = None) -> FoundLibrary:
     """Returns the library of these sources, and compiles it into a folder of `cache` if the package has none.
 
-    `package`: searched instead of the folder into which the package's build puts the library. If RAYLOOM_CPU_LIBRARY
-    names a file, that file is the library.
+    `package`: the folder to search; None: the folder into which the package's build puts the library. If
+    RAYLOOM_CPU_LIBRARY names a file, that file is the library.
     """
     if problem := unsupported_machine():
         return FoundLibrary(None, problem)

@@ -48,7 +48,7 @@ class GroupedForm:
 
 
 def common_form(forms: Collection[GroupedForm]) -> GroupedForm:
-    """Returns the form in which matrices of these forms are stacked: their common form, else a form of 8 bits."""
+    """Returns the form for a stack of matrices: their own form if all have the same, else a form of 8 bits."""
     first, *others = forms
     if all(form == first for form in others):
         return first

@@ -58,7 +58,7 @@ class LibraryFunctions:
 
 
 class _Chosen:
-    """A context that keeps other threads out of the library, and sets the library's instruction set.
+    """A context in which no other thread calls the library, and which sets the library's instruction set.
 
     A class takes less time than a generator, and a step enters the context five times.
     """

@@ -18,8 +18,8 @@ from rayloom_engine.kv.layout import KvLayout
 class KvPages:
     """The keys and values of every layer: `pages[layer]` is [N, P, 2, H, D]. A token's keys precede its values.
 
-    Keys and values lie next to each other, because the number of calls decides the speed of a small step: one call
-    writes both, and one call gathers both. The pages may have a narrower type than the compute type; keys and values
+    Keys and values lie next to each other, so that one call writes both, and one call gathers both. In a small step,
+    the number of calls decides the speed. The pages may have a narrower type than the compute type; keys and values
     are then rounded when they are written.
     """
 

@@ -9,12 +9,12 @@ from rayloom_engine.errors import ConfigError
 
 GIB = 1 << 30
 _CPU_SHARE = 0.5  # share of free memory; the rest is for activations, the page cache and everything else on the machine
-# Limit for all ranks of a host together: a CPU is too slow to use more context. kv_cache_memory_bytes overrides it.
+# Limit for all ranks of a host together: a CPU is too slow to fill a larger cache. kv_cache_memory_bytes overrides it.
 _CPU_CAP = 4 * GIB
 # Limit of the prefix caches of all ranks of a host, in bytes, until a prompt has missed an evicted prefix. With SmolLM2
 # this is 11,000 tokens.
 _CPU_KEPT = GIB // 4
-_GPU_SHARE = 0.9  # share of free memory; the rest, or more if a step needs it, is for activations and fragmentation
+_GPU_SHARE = 0.9  # largest share of free memory; the rest is for fragmentation and a step, which may need even more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

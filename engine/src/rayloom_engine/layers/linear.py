@@ -26,7 +26,7 @@ class Linear:
         return self._apply(x)
 
     def replace_product(self, make: Callable[[Product], ProductT]) -> ProductT:
-        """Replaces the layer's product by the result of `make` for the present product. Returns the new product."""
+        """Replaces the function that multiplies, `product`, by `make(product)`. Returns the new function."""
         product = make(self._apply)
         self._apply = product
         return product

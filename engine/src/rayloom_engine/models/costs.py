@@ -1,14 +1,14 @@
 """Costs: the memory that a model takes, and the work of its head, in parts that a reader adds up. Pure, without torch.
 
-Each part is given for every number of tensor-parallel ranks that can share a layer. Ranks of one stage differ slightly:
-where a matrix cannot be cut evenly, some have one more row, and only one rank has the biases that are added to a sum
-over ranks. Each number is that of the rank with the largest part. So a sum of parts is exact if one rank has all the
-largest parts, and is never too small.
+Each part is given for every number of tensor-parallel ranks that can share a layer. The ranks of a stage need slightly
+different amounts. If a matrix cannot be cut evenly, some ranks have one more row. Biases that are added to a sum over
+ranks are on one rank alone. Each number here is the amount of the rank that needs most for this part. So a sum of parts
+is never too small, and it is exact if one rank has all the largest parts.
 
     bytes of a rank's weights = layers of its stage + embedding (first stage) or head (last) or both (only stage)
     bytes of a KV block       = block size x sum over the layers of its stage of `kv`
     bytes of a step           = tokens x step.token + sequences x step.sequence_bytes
-    bytes of a LoRA adapter   = layers of its stage x adapters.layer x LoRA rank; models.adapters.memory rounds both
+    bytes of a LoRA adapter   = layers of its stage x adapters.layer x LoRA rank, rounded up as in adapters/memory.py
 
 To get bytes, multiply a part's `elements` by the bytes of the type in which a rank computes (for `kv`: in which it
 caches). `bytes` of a part are added as they are, whatever the type. If the checkpoint is quantised, `elements` counts
@@ -122,8 +122,8 @@ def model_costs(shape: ModelShape, tensor: Sequence[int]) -> Costs:
         return _measured_costs(shape, tensor)
 
     def most(amount_of: Callable[[Shard], Amount]) -> Amounts:
-        # The last shard has the longest part of each uneven matrix. The first has the biases that are added to a sum
-        # over ranks.
+        # The largest shard is the first or the last. The last has the longest part of each uneven matrix, and the first
+        # has the biases that are added to a sum over ranks.
         pairs = [(amount_of(Shard(0, n)), amount_of(Shard(n - 1, n))) for n in tensor]
         return Amounts(elements=tuple(max(first[0], last[0]) for first, last in pairs))
 
@@ -140,8 +140,8 @@ def model_costs(shape: ModelShape, tensor: Sequence[int]) -> Costs:
 
     dense = dataclasses.replace(shape, scheme=None)
 
-    # Layers with equal windows and equally stored matrices are of one kind. If that makes too many kinds, as in a file
-    # that mixes formats, layers with equal windows are of one kind, and each layer counts as the largest of its kind.
+    # A kind has layers with equal windows and equally stored matrices. If there are too many such kinds, as in a file
+    # that mixes formats, a kind has all layers with equal windows, and each counts as the largest of them.
     stored: list[Hashable] = list(zip(shape.layer_windows, layer_forms(shape), strict=True))
     of_layers = stored if len(set(stored)) <= _MOST_KINDS else list[Hashable](shape.layer_windows)
     kinds = list(dict.fromkeys(of_layers))
@@ -185,7 +185,7 @@ def _adapter_costs(shape: ModelShape, tensor: Sequence[int]) -> AdapterCosts:
 
 
 def _largest(amounts: Sequence[Amounts]) -> Amounts:
-    """Returns the largest value of each number over several parts."""
+    """Returns the largest of several parts, separately for each number."""
 
     def most(lists: Sequence[tuple[int, ...] | None]) -> tuple[int, ...] | None:
         known = [numbers for numbers in lists if numbers is not None]

@@ -2,8 +2,8 @@
 
 A rank holds one stage: its layers, in the first stage also the embedding, in the last stage also the final norm and the
 head. With tensor parallelism a rank holds a shard of its stage. The ranks of a stage sum the outputs of their shards,
-and each rank has a complete copy of the residual stream. The decoder consists of plain tensors and calls. Because there
-is no module tree, a step takes little more time than its kernels.
+and each rank has a complete copy of the residual stream. The decoder calls functions on tensors, without a tree of
+torch modules. So a step takes little more time than its kernels.
 
 Legend: T tokens of the step, D model width, N rows whose logits are wanted, V vocabulary.
 """
@@ -201,7 +201,7 @@ class CausalLM:
             self._weights.add_to_norms(self.shape.traits.norm_offset)
 
     def _add_layers(self, residual_TD: torch.Tensor, step: AttentionStep, group: TensorGroup[torch.Tensor]) -> None:
-        """Adds all layers to the residual stream in place, for models with norms of outputs or a residual scale."""
+        """Adds the outputs of all layers to the residual stream, for models with output norms or a residual scale."""
         eps = self.shape.rms_norm_eps
         scale = self.shape.traits.residual_scale
 

@@ -1,7 +1,7 @@
 """DecoderSpec: the matrices and vectors of a rank's part of a decoder, and the tensors that they come from. Pure.
 
-The checkpoint's q, k and v fill rows of one fused matrix, and so do gate and up: loading copies from the file straight
-to these rows. With tensor parallelism q, k, v, gate, up, embedding and head are cut by rows, o and down by columns. A
+The checkpoint's q, k and v become the rows of one fused matrix, gate and up those of another. The loader copies them
+from the file straight to these rows. With tensor parallelism, o and down are cut by columns, and the others by rows. A
 rank's rows of q, k, v, gate and up produce exactly the inputs of its columns of o and down.
 """
 
@@ -61,7 +61,7 @@ class MlpSpec:
 class ExpertsSpec:
     """A mixture-of-experts MLP. Each rank has the whole router, and some rows and columns of every expert."""
 
-    router: LinearSpec  # a row for each expert that it selects from, then one for the shared expert's gate
+    router: LinearSpec  # first a row for each selectable expert, then a row for the shared expert's gate
     experts: tuple[MlpSpec, ...]  # the shared expert last
     routing: Experts
 

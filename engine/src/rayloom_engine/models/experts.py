@@ -1,7 +1,7 @@
 """Experts: the mixture-of-experts MLP of a model, as its config.json gives it. Pure.
 
-The gated MLPs of a few experts compute each token of such a layer. A router selects these experts by the token's hidden
-state. A shared expert is a further MLP, which computes every token.
+In such an MLP, a router selects a few experts for each token by its hidden state. An expert is a gated MLP that
+computes only the tokens for which it is selected. A shared expert is a further MLP, which computes every token.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def read_experts(config: ConfigJson, fields: ExpertFields, num_layers: int) -> E
 def _dense_layers(config: ConfigJson, num_layers: int) -> frozenset[int]:
     """Returns the layers with one MLP for all tokens.
 
-    These are the layers in mlp_only_layers, and all layers except every decoder_sparse_step-th.
+    These are the layers in mlp_only_layers, and each layer i for which decoder_sparse_step does not divide i + 1.
     """
     given = config.get("mlp_only_layers") or []
     if not isinstance(given, list) or not all(type(layer) is int for layer in given):

@@ -1,4 +1,4 @@
-"""The architectures that the engine computes natively, as a table of what their config.json means. Pure.
+"""The architectures that the engine computes natively, with a table of how their config.json is read. Pure.
 
 A family needs no code of its own: `DecoderFamily` says how its configuration is read, `Traits` how its decoder is
 composed.
@@ -47,7 +47,7 @@ class DecoderFamily:
     has_multipliers: bool = False  # embedding_multiplier, residual_multiplier, attention_multiplier, logits_scaling
     has_caps: bool = False  # attn_logit_softcapping, final_logit_softcapping, query_pre_attn_scalar
     cap_defaults: tuple[float | None, float | None] = (None, None)
-    local_theta: float | None = None  # default theta of layers with windows; None: all layers have the same embedding
+    local_theta: float | None = None  # default theta of layers with windows; None: all layers have the same theta
     experts: ExpertFields | None = None  # None: one MLP for all tokens
 
 
@@ -141,16 +141,16 @@ def has_native_decoder(config: ConfigJson) -> bool:
 
 
 def missing_in_decoder(config: ConfigJson) -> str:
-    """Returns why the native decoder cannot compute a model of an architecture that it has; empty if it can.
+    """Returns the value of config.json that the native decoder does not support; empty if it supports all values.
 
-    Also empty for all other architectures.
+    Also empty if the decoder does not have the architecture.
     """
     family = FAMILIES.get(_named_architecture(config))
     return "" if family is None else _missing_value(config, family)
 
 
 def architecture_of(config: ConfigJson) -> str:
-    """Returns a key of FAMILIES, or raises ModelError."""
+    """Returns the architecture, a key of FAMILIES. Raises ModelError if FAMILIES does not have it."""
     architecture = _named_architecture(config)
     if architecture not in FAMILIES:
         raise ModelError(
@@ -173,7 +173,7 @@ def _named_architecture(config: ConfigJson) -> str:
 def read_traits(
     config: ConfigJson, family: DecoderFamily, hidden_size: int, head_dim: int, max_positions: int
 ) -> Traits:
-    """Returns the traits of a model. Raises ModelError for what the family's decoder does not compute."""
+    """Returns the traits of a model. Raises ModelError for values that the family's decoder does not support."""
     _check_activation(config, family)
     if config.flag("use_bidirectional_attention"):
         raise ModelError(
@@ -213,7 +213,7 @@ def read_traits(
 
 
 def read_rope_of(config: ConfigJson, family: DecoderFamily, head_dim: int, max_positions: int) -> RopeParameters:
-    """Returns the rotary embedding of all layers, or of those without windows if these differ. Raises ModelError."""
+    """Returns the rotary embedding of layers without windows, usually that of all layers. Raises ModelError."""
     if family.local_theta is None:
         return read_rope(config, head_dim, max_positions)
     return _rope_of(config, "full_attention", head_dim, max_positions, 1_000_000.0)

@@ -2,7 +2,7 @@
 
 Kubernetes cuts a termination message after 4096 bytes, so both forms are bounded. The operator reads the message
 (schemas/inspection.v2.json). A new field that readers may ignore keeps the version. A new part of the costs that
-readers must add up needs a new version.
+readers must add up requires a new version.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ def inspect_model(model: str, revision: str | None, backend: ModelBackend = "aut
                 resolved = resolve_config(model, revision, Path(scratch))
                 return resolved, read_model_shape(resolved.path, backend)
         except ModelError as error:
-            # The configuration of a GGUF file is first written to a scratch folder. Name the file that the user gave
-            # instead.
+            # The configuration of a GGUF file is first written to a scratch folder. The message names the file that the
+            # user gave instead of this folder.
             message = re.sub(rf"{re.escape(scratch)}(/[\w.-]+)?", lambda _: model, str(error))
             raise ModelError(message, error.fault) from error
 
@@ -131,8 +131,8 @@ def inspect_model(model: str, revision: str | None, backend: ModelBackend = "aut
 def facts(resolved: ResolvedModel, shape: ModelShape) -> Inspection:
     """Returns the document for a model that can be served.
 
-    If the costs for all numbers of ranks are too long, the largest numbers are left out. This happens only with more
-    than 30 possible numbers of ranks. Published models have fewer, because of their numbers of heads.
+    If the costs for all numbers of ranks make the document too long, the largest numbers of ranks are left out. This
+    happens only if there are more than 30 of them. Published models have too few heads for that.
     """
     known = {**dataclasses.asdict(shape), "attention_span": shape.attention_span}
     experts = shape.expert_sizes

@@ -10,7 +10,7 @@ from rayloom_engine.models.shape import ModelShape
 
 
 def check_int8(shape: ModelShape, dtype: str, num_shards: int) -> None:
-    """Raises ConfigError if the model cannot have int8 weights with the setting `dtype` on `num_shards` ranks a stage.
+    """Raises ConfigError if the model cannot have int8 weights with this `dtype` on `num_shards` ranks of a stage.
 
     The number of inputs of every product must be a multiple of INT8_GROUP, because groups of activations share a scale.
     """
@@ -39,7 +39,7 @@ def check_int8(shape: ModelShape, dtype: str, num_shards: int) -> None:
 
 
 def check_groups(shape: ModelShape, num_shards: int) -> None:
-    """Raises ConfigError if `num_shards` ranks cannot cut the quantised weights of a checkpoint between groups."""
+    """Raises ConfigError if `num_shards` ranks would have to cut a group of the checkpoint's quantised weights."""
     if num_shards not in (counts := aligned_counts(shape, range(1, num_shards + 1))):
         assert shape.scheme is not None
         raise ConfigError(
@@ -50,7 +50,7 @@ def check_groups(shape: ModelShape, num_shards: int) -> None:
 
 
 def aligned_counts(shape: ModelShape, counts: Iterable[int]) -> tuple[int, ...]:
-    """Returns those of `counts` for which a rank's inputs of the matrices o and down are whole groups."""
+    """Returns those numbers of ranks in `counts` with which the inputs of o and down are cut only between groups."""
     if shape.scheme is None:
         return tuple(counts)
     unit = shape.scheme.cut_unit

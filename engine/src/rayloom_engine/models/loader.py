@@ -49,10 +49,10 @@ def load_model(
 ) -> LoadedModel:
     """Returns a rank's part of the model in a Hugging Face folder, ready to run; without `part`, the whole model.
 
-    Weights are rounded to `dtype`, then stored and used in the kernels' compute type. The two types differ on a CPU
-    without bfloat16 instructions: a bfloat16 model is then served in float32. Rounding first gives the results of the
-    bfloat16 model. If the files do not fit the shape, raises ModelError with the tensors' names before reading any
-    weight.
+    Weights are rounded to `dtype`, then stored and used in the kernels' compute type. On a CPU without bfloat16
+    instructions, a bfloat16 model is computed in float32. Because its weights are rounded first, they have the same
+    values as in bfloat16. If the files do not fit the shape, raises ModelError with the tensors' names before any
+    weight is read.
     """
     if isinstance(shape, MeasuredShape):
         from rayloom_engine.models.on_transformers.model import load_transformers_model
@@ -95,7 +95,7 @@ def _fill(
 ) -> int:
     """Copies each tensor to its destination, and finishes the schemes. Returns the bytes read, in the files' types.
 
-    Empties the destinations. Otherwise they would keep the plain matrices alive next to their packed copies.
+    Empties the dict of destinations. Otherwise it would keep the plain matrices alive next to their packed copies.
     """
     destinations = wanted.by_name
     num_bytes_read = 0
@@ -131,7 +131,7 @@ def _fill(
 
 
 def _part(stored: Any, part: TensorPart) -> torch.Tensor:
-    """Returns a part of a tensor that is in the file or in memory; () means the whole tensor."""
+    """Returns the slices `part` of a tensor, which is in the file or in memory; (): the whole tensor."""
     if not part:
         return cast("torch.Tensor", stored[:])
     pieces: list[torch.Tensor] = [stored[slices] for slices in slices_of(part)]
@@ -139,14 +139,14 @@ def _part(stored: Any, part: TensorPart) -> torch.Tensor:
 
 
 def _numbers(stored: torch.Tensor) -> npt.NDArray[Any]:
-    """Returns a tensor as numpy's array: the bits of float8, other floats in float32."""
+    """Returns a tensor as a numpy array: the bits of float8 as uint8, other floats as float32."""
     if stored.dtype is torch.float8_e4m3fn:
         return stored.view(torch.uint8).numpy()
     return (stored.float() if stored.is_floating_point() else stored).numpy()
 
 
 def _rounded(stored: torch.Tensor, held: torch.dtype, dtype: torch.dtype) -> torch.Tensor:
-    """Rounds a dense tensor of the file to `dtype`, unless the later copy into type `held` rounds it in the same way.
+    """Rounds a dense tensor of the file to `dtype`, unless `held` is `dtype`: then the later copy rounds it.
 
     Integers stay unchanged.
     """

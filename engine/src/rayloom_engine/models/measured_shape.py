@@ -12,7 +12,7 @@ from rayloom_engine.models.shape import ExpertSizes, ModelShape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredShare:
-    """Sizes on one of `count` ranks that share each layer. If a size differs, the largest is given."""
+    """Sizes on one of `count` ranks that share each layer. Each size is the largest of any rank."""
 
     count: int
     layer_parameters: tuple[int, ...]  # weights of each layer
@@ -31,15 +31,15 @@ class MeasuredShape(ModelShape):
     layer_parameters: tuple[int, ...]  # weights of each layer
     embedding_parameters: int  # weights of the first of several stages, beside its layers
     final_parameters: int  # weights of the last of several stages, beside its layers
-    total_parameters: int  # weights of the model; a matrix with two uses counts once
+    total_parameters: int  # weights of the model; a tied embedding and head count once
     active_parameters: int  # weights of the model without the experts that a token does not select
     measured_experts: ExpertSizes | None  # None: each layer has one MLP for all tokens
     layer_kv_sizes: tuple[tuple[int, int], ...]  # (key/value heads, head size) of each layer's KV cache
     widest: int  # outputs of the widest linear layer, or of a token's experts together
-    can_be_staged: bool  # its layers can be shared by several stages
+    can_be_staged: bool  # several stages can share the layers
     shares: tuple[MeasuredShare, ...] = ()  # for each number of ranks, above 1, that can share a layer
-    unshared: str = ""  # why ranks cannot share a layer, if no number of them can
-    # why `model_backend: auto` did not choose the native backend although it has the architecture; else empty
+    unshared: str = ""  # if no number of ranks can share a layer: the reason
+    # the value of config.json for which `model_backend: auto` did not choose the native backend; usually empty
     not_native: str = ""
 
     @property

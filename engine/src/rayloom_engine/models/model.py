@@ -20,7 +20,7 @@ from rayloom_engine.parallel.tensor_group import TensorGroup
 
 
 class RankModel(Protocol):
-    """A rank's part of a model. It has no state but the weights, so it can be kept when the runner is replaced."""
+    """A rank's part of a model. Its only state is the weights, so a new runner can use it, too."""
 
     @property
     def shape(self) -> ModelShape: ...
@@ -60,9 +60,9 @@ class RankModel(Protocol):
         The last stage returns them after the final norm; earlier stages return the residual stream.
 
         `inputs`: in the first stage token ids [T], int64; in later stages the hidden states of the previous stage,
-        which are overwritten. positions_T is int64 and counts from 0 in each sequence. Writes the keys and values of
-        the T tokens into the cache, which holds the stage's layers. All earlier tokens to which the T tokens attend
-        must be in the cache or in this batch. `group`: the stage's ranks; all of them return the same result.
+        which `forward` overwrites. positions_T is int64 and counts from 0 in each sequence. `forward` writes the keys
+        and values of the T tokens into the cache of the stage's layers. All earlier tokens to which the T tokens attend
+        must be in this cache or in this batch. `group`: the stage's ranks; all of them return the same result.
 
         `wanted_rows`: ascending rows of the last stage's result that the caller reads; None: all. Rows that are not
         wanted are undefined.

@@ -24,9 +24,9 @@ def read_model_shape(
 ) -> ModelShape:
     """Returns the shape of the model in a Hugging Face folder: a MeasuredShape if transformers' modules compute it.
 
-    With `auto`, transformers' modules also compute models of our own architectures whose config.json has a value that
-    our decoder does not support; `MeasuredShape.not_native` names this value. `in_child`: another process measures the
-    model, so that this process imports no torch. `num_shards`: as for `measured_shape`.
+    With `auto`, the native decoder computes the architectures that it has. If it does not support a value of their
+    config.json, transformers' modules compute the model, and `MeasuredShape.not_native` names this value. `in_child`:
+    another process measures the model, so that this process imports no torch. `num_shards`: as in `measured_shape`.
 
     Reads no weight. Raises ModelError if the backend cannot serve the model; the message names the reason.
     """

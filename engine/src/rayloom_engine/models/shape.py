@@ -182,7 +182,7 @@ class ModelShape:
 
     @property
     def head_layers(self) -> float:
-        """The number of layers whose work equals the work of the head, estimated by weights.
+        """The number of layers that do as much work as the head, estimated from the numbers of weights.
 
         Only half of the head's weights count, because only the last token of a prompt needs the head.
         """
@@ -207,8 +207,8 @@ class ModelShape:
 def read_shape(folder: Path) -> ModelShape:
     """Returns the shape of the model in a Hugging Face folder. Reads only config.json and generation_config.json.
 
-    Raises ModelError if the folder has no usable config.json, or the model needs something that the engine does not
-    support; the message names it and lists what works. Every size in the result is within `checkpoint.limits`.
+    Raises ModelError if the folder has no usable config.json, or if the engine does not support a value in it. The
+    message names the value and lists the supported ones. Every size in the result is within `checkpoint.limits`.
     """
     with refuses_broken(folder / "config.json"):
         shape = _shape(folder, ConfigJson(path=folder / "config.json", values=read_json(folder / "config.json")))
@@ -325,8 +325,8 @@ def eos_token_ids(folder: Path, config: ConfigJson, vocab_size: int) -> tuple[in
                 )
             if len(ids) > MAX_EOS_IDS:
                 raise ModelError(f"{holder.path}: eos_token_id lists {len(ids)} ids; works: up to {MAX_EOS_IDS}")
-            # Some fine-tunes list an id beyond their embedding, or use -1 or null for none. The model never generates
-            # these.
+            # Some fine-tunes list an id beyond their embedding, or write -1 or null for no id. The model never
+            # generates such ids.
             return tuple(token_id for token_id in ids if token_id is not None and 0 <= token_id < vocab_size)
     return ()
 

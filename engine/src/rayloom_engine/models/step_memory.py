@@ -16,10 +16,10 @@ def step_bytes(shape: ModelShape, num_shards: int, *, element_bytes: int, num_to
 def library_step_bytes(
     shape: ModelShape, num_shards: int, *, operand_bytes: int, num_tokens: int, num_seqs: int
 ) -> int:
-    """Returns the bytes that a rank's largest step takes if the C library computes it, without weights and KV cache.
+    """Returns the bytes of a rank's largest step on the C library, without weights and KV cache.
 
-    `operand_bytes`: bytes of an element that a product reads. The buffers of a step are in step.cpp of the library's
-    sources.
+    `operand_bytes`: bytes of an element that a matrix product reads. csrc/cpu/step.cpp allocates the buffers that are
+    counted here.
     """
     query = shape.query_size // num_shards
     float32 = shape.hidden_size + query + 2 * shape.kv_size // num_shards  # residual stream, q, k and v
@@ -37,8 +37,8 @@ def library_step_bytes(
 def _expert_token_bytes(experts: Experts, hidden_size: int, num_shards: int, operand_bytes: int) -> int:
     """Returns the bytes of a token in the buffers of experts (csrc/cpu/experts.cpp).
 
-    These are, for each expert of the token, the token's row and the gated product, both also in quantised form; the
-    router's output; and the experts' ids and weights.
+    For each expert of the token, the buffers have the token's row and the gated product, each also in quantised form.
+    They also have the router's output, and the experts' ids and weights.
     """
     num_active = experts.num_experts_per_token + experts.num_shared
     inner = experts.active_size(num_shards)

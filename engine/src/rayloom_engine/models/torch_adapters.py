@@ -1,7 +1,7 @@
 """TorchAdapters: the LoRA adapters of a rank on torch, and the products that they update.
 
 A matrix of the rank that stacks several matrices of the checkpoint (q, k, v; gate, up) has an update for each of them.
-A is cut by the columns and B by the rows that the rank holds. So the ranks of a stage sum updates as they sum products.
+A is cut by the columns that the rank holds, and B by the rows. So the sum over the ranks of a stage includes updates.
 
 Legend: T tokens of the step, r rank of the adapter, K inputs, N outputs of the rank's part.
 """
@@ -47,7 +47,7 @@ class AdapterRun(NamedTuple):
 
 @dataclass(slots=True)
 class StepRuns:
-    """The runs of neighbouring tokens of the present step, which all products of a model read."""
+    """The runs of neighbouring tokens of the present step. All products of a model read them."""
 
     runs: list[AdapterRun] = field(default_factory=list)
 
@@ -84,8 +84,8 @@ class TorchAdapters:
     def load(self, slot: int, adapter: Adapter) -> None:
         """Puts an adapter into a slot. An adapter that another slot has is not read again.
 
-        Raises ModelError if the adapter's files cannot be used, or have another digest. The hidden states of tokens
-        with this adapter become NaN then, on all ranks of the stage and in all later stages.
+        Raises ModelError if the adapter's files cannot be used, or have another digest. After such an error, the hidden
+        states of tokens with this adapter become NaN on all ranks of the stage and in all later stages.
         """
         if not self._products:
             self._products = [linear.replace_product(self._updated) for _, linear in self._matrices]
@@ -123,7 +123,7 @@ class TorchAdapters:
         path = Path(adapter.path)
         if adapter_of(path).digest != adapter.digest:
             raise ModelError(f"{path}: the files of the adapter have changed since it was loaded; load it again")
-        with refuses_broken(path):  # the files may change after the computation of the digest
+        with refuses_broken(path):  # the files may have changed since the digest was computed
             return self._read_folder(read_peft_folder(path, self._shape))
 
     def _read_folder(self, folder: PeftFolder) -> list[list[Update]]:

@@ -1,4 +1,4 @@
-"""Traits: what decoder families do differently from Llama. Pure values, by which every backend composes a decoder."""
+"""Traits: the differences of decoder families from Llama. Pure values, from which every backend builds a decoder."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Traits:
     has_wide_qk_norm: bool = False  # the norms of queries and keys each normalise all heads together
     is_fused: bool = False  # the checkpoint has one matrix for q, k and v, and one for gate and up
     embedding_scale: float = 1.0
-    residual_scale: float = 1.0  # factor of all that attention and MLP add to the residual stream
+    residual_scale: float = 1.0  # factor of the outputs that attention and MLP add to the residual stream
     score_scale: float | None = None  # factor of the products of queries and keys; None: 1 / sqrt(head size)
     score_cap: float | None = None  # a score s becomes cap * tanh(s / cap); None: it stays s
     logit_scale: float = 1.0
     logit_cap: float | None = None
-    window_rope: RopeParameters | None = None  # of layers with a window; None: the same as of all other layers
+    window_rope: RopeParameters | None = None  # of layers with a window; None: they have that of all other layers
 
     @property
     def num_norms(self) -> int:

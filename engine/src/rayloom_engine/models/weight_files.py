@@ -76,7 +76,7 @@ def _names_in(index: Path, weight_map: object) -> list[str]:
 
 
 def _check(files: list[Path], wanted: Mapping[str, StoredTensor], shape: ModelShape) -> None:
-    """Raises ModelError unless the files' headers have the names, sizes and types of tensors that the model needs."""
+    """Raises ModelError if names, sizes or types in the files' headers differ from those that the model needs."""
     found: set[str] = set()
     left_over: list[str] = []
     wrong: list[str] = []
@@ -106,7 +106,7 @@ def _check(files: list[Path], wanted: Mapping[str, StoredTensor], shape: ModelSh
 
 
 def _mistakes(name: str, size: list[int], file_dtype: str, wanted: StoredTensor) -> list[str]:
-    """Returns a list with the first difference between a tensor of the file and what the model needs, as a sentence.
+    """Returns a list with one sentence about the first difference between a tensor of the file and `wanted`.
 
     The list is empty if there is no difference.
     """
@@ -120,7 +120,7 @@ def _mistakes(name: str, size: list[int], file_dtype: str, wanted: StoredTensor)
 def _is_derived(name: str, shape: ModelShape) -> bool:
     """Returns whether a tensor that the model does not load may still be in a checkpoint.
 
-    Such tensors are the copy of a tied head, rotary tables, and scales of activations.
+    Such tensors are the second copy of a tied embedding, rotary tables, and scales of activations.
     """
     if shape.scheme is not None and name.endswith(shape.scheme.left_out):
         return True

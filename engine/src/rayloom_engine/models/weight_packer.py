@@ -1,4 +1,4 @@
-"""WeightPacker: packs each weight scheme in a thread once all of its tensors are read.
+"""WeightPacker: packs each matrix in a thread once all tensors of the matrix are read.
 
 The loader copies the next tensors meanwhile, because copying and packing release the interpreter's lock. A plain matrix
 is freed when it is packed, so a load never holds all matrices twice.
@@ -31,7 +31,7 @@ class WeightPacker:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pack")
         self._schemes: dict[str, PackedScheme] = {}  # by tensor name
         self._missing: dict[PackedScheme, set[str]] = {}  # names of a scheme's tensors that are not read yet
-        self._finishing: deque[Future[None]] = deque()  # calls of `finish`, oldest first, with unchecked results
+        self._finishing: deque[Future[None]] = deque()  # calls of `finish`, oldest first, without a check for errors
         for scheme in schemes:
             names = scheme.destinations().keys()
             self._schemes.update(dict.fromkeys(names, scheme))
@@ -55,7 +55,8 @@ class WeightPacker:
     def read(self, name: str) -> None:
         """Records that the tensor `name` is in place. Call it once for each tensor, with no reference to it left.
 
-        If `finish` of an earlier scheme has failed, raises its error now, because the rest of a load may take minutes.
+        If `finish` of an earlier scheme has failed, this method raises its error, because the remaining tensors may
+        take minutes to load.
         """
         while self._finishing and self._finishing[0].done():
             self._finishing.popleft().result()

@@ -48,7 +48,7 @@ class GlooConnections:
 
 
 def socket_inodes() -> dict[int, str]:
-    """Returns the sockets of this process: descriptor -> the kernel's name of the socket. Empty without Linux."""
+    """Returns the sockets of this process: descriptor -> the kernel's name of the socket. Empty on macOS."""
     found: dict[int, str] = {}
     with contextlib.suppress(FileNotFoundError):
         for name in os.listdir("/proc/self/fd"):
@@ -62,8 +62,9 @@ def socket_inodes() -> dict[int, str]:
 def find_connections(earlier: dict[int, str], store: Store, rank: int, world_size: int) -> GlooConnections:
     """Returns the connections between the ranks that were opened after `socket_inodes` returned `earlier`.
 
-    Every rank must call it at the same time. Other threads may have opened connections as well (Ray's do). So the ranks
-    exchange the ends of all new connections through the store. A connection is returned if a peer has its other end.
+    Every rank must call it at the same time. Other threads, such as Ray's, may also have opened connections. So the
+    ranks exchange the ends of all new connections through the store. A connection is returned if a peer has its other
+    end.
     """
     new = {}
     for fd, inode in socket_inodes().items():
@@ -105,5 +106,5 @@ def _ends(connection: socket.socket) -> Ends | None:
 
 
 def _plain(host: str) -> str:
-    """Returns an address without the interface, which each machine names in its own way."""
+    """Returns an address without the interface, because machines give interfaces different names."""
     return host.partition("%")[0]

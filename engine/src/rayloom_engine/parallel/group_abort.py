@@ -18,22 +18,22 @@ class PeerWaits(Protocol):
         """Makes the present wait and all later waits raise RuntimeError. Any thread may call it; it does not wait."""
 
     def release(self) -> None:
-        """Frees what `abort` needs. `abort` is not called afterwards."""
+        """Frees the resources that `abort` uses. `abort` is not called afterwards."""
 
 
 class GroupAbort:
     """The waits of the process group that this rank has joined, and the last order that the core has aborted.
 
-    The ticket of its Join order identifies a group, and tickets only increase. So an Abort that arrives late, after the
-    rank has joined the next group, does nothing.
+    A group is identified by the ticket of its Join order, and later orders have higher tickets. So an Abort that
+    arrives after the rank has joined the next group does nothing.
     """
 
     def __init__(self) -> None:
-        # Held during `abort`: a file descriptor that an abort uses must not be closed meanwhile, because its number
-        # could belong to another file then.
+        # Held during `abort`. Otherwise another thread could close a file descriptor that `abort` uses, and the number
+        # could then belong to another file.
         self._lock = threading.Lock()
         self._ticket = 0  # ticket of the Join order of the present group
-        self._aborted = -1  # ticket of the last order that was aborted, with all orders before it
+        self._aborted = -1  # all orders up to this ticket are aborted
         self._waits: list[PeerWaits] = []
 
     def begin(self, ticket: int) -> None:
@@ -50,7 +50,7 @@ class GroupAbort:
                 waits.abort()
 
     def abort(self, ticket: int) -> bool:
-        """Aborts all orders up to this ticket. Returns True if it has ended the waits of the present group.
+        """Aborts all orders up to this ticket. Returns True if this has ended the waits of the present group.
 
         Any thread may call it.
         """

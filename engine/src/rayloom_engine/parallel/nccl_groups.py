@@ -12,7 +12,7 @@ _ERROR_HANDLING = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
 
 
 def keep_process_after_errors() -> None:
-    """Lets this process survive an error of NCCL, unless the environment says otherwise. Call it before a join."""
+    """Lets this process survive an error of NCCL. A variable in the environment overrides it. Call it before a join."""
     os.environ.setdefault(*_ERROR_HANDLING)
 
 

@@ -1,4 +1,4 @@
-"""A TensorGroup and a StageLink for numpy arrays, which call those for torch's tensors. The memory is not copied.
+"""Passes numpy arrays to a TensorGroup or a StageLink for torch tensors, without copying the memory.
 
 Legend: T tokens of the step, D model width, N rows of logits, V vocabulary.
 """

@@ -42,7 +42,7 @@ class Rendezvous:
 def open_store(host: str) -> tuple[TCPStore, int]:
     """Opens a store for one process group. Returns the store and its port. Keep the store as long as the group exists.
 
-    The store listens only at `host`, an address of this machine, because every process that can reach it can change it.
+    The store listens only at `host`, this machine's address, because any process that reaches the store can change it.
     """
     listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     port: int = listener.getsockname()[1]

@@ -1,11 +1,11 @@
-"""A TensorGroup for ranks on one machine, which read each other's parts from shared memory and add them by rank.
+"""A TensorGroup for ranks on one machine. Each rank adds the parts of all ranks, in order, from shared memory.
 
 Every rank has a memory file with two slots for its parts, used alternately, and a pipe from each peer. In an exchange,
 a rank writes its part into a slot, sends one byte to every peer, and reads one byte from each; then all parts are in
 memory. The kernel's lock of a pipe orders memory accesses, so a rank that has read a peer's byte sees the peer's part.
-A rank overwrites a slot two exchanges later. That is safe: the rank has then read the bytes that the peers sent in the
-exchange in between, and a peer sends this byte only after it has read the slot. Ranks block in the read and do not
-spin, because there may be more ranks than cores.
+A rank overwrites a slot two exchanges later. By then, the rank has read the byte that each peer sent in the exchange
+between the two. A peer sends that byte only after it has read the slot, so no peer still reads the slot. Ranks block in
+the read and do not spin, because there may be more ranks than cores.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class SharedTensorGroup(ProcessTensorGroup):
 def _all_gather(group: StageGroup, value: object) -> list[Any]:
     """Exchanges a value as JSON. Returns the value of each rank of the group, in the order of ranks.
 
-    Peers are not authenticated here. torch's own exchange of objects uses pickle, which could run a peer's code.
+    torch's own exchange of objects uses pickle. That could run a peer's code, and peers are not authenticated here.
     """
     message = torch.frombuffer(bytearray(json.dumps(value).encode().ljust(_MAX_MESSAGE_BYTES)), dtype=torch.uint8)
     parts = [torch.empty_like(message) for _ in range(dist.get_world_size(group))]

@@ -17,4 +17,4 @@ class StageLink(Protocol[ArrayT]):
         """Waits for the hidden states [T, D] of the previous stage and returns them. The caller may overwrite them."""
 
     def send(self, hidden_TD: ArrayT) -> None:
-        """Starts to send hidden states to the next stage. May return before they are sent: do not change them."""
+        """Starts to send hidden states to the next stage. May return before they are sent, so do not change them."""

@@ -13,14 +13,14 @@ ArrayT = TypeVar("ArrayT")  # a torch tensor or a numpy array
 class TensorGroup(Protocol[ArrayT]):
     """A rank's connection to the other ranks of its stage.
 
-    All ranks of the stage must call the same methods in the same order; if they do not, all wait for ever.
+    All ranks of the stage must call the same methods in the same order. Otherwise they all wait for ever.
     """
 
     def all_reduce(self, part: ArrayT) -> ArrayT:
         """Returns the sum of all ranks' parts, bit for bit the same on each rank. Overwrites `part`."""
 
     def gather(self, part: ArrayT) -> ArrayT | None:
-        """Joins the ranks' parts of the vocabulary. Returns [N, V] on the first rank, None on the other ranks."""
+        """Joins the ranks' columns of logits. Returns [N, V] on the first rank, None on the other ranks."""
 
 
 class OneRank:

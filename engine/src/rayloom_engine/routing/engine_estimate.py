@@ -1,9 +1,9 @@
 """EngineEstimate: the last reports of an engine's core, and the requests that the gateway has sent since. Pure.
 
-Reports are up to 0.2 s old. So the prompts of requests that this gateway has sent since the last report count as
-outstanding; otherwise all requests of a burst would be sent to the engine that was idle at the last report. The blocks
-of these prompts count as cached, because the engine registers blocks as soon as it schedules them; otherwise requests
-with the same new prefix would be spread over all engines. Requests of other gateways are only part of the next report.
+Reports are up to 0.2 s old. So the estimate adds the requests that this gateway has sent since the last report. Their
+prompts count as outstanding. Otherwise all requests of a burst would go to the engine that was idle at the last report.
+The blocks of these prompts count as cached, because the engine registers blocks as soon as it schedules them. Otherwise
+requests with the same new prefix would be spread over all engines. Other gateways' requests are in the next report.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Sent:
 
     tenant: str
     blocks: tuple[int, ...]
-    unreported_tokens: int  # tokens of prefill that the last report cannot include; 0 after the next report
+    unreported_tokens: int  # tokens of prefill that are not in the last report; 0 after the next report
 
 
 class EngineEstimate:
@@ -39,7 +39,7 @@ class EngineEstimate:
         self.load = SchedulerLoad()
         self.index = PrefixIndex()
         self._sent: dict[str, _Sent] = {}  # sequence id -> a sequence of which no token has arrived
-        self._prefill: Counter[str] = Counter()  # tenant -> outstanding tokens, those sent since the report included
+        self._prefill: Counter[str] = Counter()  # tenant -> outstanding tokens, also of requests sent since the report
         self._num_decodes = 0
         self._decoding: set[str] = set()  # sequences of this gateway that have a token
         self._is_asked = True  # True: the whole index was requested, and no part of it has arrived
@@ -99,7 +99,7 @@ class EngineEstimate:
         self._leave(sequence_id)
         if sequence_id in self._decoding:
             self._decoding.discard(sequence_id)
-            self._num_decodes = max(0, self._num_decodes - 1)  # the last report may be newer than this decode's end
+            self._num_decodes = max(0, self._num_decodes - 1)  # the last report may already exclude this decode
 
     def refused(self, sequence_id: str) -> None:
         """Forgets a sequence that the engine has refused, and its blocks, which the engine will not cache."""

@@ -1,8 +1,8 @@
 """PrefixIndex: the KV blocks that an engine has cached, from the CacheChanges of its core. Pure.
 
-Of a block's hash only HASH_BYTES = 8 bytes are kept. The probability that two of n different blocks have the same bytes
-is n**2 / 2**65: 3 in 100 million for a million blocks (16 million tokens). The engine itself compares whole hashes, so
-such a pair may send a request to a worse engine, but never changes its answer.
+The index keeps only HASH_BYTES = 8 bytes of a block's hash. The probability that two of n blocks have the same bytes is
+n**2 / 2**65: 3 in 100 million for a million blocks (16 million tokens). The engine itself compares whole hashes. So
+such a pair may lead to the choice of a worse engine, but never changes an answer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 
 from rayloom_engine.protocol.messages import HASH_BYTES, CacheChanges
 
-# Limit of blocks in the index of one engine: 71 MB. If an engine caches more blocks, the others count as not cached.
+# Limit of blocks in the index of one engine: 71 MB. Further blocks of the engine count as not cached.
 MAX_BLOCKS = 2**20
 
 
@@ -24,7 +24,7 @@ def cut_hashes(hashes: Sequence[bytes]) -> tuple[int, ...]:
 class PrefixIndex:
     """A front's copy of a core's prefix index.
 
-    Empty until the core sends its whole index, which fills it part by part, and empty again when changes are missing.
+    It is empty until the core sends its whole index, part by part. If changes are missing, it becomes empty again.
     """
 
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
@@ -52,7 +52,7 @@ class PrefixIndex:
         return True
 
     def forget(self) -> None:
-        """Empties the index, because its engine was lost or changes are missing. The next whole index fills it."""
+        """Empties the index. Called if its engine was lost or changes are missing. The next whole index fills it."""
         self.is_complete = False
         self._num_parts_left = 0
         self._blocks.clear()

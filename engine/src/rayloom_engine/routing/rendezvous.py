@@ -1,7 +1,7 @@
 """Rendezvous hashing: an order of engines for each key, the same in every process. Pure.
 
 Each engine has a hash for each key, and the engine with the highest hash comes first. When an engine leaves, the order
-of the other engines stays the same, so only the keys for which the departed engine came first move to other engines.
+of the other engines stays the same. So a key moves to another engine only if the departed engine came first for it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 
-# A tie key is made of this many blocks of a prompt at most. With blocks of 16 tokens, requests meet at one engine if
+# A tie key covers at most this many blocks of a prompt. With blocks of 16 tokens, requests meet at one engine if
 # their first 64 tokens are equal. With more blocks, conversations with only a short common system prompt would be sent
 # to different engines. With fewer blocks, only the first lines of the chat template would decide, which are equal in
 # all conversations.

@@ -2,7 +2,7 @@
 
     out[t] = softmax(scale * q[t] . K[visible]) V[visible]
 
-With a soft cap c, a score s becomes c * tanh(s / c). The sink of a head is one more score, which has no value.
+With a soft cap c, a score s becomes c * tanh(s / c). The sink of a head is an additional score without a value vector.
 
 A token at position p sees the positions (p - window, p], or [0, p] without a window.
 
@@ -99,7 +99,7 @@ def choose_attention(target: Target) -> PlanAttention:
 
 
 def reads_on_device(target: Target, pages: torch.Tensor) -> bool:
-    """True if attention over these pages reads `AttentionBatch.on_device`, which steps in CUDA graphs require."""
+    """True if attention over these pages reads `AttentionBatch.on_device`. CUDA graphs work only in this case."""
     if not uses_triton(target):
         return False
     from rayloom_engine.kernels.attention import triton_gpu

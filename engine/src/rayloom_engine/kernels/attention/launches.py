@@ -1,4 +1,4 @@
-"""Launches of attention: how a step is cut into launches, tiles and splits, from bounds that the host knows. Pure.
+"""Cuts the attention of a step into launches, tiles and splits, by bounds that the host knows. Pure.
 
 Legend: T tokens of the step, S sequences, N slots, B blocks of a table.
 """

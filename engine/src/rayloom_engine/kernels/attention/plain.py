@@ -56,7 +56,7 @@ class _Prefill:
     """A sequence with several new tokens."""
 
     rows_n: slice  # the chunk's rows in T
-    gathered: _Gathered  # [K, G, L, D]; G has stride 0, so the query heads of a key head share keys and values uncopied
+    gathered: _Gathered  # [K, G, L, D]; G has stride 0, so all query heads of a key head read the same memory
     mask_nL: torch.Tensor | None  # None if the chunk is the whole sequence, for which SDPA's causal mask suffices
 
 

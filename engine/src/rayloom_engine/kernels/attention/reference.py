@@ -27,7 +27,7 @@ class ReferencePlan:
     ) -> torch.Tensor:
         """Returns the attention, [T, H, D]. A score s becomes soft_cap * tanh(s / soft_cap).
 
-        The sink of a head is one more score, which has no value: it only adds to the sum that divides the weights.
+        The sink of a head is an additional score without a value vector: it only adds to the divisor of the weights.
         """
         batch = self.batch
         num_heads = query_THD.shape[1]

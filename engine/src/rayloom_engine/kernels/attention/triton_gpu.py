@@ -39,7 +39,7 @@ _SMS_OF_INTERPRETER = 4  # assumed number of multiprocessors for the interpreter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scores:
-    score_scale: float  # factor of products of queries and keys, which makes scores exponents of 2
+    score_scale: float  # factor of q . k by which a score becomes an exponent of 2
     cap_scale: float
     sinks_H: torch.Tensor | None
 

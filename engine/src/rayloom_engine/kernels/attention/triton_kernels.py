@@ -1,9 +1,9 @@
 """The Triton kernels of attention: one for chunks and decodes, and one that combines the splits of a context.
 
 A program of `attend_kernel` computes one tile: neighbouring rows of one sequence and one key/value head, over one split
-of the context. The rows of a sequence are its (token, query head of the key/value head) pairs, token by token, so all
-query heads that share keys are in one tile, whatever their number. Scores, softmax and sums are float32. The softmax is
-computed online in powers of 2: a row keeps its highest score so far and the sum of 2 ** (score - highest).
+of the context. A sequence has a row for each pair of a token and a query head of the key/value head, token by token.
+So all query heads that share keys are in one tile, whatever their number. Scores, softmax and sums are float32. The
+softmax is computed online in powers of 2: a row keeps its highest score so far and the sum of 2 ** (score - highest).
 
 Keys and values are read from the pages through the block table, a tile of neighbouring positions at a time. No mask or
 copy in memory grows with the context.
@@ -21,7 +21,7 @@ import triton.language as tl
 _LOWEST = tl.constexpr(-1.0e30)
 
 # A split reads at least this many positions. The number of splits is chosen for the longest context of a launch. A
-# short context does not use all of them, because splits that are almost empty cost more to combine than to compute.
+# short context leaves some splits unused, because an almost empty split costs more to combine than to compute.
 _LEAST_POSITIONS = tl.constexpr(64)
 
 # Triton does not specialise these integers. Otherwise it would compile another kernel for the value 1, and another one
@@ -68,7 +68,7 @@ def _attend_tile(
     HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, KEYS: tl.constexpr, MASKED: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
 ):  # fmt: skip
-    """Returns (total_out, highest, total) after one more tile of keys. MASKED: some row does not see all its keys."""
+    """Returns (total_out, highest, total) after another tile. MASKED: a row does not see all keys of the tile."""
     positions = key_tile * KEYS + tl.arange(0, KEYS)
     dims = tl.arange(0, PADDED_DIM)
     # Positions that no row sees are not read: a table may have no block for them, and a page may hold any values there.
@@ -130,15 +130,15 @@ def attend_kernel(
     `combine_kernel` writes out. An unused split writes only stats, with a sum of 0. A row without visible keys becomes
     zeros.
 
-    CHUNKS: sequences have any number of tokens, so a program searches for its sequence, and does not mask tiles of keys
-    that all rows see. Without CHUNKS, each sequence has `tiles_per_seq` tiles, enough for its tokens. EDGE_STAGES: the
-    number of tiles of keys in flight in the loop over masked tiles.
+    CHUNKS: sequences have any number of tokens, so a program searches for its sequence. It masks only the tiles of keys
+    that some row does not see. Without CHUNKS, each sequence has `tiles_per_seq` tiles, enough for its tokens.
+    EDGE_STAGES: the number of tiles of keys in flight in the loop over masked tiles.
     """
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     if CHUNKS:
-        # Later rows see more keys: their tiles start first, so that no long tile is left at the end.
+        # Later rows see more keys. Their tiles start first, so that no long tile is left at the end.
         tile = tl.num_programs(0) - 1 - tile
         seq, tile = _find_sequence(starts_ptr, first_seq, num_seqs, tile, group, ROWS)
     else:
@@ -185,7 +185,7 @@ def attend_kernel(
     total = tl.zeros((ROWS,), tl.float32)
     highest = tl.full((ROWS,), _LOWEST, tl.float32)
     if HAS_SINKS:
-        # A sink is one more score, which has no value. Only one split may add it. The factor is log2(e).
+        # A sink is an additional score without a value vector. Only one split may add it. The factor is log2(e).
         if split == 0:
             highest = tl.load(sinks_ptr + heads, mask=is_row, other=0.0) * 1.4426950408889634
             total += 1.0

@@ -28,8 +28,8 @@ class Rows:
     """The rows of a step that need more than the highest raw logit. All tensors are on the device of the logits."""
 
     ints: torch.Tensor  # int64 [M, NUM_INTS]
-    floats: torch.Tensor  # float64 [M, NUM_FLOATS]; the kernels round the same values to float32 as torch
-    numbers_N: torch.Tensor  # int64: the number of each row of the logits among the M rows, or -1
+    floats: torch.Tensor  # float64 [M, NUM_FLOATS]; a kernel rounds them to float32 where torch does
+    numbers_N: torch.Tensor  # int64: for each row of the logits, its index among the M rows, or -1
     places_E: torch.Tensor  # int64: indices of elements of the logits, row * V + token id; all differ
     addends_E: torch.Tensor  # float64: added to these elements before all other rules; -infinity bans a token
     masks: torch.Tensor | None  # int32 [masks, W]: one bit for each token that may be chosen

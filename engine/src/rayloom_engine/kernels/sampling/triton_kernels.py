@@ -67,7 +67,7 @@ def adjust_kernel(
     INTS: tl.constexpr,
     FLOATS: tl.constexpr,
 ):
-    """Applies masks, penalties and temperature to M rows of the logits, in place; writes the highest of each block.
+    """Applies masks, penalties and temperature to M rows of logits in place. Writes the highest result of each block.
 
     `Rows` has the columns of ints [M, INTS] and floats [M, FLOATS]. A mask has one bit for each token. A count is
     twice the number of times that a token was generated, plus 1 if it is in the prompt.
@@ -154,7 +154,7 @@ def reduce_kernel(
 ):
     """Writes the token of each of N rows, int64: -1 if the raw logits are not finite.
 
-    `numbers` [N]: the row's number among the M rows, -1 for a greedy row, whose token is the best of the raw logits.
+    `numbers` [N]: the row's index among the M rows; -1 for a greedy row, whose token has the highest raw logit.
     """
     row = tl.program_id(0).to(tl.int64)
     blocks = tl.arange(0, BLOCKS)

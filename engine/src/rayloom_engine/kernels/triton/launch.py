@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def power_of_two(number: int) -> int:
-    """Returns the smallest power of two that is at least `number`, which is positive. Blocks have such sizes."""
+    """Returns the smallest power of two that is at least the positive `number`. Block sizes must be powers of two."""
     return 1 << (number - 1).bit_length()
 
 

@@ -2,7 +2,7 @@
 
 A model describes each of its matrices by a LinearSpec, and the rank's SchemeFactory makes a WeightScheme from it. The
 loader copies the tensors that the scheme lists, then calls `finish` once. From then on the layer calls `apply`. A
-quantised format is one more scheme; layers and loader need no change.
+new quantised format needs a new scheme, but no change in layers and loader.
 """
 
 from __future__ import annotations

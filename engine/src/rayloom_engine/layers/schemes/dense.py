@@ -33,7 +33,7 @@ class DenseScheme:
     @property
     def num_bytes(self) -> int:
         bias_bytes = 0 if self.bias is None else self.bias.nbytes
-        # A packed tensor is opaque and lacks nbytes.
+        # This does not read weight.nbytes, because a packed tensor does not have it.
         return self.weight.numel() * self.weight.element_size() + bias_bytes
 
 
@@ -48,7 +48,7 @@ def dense_destinations(spec: LinearSpec, weight: torch.Tensor, bias: torch.Tenso
 
 
 class TiedScheme:
-    """Implements WeightScheme for a matrix that is also used elsewhere, and so keeps its plain layout."""
+    """Implements WeightScheme for a matrix that keeps its plain layout, because the embedding uses it, too."""
 
     __slots__ = ("weight", "_multiply")
 

@@ -16,23 +16,23 @@ from rayloom_engine.parallel.model_part import ModelPart
 from rayloom_engine.parallel.shard import Shard
 from rayloom_engine.parallel.stage import Stage
 
-RANK_MULTIPLE = 16  # the library's products have a multiple of 16 inputs and outputs
+RANK_MULTIPLE = 16  # matrices of the C library have a multiple of 16 inputs and outputs
 # Each adapter has a mapping of its own (cpu_library/memory.py), which may have huge pages of this size.
 PAGE_BYTES = 2 << 20
 _MOST_PARTS = 3  # matrices of the checkpoint that one matrix of a rank stacks: q, k, v
-_MOST_OPERAND_BYTES = 4  # of an element that a product reads
+_MOST_OPERAND_BYTES = 4  # bytes of an element that a matrix product reads
 
 
 def padded_rank(rank: int) -> int:
-    """Returns the LoRA rank that an adapter of this rank has in memory."""
+    """Returns the LoRA rank with which an adapter of LoRA rank `rank` is stored."""
     return -(-rank // RANK_MULTIPLE) * RANK_MULTIPLE
 
 
 def layer_elements(shape: ModelShape, shard: Shard, cut_unit: int = 1) -> int:
-    """Returns the elements of A and B, at LoRA rank 1, for all matrices of a layer in a rank's part.
+    """Returns the number of elements of A and B, at LoRA rank 1, for all matrices of a layer in a rank's part.
 
-    If adapters can update a model, its layers all have the same sizes. If a matrix stacks several matrices of the
-    checkpoint, each of these has an A of its own. `cut_unit`: as in `decoder_spec`.
+    Layer 0 stands for all layers: in models that adapters can update, all layers have the same sizes. Each matrix of
+    the checkpoint has an A of its own, even if the rank stacks it with others. `cut_unit`: as in `decoder_spec`.
     """
     middle = Stage(1, 3, range(1))  # without embedding and head
     layer = decoder_spec(shape, ModelPart(middle, shard), cut_unit).layers[0]
@@ -48,7 +48,7 @@ def adapter_bytes(shape: ModelShape, part: ModelPart, rank: int, *, element_byte
 def adapter_token_bytes(shape: ModelShape, num_shards: int) -> int:
     """Returns the additional bytes for each token of a step in which at least one token has an adapter.
 
-    The buffers are the reduced rows, and gate and up in float32: see step.cpp and adapters.cpp.
+    They are buffers for the products with A, and for gate and up in float32: see step.cpp and adapters.cpp.
     """
     feed_forward = -(-shape.intermediate_size // num_shards)
     return _MOST_PARTS * MOST_RANK * _MOST_OPERAND_BYTES + 2 * feed_forward * 4

@@ -27,7 +27,7 @@ _MOST_PATTERN_CHARACTERS = 256
 # could take endless time to match.
 _PATTERN = re.compile(r"[\w.^$\\-]+")
 
-# Field -> the feature that it switches on. An adapter in which such a field is not empty is refused.
+# Field -> the feature that it switches on. An adapter is refused if one of these fields is not empty.
 _UNSUPPORTED = {
     "use_dora": "DoRA",
     "modules_to_save": "matrices that replace the model's own (modules_to_save)",
@@ -93,7 +93,7 @@ def read_peft_config(folder: Path) -> PeftConfig:
 
 
 def _pattern(config: ConfigJson, field: str, most: float) -> dict[str, Any]:
-    """Returns the pattern in a field. Raises ModelError for a key that is not allowed, and a value not in (0, most]."""
+    """Returns the pattern in a field. Raises ModelError for a key that is not allowed, or a value outside (0, most]."""
     found = config.mapping(field)
     if len(found) > _MOST_PATTERNS:
         raise ModelError(f"{config.path}: {field} has {len(found)} entries; works: up to {_MOST_PATTERNS}")
@@ -112,7 +112,7 @@ def _pattern(config: ConfigJson, field: str, most: float) -> dict[str, Any]:
 
 
 def _of_pattern(pattern: Mapping[str, Any], matrix: str, otherwise: float) -> float:
-    """Returns the value of the first key that matches the matrix's name, or a part of the name from a dot to the end.
+    """Returns the value of the first key that matches the whole name of the matrix, or the end of the name after a dot.
 
     Returns `otherwise` if no key matches.
     """
@@ -124,5 +124,5 @@ def _of_pattern(pattern: Mapping[str, Any], matrix: str, otherwise: float) -> fl
 
 @functools.lru_cache(maxsize=2 * _MOST_PATTERNS)
 def _at_the_end(key: str) -> re.Pattern[str]:
-    """Returns the compiled key. It is cached here, because Python's own cache has too few places for a long pattern."""
+    """Returns the compiled key. Cached here, because Python's own cache is too small for a pattern with many keys."""
     return re.compile(rf"(.*\.)?({key})")

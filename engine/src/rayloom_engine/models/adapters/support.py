@@ -17,7 +17,7 @@ def can_have_adapters(shape: ModelShape) -> bool:
 
 
 def check_adapters(shape: ModelShape) -> None:
-    """Raises ConfigError if no adapter can update the model. Call it if the configuration allows adapters."""
+    """Raises ConfigError if no adapter can update the model. Called if the configuration allows adapters."""
     if can_have_adapters(shape):
         return
     if isinstance(shape, MeasuredShape):

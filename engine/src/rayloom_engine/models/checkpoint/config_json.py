@@ -94,9 +94,9 @@ class ConfigJson:
         return self.values.get(field, default)
 
     def count(self, field: str, default: int | None = None, *, at_least: int = 1, at_most: int = MAX_POSITIONS) -> int:
-        """Returns a whole number; 11008.0 counts as one.
+        """Returns a whole number. 11008.0 counts as a whole number, too.
 
-        A number above `at_most` makes the model unsupported, not broken.
+        For a number above `at_most`, the error is "Unsupported": the file is valid, but the engine cannot use it.
         """
         value = self._value(field, default, "a whole number")
         if isinstance(value, float) and value.is_integer():

@@ -197,7 +197,7 @@ def _token_ids(fields: ConfigJson, vocab_size: int) -> dict[str, int]:
 def _token_id(fields: ConfigJson, key: str, vocab_size: int) -> int | None:
     """Returns the token id in a field.
 
-    None if the field is absent, or if the id is beyond the vocabulary, because some files mark absence this way.
+    Returns None if the field is absent. Some files write an id beyond the vocabulary instead, which also gives None.
     """
     if fields.get(key) is None:
         return None

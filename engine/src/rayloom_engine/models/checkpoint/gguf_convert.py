@@ -46,8 +46,8 @@ def convert_gguf(source: Path, folder: Path, progress: Progress = no_progress, *
 
     With `keeps_blocks`, quantised matrices stay as they are: tensors of bytes, which models/quantised/gguf_blocks.py
     reads. All other tensors get one type: that of the first layer's q matrix, or bfloat16 if this matrix is quantised.
-    The conversion needs only a few pieces of 32 MiB in memory, or one matrix of q or k. Raises ModelError for a broken
-    or unsupported file before it writes any weight.
+    The conversion has only a few pieces of 32 MiB in memory at a time, or one matrix of q or k. For a broken or
+    unsupported file, raises ModelError before any weight is written.
     """
     with refuses_broken(source):
         config, fields, tensors = write_config(source, folder, keeps_blocks=keeps_blocks)
@@ -112,7 +112,7 @@ def write_config(
 
 
 def _quantization_config(tensors: dict[str, GgufTensor], source: Path) -> dict[str, Any]:
-    """Returns the field that models/quantised/read_scheme.py reads; nothing if no matrix is quantised."""
+    """Returns the field that models/quantised/read_scheme.py reads; an empty dict if no matrix is quantised."""
     kinds = {
         _hugging_face_name(name, source).removesuffix(".weight"): tensor.kind
         for name, tensor in tensors.items()
@@ -137,7 +137,7 @@ def _divisors(tensor: GgufTensor, source: Path) -> np.ndarray[Any, np.dtype[np.f
 
 
 def _check_rows(tensor: GgufTensor, source: Path, config: dict[str, Any]) -> None:
-    """Raises ModelError if the rows are not a whole number of heads: `_half_split` reorders whole heads."""
+    """Raises ModelError if the rows are not a whole number of heads, because `_half_split` reorders whole heads."""
     num_rows = tensor.sizes[-1]
     if _interleaved_heads(tensor.name, config) and num_rows % config["head_dim"] != 0:
         raise ModelError(

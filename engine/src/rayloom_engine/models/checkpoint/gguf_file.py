@@ -180,7 +180,7 @@ class _Reader:
             )
         dtype = _DATA_TYPES.get(kind, "<u1")
         data = self._data[start : start + num_bytes].view(dtype)
-        rows = sizes[1:]  # a vector has one row and lacks the dimension for rows
+        rows = sizes[1:]  # empty for a vector, so its data has one dimension
         return GgufTensor(name=name, kind=kind, sizes=sizes, data=data.reshape(*rows, -1))
 
     def _check_count(self, of: str, count: int, limit: int, least_bytes: int) -> None:

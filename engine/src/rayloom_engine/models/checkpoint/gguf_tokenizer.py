@@ -1,7 +1,7 @@
 """Rebuilds Hugging Face's tokenizer.json and tokenizer_config.json from a GGUF file.
 
-Only byte-level BPE (GGUF's tokenizer model "gpt2") is supported. For splitting text before BPE, the file has only the
-name of a rule (`tokenizer.ggml.pre`), so each rule is written out here.
+Only byte-level BPE (GGUF's tokenizer model "gpt2") is supported. Before BPE, a rule splits the text. The file has
+only the name of this rule (`tokenizer.ggml.pre`), so the rules are written out here.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _UNWANTED = ("*/*", "consolidated*.safetensors")
 def download(
     repository: str, revision: str | None, progress: Progress, wanted: Sequence[str] = EVERYTHING
 ) -> tuple[Path, str]:
-    """Returns the folder and the commit of a hub model. Downloads it unless the hub library's cache has it.
+    """Returns the folder and the commit of a hub model. Downloads it if the hub library's cache does not have it.
 
     `wanted`: patterns of file names. Several processes may call this at once, even if the cache is a shared folder,
     because the hub library locks each file. Raises ModelError if the model or revision does not exist, needs an access
@@ -95,7 +95,7 @@ def _progress_bar(progress: Progress) -> Any:
 
     most = 0
 
-    class Bar(tqdm):  # type: ignore[type-arg] # generic in the stubs alone, not at run time
+    class Bar(tqdm):  # type: ignore[type-arg] # tqdm is generic in its stubs, but not at run time
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             self.counts_bytes = kwargs.get("unit") == "B"
             super().__init__(*args, **{**kwargs, "disable": True})

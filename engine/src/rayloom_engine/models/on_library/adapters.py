@@ -1,7 +1,7 @@
-"""LibraryAdapter: a rank's part of a LoRA adapter, packed for the C library. LibraryAdapters: those in the slots.
+"""LibraryAdapter: a rank's part of a LoRA adapter, packed for the C library. LibraryAdapters: one for each slot.
 
 A matrix of the rank that stacks several matrices of the checkpoint (q, k, v; gate, up) has an update for each of them.
-A is cut by the columns and B by the rows that the rank holds. So the ranks of a stage sum updates as they sum products.
+A is cut by the columns that the rank holds, and B by the rows. So the sum over the ranks of a stage includes updates.
 
 Legend: r rank of the adapter, padded with zeros to a multiple of 16; K inputs, N outputs of the rank's part.
 """
@@ -63,7 +63,7 @@ class LibraryAdapter:
         )
 
     def _matrix(self, spec: LinearSpec) -> MatrixUpdateStruct:
-        """Returns the updates of a matrix of the rank. Packs A of all parts, and right behind it B of each part."""
+        """Returns the updates of a matrix of the rank. Packs the As of all parts together, then the B of each part."""
         stacked = [(rows, self._folder.updates.get(rows.name)) for rows in spec.stacked()]
         ranks = [0 if update is None else padded_rank(update.rank) for _, update in stacked]
         if not any(ranks):
@@ -95,8 +95,8 @@ class LibraryAdapter:
 class UnusableAdapter:
     """Replaces an adapter that cannot be loaded.
 
-    Hidden states of tokens with this adapter become NaN on all ranks of the stage and in all later stages. So no rank
-    samples a token as if the sequence had no adapter.
+    It makes the hidden states of tokens with this adapter NaN on all ranks of the stage and in all later stages.
+    Otherwise a rank would sample tokens as if the sequence had no adapter.
     """
 
     def __init__(self, spec: DecoderSpec, form: WeightFormat) -> None:
@@ -130,8 +130,8 @@ class LibraryAdapters:
     def load(self, slot: int, adapter: Adapter) -> None:
         """Puts an adapter into a slot. An adapter that another slot has is not read again.
 
-        Raises ModelError if the adapter's files cannot be used, or have another digest. The hidden states of tokens
-        with this adapter become NaN then.
+        Raises ModelError if the adapter's files cannot be used, or have another digest. After such an error, the hidden
+        states of tokens with this adapter become NaN.
         """
         loaded = dict(self._slots.values()).get(adapter.digest)
         # Frees the adapter that the slot had, before another one takes memory.
@@ -159,5 +159,5 @@ class LibraryAdapters:
         folder = Path(adapter.path)
         if adapter_of(folder).digest != adapter.digest:
             raise ModelError(f"{folder}: the files of the adapter have changed since it was loaded; load it again")
-        with refuses_broken(folder):  # the files may change after the computation of the digest
+        with refuses_broken(folder):  # the files may have changed since the digest was computed
             return LibraryAdapter(read_peft_folder(folder, self._shape), self._spec, self._form)

@@ -41,7 +41,7 @@ class LibraryDecoder:
     """One stage of a decoder, or a shard of it. Made by `models.on_library.loader.load_decoder`."""
 
     def __init__(self, shape: ModelShape, part: ModelPart, weights: PlainWeights) -> None:
-        """`weights`: loaded, with all matrices finished."""
+        """`weights`: their tensors are loaded, and their matrices finished."""
         form = weights.form
         self.shape = shape
         self.part = part
@@ -56,7 +56,7 @@ class LibraryDecoder:
         window_rope = shape.traits.window_rope
         self._window_rotary = None if window_rope is None else RotaryTable(window_rope, shape.head_dim)
         self._halves = range(2 * len(part.stage.layers))
-        # Rounded as the weights are, because models are trained with a factor of the weights' type.
+        # Rounded to the weights' type, because training uses a factor of this type.
         self._embedding_scale = rounded(shape.traits.embedding_scale, form.dtype)
         self._progress = ctypes.c_int64(0)
         # The cache, and the addresses of its layers.
@@ -131,7 +131,7 @@ class LibraryDecoder:
         group: TensorGroup[FloatArray],
         wanted_N: IntArray | None,
     ) -> None:
-        """Adds all layers to the residual stream in place. `wanted_N`: as `wanted_rows` of `forward`."""
+        """Adds the outputs of all layers to the residual stream in place. `wanted_N`: as `wanted_rows` of `forward`."""
         num_sequences = len(batch.query_lens)
         longest = max(batch.context_lens)
         cosines_Th, sines_Th = self._rotary.rows(positions_T, longest)

@@ -1,4 +1,4 @@
-"""Loads weights from safetensors files for the C library: memory-mapped, each tensor read once, straight to its place.
+"""Loads weights from safetensors files for the C library: memory-mapped, each tensor read once, straight to its array.
 
 A rank reads only the tensors of its stage and shard. The loader for torch is models/loader.py.
 """
@@ -53,7 +53,7 @@ def load_decoder(
 def _fill(weights: PlainWeights, files: list[Path], progress: Progress) -> int:
     """Copies each tensor to its destination, and finishes the matrices. Returns the bytes read, in the files' types.
 
-    Empties the destinations. Otherwise they would keep the plain matrices alive next to their packed copies.
+    Empties the dict of destinations. Otherwise it would keep the plain matrices alive next to their packed copies.
     """
     destinations = weights.destinations
     num_bytes_read = 0
@@ -71,7 +71,7 @@ def _fill(weights: PlainWeights, files: list[Path], progress: Progress) -> int:
                 num_bytes_read += stored.nbytes
                 copy_elements(destination.array, stored.reshape(destination.array.shape))
                 done += destination.array.nbytes
-                del destination, stored  # else these references would keep a matrix alive that the packer frees
+                del destination, stored  # else these variables would keep alive a matrix that the packer frees
                 packer.read(name)
                 progress("load", done, total, "bytes")
     return num_bytes_read

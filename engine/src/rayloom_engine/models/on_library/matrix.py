@@ -1,12 +1,12 @@
 """Matrix: one matrix of a rank, plain while the checkpoint is read, then packed for the C library.
 
-A packed matrix is dense, grouped like the checkpoint's quantised weights (cpu_library/grouped.py), or int8. An int8
-matrix is made from dense weights. It has a byte for each weight, and a float32 scale for each output:
+A packed matrix is dense, int8, or grouped (cpu_library/grouped.py), the form for the checkpoint's quantised weights.
+An int8 matrix is made from dense weights. It has a byte for each weight, and a float32 scale for each output:
 
     weight[n, k] = scale[n] * w[n, k],  w from -127 to 127,  scale[n] = max over k of |weight[n, k]| / 127
 
 Activations are quantised in each product, with one scale for a group of 32 neighbouring inputs. csrc/cpu/int8.h has the
-arithmetic. A shard of a matrix that is cut by columns has scales of its own, from its columns alone.
+arithmetic. If a matrix is cut by columns, each shard has scales of its own, computed from its columns alone.
 
 Legend: N outputs, K inputs.
 """
@@ -45,10 +45,10 @@ class ArrayDestination:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFormat:
-    """How a library stores weights. `dtype`: dense weights, vectors and biases are rounded to it.
+    """The form in which the C library stores weights. Dense weights, vectors and biases are rounded to `dtype`.
 
-    `scheme`: how the checkpoint is quantised. If the setting `quantization` is auto, quantised matrices keep this form.
-    Otherwise they become dense, and if the setting is int8, they are then quantised to int8.
+    `scheme`: how the checkpoint is quantised. If the setting `quantization` is auto, quantised matrices keep this
+    scheme. If it is none, they become dense. If it is int8, they become dense and are then quantised to int8.
     """
 
     library: CpuLibrary
@@ -89,7 +89,7 @@ class WeightFormat:
 
 @dataclass(slots=True)
 class _StoredMatrix:
-    """The tensors of a quantised matrix of the checkpoint, which becomes some rows of the packed matrix."""
+    """The tensors of a quantised matrix of the checkpoint. The matrix becomes some rows of the packed matrix."""
 
     place: StackedRows
     reader: MatrixReader
@@ -150,7 +150,7 @@ class Matrix:
         return found
 
     def finish(self) -> None:
-        """Packs the matrix and frees what was read. Called once, when all tensors are copied.
+        """Packs the matrix and frees the tensors that were read. Called once, when all tensors are copied.
 
         Raises ModelError for a quantised matrix whose tensors contradict each other.
         """
@@ -201,7 +201,7 @@ class Matrix:
         self._scales_N = None if weights.factors_N is None else np.ascontiguousarray(weights.factors_N)
 
     def _dense(self) -> Array:
-        """Returns the plain matrix. Weights that the checkpoint has quantised are dequantised in it."""
+        """Returns the plain matrix. Weights that are quantised in the checkpoint are dequantised."""
         if self._plain_NK is None:
             shape = (self._spec.num_outputs, self._spec.num_inputs)
             self._plain_NK = np.empty(shape, dtype=ELEMENTS[self._format.dtype])
@@ -213,7 +213,7 @@ class Matrix:
 
 
 def _stored_matrices(spec: LinearSpec, scheme: CheckpointScheme) -> Iterator[_StoredMatrix]:
-    """Returns those of the stacked matrices that are quantised, with memory for their tensors."""
+    """Returns the quantised matrices among the stacked matrices, with memory for their tensors."""
     for place in spec.stacked():
         reader = scheme.reader(place.name)
         if reader is not None:

@@ -7,7 +7,7 @@ from rayloom_engine.models.measured_shape import MeasuredShape
 from rayloom_engine.models.shape import ModelShape
 from rayloom_engine.parallel.shard import Shard
 
-_LANES = 16  # sums that one register holds: kernels compute this many elements at a time
+_LANES = 16  # float32 sums in one register: kernels compute this many elements at a time
 _MAX_HEAD_DIM = 256  # kMaxHeadDim in kv_layout.h
 _MAX_GROUP = 48  # query heads of a key/value head: kTileRows in kernels.h
 
@@ -15,8 +15,8 @@ _MAX_GROUP = 48  # query heads of a key/value head: kTileRows in kernels.h
 def unsupported(shape: ModelShape, num_shards: int, dtype: str, cut_unit: int = 1) -> str:
     """Returns why the library cannot compute a model with weights of this type on `num_shards` ranks; empty if it can.
 
-    `cut_unit`: that of the weights' format. The answer does not depend on the rank, because all ranks of a stage must
-    sum arrays of the same type.
+    `cut_unit`: as in WeightFormat. The result is the same for all ranks of a stage: either all of them use the library
+    or none, because they must sum arrays of the same type.
     """
     if isinstance(shape, MeasuredShape):
         return f"{shape.architecture} is computed by transformers' modules"

@@ -23,7 +23,7 @@ _ELEMENTS: dict[str, np.dtype[Any]] = {
     "BF16": ELEMENTS["bfloat16"],
     "F16": np.dtype(np.float16),
     "F32": ELEMENTS["float32"],
-    "F8_E4M3": np.dtype(np.uint8),  # the bits
+    "F8_E4M3": np.dtype(np.uint8),  # numpy has no float8: these are its bits
     "U8": np.dtype(np.uint8),
     "I8": np.dtype(np.int8),
     "I32": np.dtype(np.int32),

@@ -29,10 +29,10 @@ from rayloom_engine.models.shape import ModelShape
 
 
 class PlainWeights:
-    """Memory for all tensors of a rank. `matrices` have to be finished once their tensors are copied.
+    """Memory for all tensors of a rank. The loader calls `finish` of each of `matrices` once its tensors are copied.
 
-    `destinations`: tensor name in the checkpoint -> where to copy it. The loader empties this mapping. Otherwise it
-    would keep the plain matrices alive next to their packed copies.
+    `destinations`: tensor name in the checkpoint -> where to copy it. The loader empties this dict, because it would
+    keep the plain matrices alive next to their packed copies.
     """
 
     def __init__(self, spec: DecoderSpec, form: WeightFormat) -> None:
@@ -62,7 +62,7 @@ class PlainWeights:
         return [self._matrix(linear, is_dense=linear is router) for linear in layer.linears]
 
     def _matrix(self, spec: LinearSpec, *, is_dense: bool = False) -> Matrix:
-        """`is_dense`: the matrix is not quantised, whatever the format."""
+        """Returns a matrix. With `is_dense`, it is dense even if the format quantises matrices."""
         matrix = Matrix(spec, replace(self.form, quantization="none") if is_dense else self.form)
         self.matrices.append(matrix)
         self.destinations.update(matrix.destinations())
@@ -81,7 +81,7 @@ class LibraryWeights:
     """
 
     def __init__(self, plain: PlainWeights, shape: ModelShape) -> None:
-        """`plain`: loaded, with all matrices finished."""
+        """`plain`: its tensors are loaded, and its matrices finished."""
         spec = plain.spec
         # Matrices and vectors are kept alive here, because the structures hold their addresses.
         self._matrices = plain.matrices

@@ -1,7 +1,7 @@
 """Paged attention for transformers' modules, which call it through transformers' attention interface.
 
 An attention module finds its part of the KV cache in its own attribute `paged_attention`, so two models in one process
-do not share state. transformers also calls `mask_kind` for a mask. `mask_kind` returns only the window of the mask,
+do not share state. transformers makes masks by calling `mask_kind`. `mask_kind` returns only the window of the mask,
 because paged attention hides later positions itself.
 
 Legend: T tokens of the step, H query heads, K key/value heads, D head size.
@@ -30,7 +30,7 @@ ATTRIBUTE = "paged_attention"
 
 @dataclass(frozen=True, slots=True)
 class MaskKind:
-    """A mask of attention. `window`: positions that a token sees, itself included; None: all.
+    """Describes an attention mask. `window`: positions that a token sees, itself included; None: all.
 
     `problem`: why paged attention cannot use the mask; empty if it can. The error is raised only when a layer uses the
     mask, because transformers also makes masks that no layer uses.
@@ -76,7 +76,7 @@ class PagedStep:
         self._plans = {}
 
     def end(self) -> None:
-        """Drops the step's references to the cache, which a rebuild of the engine must be able to free."""
+        """Drops the step's references to the cache, so that a rebuild of the engine can free the cache."""
         self._batch = None
         self._cache = None
         self._plans = {}
@@ -100,7 +100,7 @@ class PagedStep:
         return self._plans[key].attend(query_THD, pages, scores.scale, soft_cap=scores.soft_cap, sinks_H=scores.sinks_H)
 
     def _compile(self, layer: int, num_heads: int, pages: torch.Tensor, scores: Scores) -> None:
-        """Compiles all kernels that the layer may launch. A rank's first step is the warm-up, before any request."""
+        """Compiles all kernels that the layer may launch, in the warm-up: a rank's first step, before any request."""
         self._compiled.add(layer)
         target = self.kernels.target
         warm_up_attention(target, num_heads=num_heads, pages=pages, soft_cap=scores.soft_cap, sinks_H=scores.sinks_H)
@@ -118,7 +118,7 @@ class PagedLayer:
         self, query_THD: torch.Tensor, key_TKD: torch.Tensor, value_TKD: torch.Tensor, scores: Scores
     ) -> torch.Tensor:
         value_dim = value_TKD.shape[-1]
-        # Zeros beyond a head's own size change neither a product of query and key, nor the other columns of a value.
+        # Padding with zeros changes neither a product of query and key, nor the columns of a value within its own size.
         key_value_T2KD = torch.stack((self._padded(key_TKD), self._padded(value_TKD)), dim=1)
         out_THD = self.step.attend(self.layer, self._padded(query_THD).contiguous(), key_value_T2KD, scores)
         return out_THD[..., :value_dim]
@@ -136,7 +136,7 @@ def register() -> None:
 def mask_kind(
     *, mask_function: Callable[..., Any], local_size: int | None = None, use_vmap: bool = False, **_: object
 ) -> MaskKind:
-    """Returns the kind of a mask of transformers, whose `mask_function` says which positions a token sees."""
+    """Returns the MaskKind of a mask of transformers. Its `mask_function` says which positions a token sees."""
     if use_vmap:
         return MaskKind(None, "its attention mask has a form of its own")
     if local_size is None:

@@ -1,7 +1,7 @@
-"""Measures a model in a child process, so that a process that holds no part of the model does not import torch.
+"""Measures a model in a child process, so that a process without a part of the model need not import torch.
 
 `python -m rayloom_engine.models.on_transformers.child FOLDER SHARDS` writes the pickled shape, or the error, to its
-standard output. SHARDS: see `measured_shape`; 0 stands for None.
+standard output. SHARDS is the `num_shards` of `measured_shape`; 0 stands for None.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MAX_LINE = 300  # characters of the last line of a child's output in a message
 
 
 def measured_in_child(folder: Path, num_shards: int | None = None) -> MeasuredShape:
-    """Returns what `measured_shape` returns, and raises what it raises."""
+    """Returns the result of `measured_shape`, or raises its error."""
     command = [sys.executable, "-m", "rayloom_engine.models.on_transformers.child", str(folder), str(num_shards or 0)]
     done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode != 0:

@@ -60,7 +60,7 @@ def unsupported(path: Path, reason: str) -> ModelError:
 
 
 def _text_model(path: Path, model_type: str, text_config: Any) -> str:
-    """Returns the end of a message, which names the class of the text model; empty if it cannot be served either."""
+    """Returns the end of a message, which names the text model's class; empty if the text model cannot be served."""
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text_config), None)
     if model_class is None:
         return ""
@@ -82,8 +82,8 @@ def _check_layers(path: Path, model_type: str, config: Any) -> None:
 def _check_rope(path: Path, model_type: str, config: Any) -> None:
     """Refuses rotary embeddings that transformers recomputes from the longest sequence of a call.
 
-    A step has the sequences of many clients, and keys in the cache outlive the step. So a key must not depend on the
-    other sequences of its step.
+    In the engine, a call has the sequences of many clients, and later steps read its keys in the cache. So a key must
+    not depend on the other sequences of the call.
     """
     of_model = getattr(config, "rope_parameters", None) or {}
     given = [each for each in (of_model, *of_model.values()) if isinstance(each, dict)]

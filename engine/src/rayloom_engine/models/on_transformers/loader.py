@@ -1,8 +1,8 @@
 """Copies weights from safetensors files into a model of transformers, tensor by tensor.
 
-transformers' modules may have other names and forms than the tensors of a checkpoint: experts are stacked, a prefix is
-missing. transformers has rules that convert names and forms. The loader first applies these rules to the names in the
-files' headers, so a checkpoint that does not fit is refused before a weight is read.
+The parameters of transformers' modules may have other names and forms than the tensors of a checkpoint: experts are
+stacked, or a prefix is missing. transformers has rules that convert names and forms. The loader first applies them to
+the names in the files' headers, so a checkpoint that does not fit is refused before a weight is read.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class WeightPlan:
         getattr(module, leaf)._is_hf_initialized = True
 
     def _finish(self, filled: set[str], device: torch.device) -> None:
-        """Ties weights, and computes the buffers that no checkpoint has, such as the frequencies of rotary embedding.
+        """Ties weights, and computes buffers that are in no checkpoint, such as the frequencies of rotary embedding.
 
         Calls the same methods of the model as transformers' own loader.
         """
@@ -197,12 +197,12 @@ class WeightPlan:
 def source_cut(rule: Any, cut: Cut | None) -> Cut | None:
     """Returns the cut of the files' tensors from which `rule` makes a tensor with the cut `cut`.
 
-    None if there is no cut, or if the rule needs whole tensors.
+    Returns None if there is no cut, or if the rule needs whole tensors.
     """
     if cut is None or isinstance(rule, WeightRenaming):
         return cut
-    # Cuts are counted from the last dimension, so stacking experts in a new first dimension leaves a cut valid. Joining
-    # gate and up changes the rows: a cut of columns stays valid, but a cut of rows must be applied to each of the two.
+    # A cut counts dimensions from the last, so it also fits the single experts that a rule stacks in a new first
+    # dimension. A rule that joins gate and up joins rows: a cut of columns fits both, a cut of rows each separately.
     is_stack = [isinstance(each, MergeModulelist) and each.dim == 0 for each in rule.operations]
     is_join = [isinstance(each, Concatenate) and each.dim == 1 for each in rule.operations]
     if is_stack == [True] or (is_stack == [True, False] and is_join == [False, True] and cut.dim == -1):
@@ -217,5 +217,5 @@ def _given(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:
-    """Returns a key that sorts numbers in names by value, as transformers' rules for lists expect."""
+    """Returns a key that sorts numbers in names by value, the order that transformers' rules for lists expect."""
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in name.split(".")]

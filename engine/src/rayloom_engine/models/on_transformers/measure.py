@@ -17,7 +17,7 @@ from rayloom_engine.models.on_transformers.shares import measure_shares, weight_
 from rayloom_engine.models.rope.parameters import RopeParameters
 from rayloom_engine.models.shape import DTYPES, ExpertSizes, checkpoint_dtype, eos_token_ids
 
-# Names that configurations have for the number of experts of a token.
+# Names of the number of experts of a token in configurations.
 _CHOSEN_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
 
 
@@ -34,8 +34,8 @@ def read_meta_model(folder: Path, dtype: torch.dtype) -> MetaModel:
 def measured_shape(folder: Path, num_shards: int | None = None) -> MeasuredShape:
     """Returns the shape of the model in a Hugging Face folder. Raises ModelError if it cannot be served.
 
-    `num_shards`: if this many ranks can share a layer, only their shares are measured. Otherwise, and with None, the
-    shares are measured for all numbers of ranks that can share a layer.
+    `num_shards`: the only number of ranks for which shares are measured, if so many ranks can share a layer. If they
+    cannot, or with None, shares are measured for all numbers of ranks that can share a layer.
     """
     path = folder / "config.json"
     given = ConfigJson(path=path, values=read_json(path))
@@ -98,7 +98,7 @@ def _shape(folder: Path, given: ConfigJson, meta: MetaModel, num_shards: int | N
 def _experts(meta: MetaModel) -> tuple[ExpertSizes | None, int]:
     """Returns the sizes of the routed experts, and the number of weights of the experts not selected for a token.
 
-    transformers holds the experts of a layer as stacked matrices, [experts, rows, columns]. No other parameters have
+    transformers holds the experts of a layer as stacked matrices, [experts, rows, columns]. No other parameter has
     three dimensions.
     """
     config = meta.model.config
@@ -129,7 +129,7 @@ def _refuse_quantised(config: ConfigJson) -> None:
 
 
 def _num_positions(config: Any) -> int:
-    """Returns the longest context of a model, for which configurations have several names."""
+    """Returns the longest context of a model, whose field has several names in configurations."""
     for name in ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length"):
         value = getattr(config, name, None)
         if isinstance(value, int) and value > 0:

@@ -1,7 +1,7 @@
-"""A model of transformers without memory: its modules on the meta device, and the calls that they make to attention.
+"""A model of transformers on the meta device: modules whose weights take no memory, and their calls of attention.
 
-The calls show what config.json does not: the order of layers, their heads, head sizes and windows, and whether the
-model computes anything that paged attention cannot.
+The calls show properties that config.json does not have: the order of layers, their heads, head sizes and windows, and
+whether the model computes anything that paged attention cannot.
 
 Legend: T tokens of a step, H query heads, K key/value heads, D head size.
 """
@@ -47,7 +47,7 @@ class MetaModel:
     model: Any
     calls: tuple[AttentionCall, ...]
     layer_list: str  # name of the model's list of layers
-    returns_tuple: bool  # a layer returns a tuple, and not the hidden states alone
+    returns_tuple: bool  # a layer returns a tuple that begins with the hidden states
     can_be_staged: bool  # the model also computes from hidden states alone, without token ids
     replaced: frozenset[type[torch.nn.Module]] = frozenset()  # modules that cannot run on the meta device
 
@@ -59,7 +59,7 @@ class MetaModel:
 
 
 def build_meta_model(config: Any, model_class: type[PreTrainedModel], dtype: torch.dtype) -> MetaModel:
-    """Returns the model of a configuration. Raises ModelError, without a file's name, if it cannot be served."""
+    """Returns the model of a configuration. Raises ModelError that names no file, if the model cannot be served."""
     register()
     try:
         with torch.device("meta"):
@@ -78,7 +78,7 @@ def build_meta_model(config: Any, model_class: type[PreTrainedModel], dtype: tor
 
 
 def calls_of_part(model: Any, meta: MetaModel) -> tuple[AttentionCall, ...]:
-    """Returns the attention calls of `model`: `meta`'s model, cut to one rank's part. Raises ModelError if it fails."""
+    """Returns the attention calls of `model`, which is `meta.model` cut to one rank. Raises ModelError if it fails."""
     recorder, _ = _record(model, set(meta.replaced), may_replace=False)
     return tuple(recorder.calls)
 
@@ -130,10 +130,10 @@ class _Recorded:
 def _run(model: Any, replaced: set[type[torch.nn.Module]], *, may_replace: bool) -> bool:
     """Runs a step on the meta device, which computes only sizes.
 
-    With `may_replace`, returns whether a step also runs on hidden states without token ids, else False. A module whose
-    sizes depend on values, such as the choice of experts, cannot run on the meta device. All modules of its type are
-    replaced by modules that return their input. `replaced`: types to replace; with `may_replace`, the types of failed
-    modules are added. Raises ModelError if the step still fails.
+    A module whose sizes depend on values, such as the choice of experts, cannot run on the meta device. `replaced`: the
+    types of such modules; a module of these types returns its input. With `may_replace`, the types of modules that fail
+    are added to `replaced`, and the result says whether a step also runs on hidden states without token ids. Without
+    `may_replace`, the result is False. Raises ModelError if the step fails in the end.
     """
     inputs = {
         "input_ids": torch.zeros(1, _NUM_TOKENS, dtype=torch.int64, device="meta"),
@@ -216,7 +216,7 @@ def _running(model: torch.nn.Module, with_tuples: set[torch.nn.Module]) -> Itera
 
 @contextlib.contextmanager
 def _plain_rotation(model: Any) -> Iterator[None]:
-    """A context in which every rotary embedding has the default type. Other types may depend on values of positions."""
+    """A context in which all rotary embeddings have the default type. Other types may read the values of positions."""
     kinds = [
         (module, module.rope_type) for module in model.modules() if isinstance(getattr(module, "rope_type", 0), str)
     ]

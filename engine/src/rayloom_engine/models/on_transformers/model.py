@@ -32,7 +32,7 @@ _ONE_RANK = OneRank()
 
 
 class _Hidden:
-    """Stands for the output of a base model. It has hidden states alone; every other field is None."""
+    """Stands for the output of a base model. Its hidden states are set; every other field is None."""
 
     def __init__(self, hidden_1ND: torch.Tensor | None) -> None:
         self.last_hidden_state = hidden_1ND
@@ -47,14 +47,14 @@ class _Hidden:
 class _GivenHidden(torch.nn.Module):
     """Stands for the modules below a head: returns hidden states that are computed already.
 
-    So the class of the model computes the logits itself, with all scales and caps that it has.
+    With it, the model's own `forward` computes the logits, so all its scales and caps of logits are applied.
     """
 
     hidden_1ND: torch.Tensor | None = None
 
     @property
     def decoder(self) -> _GivenHidden:
-        """This object: the heads of some models call the decoder inside the base model, not the base model itself."""
+        """This object itself, because some models call the decoder inside the base model instead of the base model."""
         return self
 
     def forward(self, *_: Any, **__: Any) -> _Hidden:
@@ -73,7 +73,7 @@ class TransformersModel:
         ends: StageEnds,
         ranks: StageRanks,
     ) -> None:
-        """`meta`: the model of the part after its weights were loaded."""
+        """`meta`: the rank's part of the model, with its weights loaded."""
         self.shape = shape
         self.part = part
         self.kernels = kernels

@@ -1,8 +1,8 @@
-"""Cuts a model of transformers to the part of one rank, and adds the exchanges between ranks that the cuts need.
+"""Cuts a model of transformers to the part of one rank, and adds the necessary exchanges between ranks.
 
-Modules keep their code; their parameters become smaller, and hooks split inputs, and join or add outputs. Every rank
-adds the parts in the same order, so all compute the same hidden states, bit for bit, and make the same choices
-(experts).
+Modules keep their code, and their parameters become smaller. Hooks split the inputs of modules, and join or add their
+outputs. All ranks add the parts in the same order. So their hidden states are equal bit for bit, and they select the
+same experts.
 
 Legend: T tokens of the step, D model width.
 """
@@ -60,7 +60,7 @@ class _JoinOutputs:
 
 
 class _Vocabulary:
-    """Looks up the tokens whose rows this rank has. The sum over ranks adds the rows that other ranks have."""
+    """Looks up the rows of tokens that this rank holds, with zeros for other tokens, and sums over all ranks."""
 
     def __init__(self, ranks: StageRanks, rows: range) -> None:
         self._ranks = ranks
@@ -130,4 +130,4 @@ def _set_sizes(module: torch.nn.Module) -> None:
         module.out_features, module.in_features = module.weight.shape
     elif isinstance(module, torch.nn.Embedding):
         module.num_embeddings = module.weight.shape[0]
-        module.padding_idx = None  # has meaning in training alone, and may be the row of another rank
+        module.padding_idx = None  # only training uses it, and its row may be on another rank

@@ -1,4 +1,4 @@
-"""Reads how ranks share the layers of a model: the tensor parallel plan that transformers has for it. Holds no weight.
+"""Reads transformers' tensor parallel plan of a model, which says how ranks share its layers. Holds no weight.
 
 The plan names a style for modules and parameters: which dimension of a matrix is cut, and what the ranks exchange. The
 embedding and the head are cut by vocabulary, as in the engine's own decoder.
@@ -33,14 +33,14 @@ _LINEAR: dict[str, tuple[int, Exchange | None]] = {
 }
 _OF_PARAMETERS = ("colwise", "packed_colwise", "rowwise")
 _EXPERTS = "moe_tp_experts"  # adds the outputs of the ranks' parts of all experts
-# Every rank holds modules with these styles whole. transformers exchanges only gradients or DTensors for them, and the
-# engine has neither.
+# Modules with these styles are whole on every rank. For them, transformers exchanges only gradients or DTensors, which
+# the engine does not have.
 _WHOLE = ("replicated_with_grad_allreduce", "mla_kv_a_proj", "local_params", "replicate")
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The dimension along which ranks share a tensor. Each of `num_packed` equal parts along it is cut alone."""
+    """The dimension along which a tensor is cut for ranks. It has `num_packed` equal parts, each cut separately."""
 
     dim: int  # from the end of the tensor's sizes: -1 is the last
     num_packed: int = 1
@@ -62,7 +62,7 @@ class ShardPlan:
     """How the ranks of a stage share a model. Keys are names of its parameters and modules."""
 
     cuts: Mapping[str, Cut]
-    first_only: frozenset[str]  # biases that are added to a sum, by the first rank alone
+    first_only: frozenset[str]  # biases that are added to a sum over ranks: the first rank alone holds them
     exchanges: Mapping[str, Exchange]
 
     def num_elements(self, shard: Shard, name: str, parameter: torch.Tensor) -> int:
@@ -79,7 +79,7 @@ _TIED_VOCABULARY = Cut(-2, is_even=False)
 
 
 def read_shard_plan(meta: MetaModel) -> ShardPlan:
-    """Returns the plan of a model. Raises ModelError, without a file's name, if ranks cannot share its layers."""
+    """Returns the plan of a model. Raises ModelError that names no file, if ranks cannot share its layers."""
     model = meta.model
     rules: dict[str, str] = dict(getattr(model, "_tp_plan", None) or {})
     if not rules:
@@ -135,7 +135,7 @@ class _PlanReader:
         self.cuts[name] = Cut(dim, 2 if style == "packed_colwise" else 1)
 
     def check_experts(self, model: Any) -> None:
-        """Raises ModelError if the plan does not cut a parameter of experts: each rank would add it to the sum."""
+        """Raises ModelError if the plan leaves a parameter of experts uncut: the sum would contain it once per rank."""
         for name in self._experts:
             for leaf, _ in model.get_submodule(name).named_parameters():
                 if f"{name}.{leaf}" not in self.cuts:

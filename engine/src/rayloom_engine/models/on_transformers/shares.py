@@ -1,6 +1,6 @@
-"""Measures what a rank holds if several ranks share each layer of a model. Reads no weight.
+"""Measures the sizes of a rank's part if several ranks share each layer of a model. Reads no weight.
 
-Weights are counted by the plan's cuts. Heads are counted in the attention calls of the cut model, which runs on the
+The plan's cuts give the numbers of weights. The numbers of heads are those of attention calls of the cut model on the
 meta device. If the modules of the cut model do not run, this number of ranks cannot share a layer.
 """
 
@@ -38,7 +38,7 @@ def weight_sizes(meta: MetaModel, elements_of: Callable[[str, torch.Tensor], int
     """Returns the numbers of weights of a model. `elements_of` returns the number for a parameter."""
     model = meta.model
     tied = getattr(model, "all_tied_weights_keys", {})
-    # named_parameters returns both of two tied weights, because they share memory only after they are loaded.
+    # named_parameters returns tied weights twice here, because they share memory only after they are loaded.
     sizes = {
         name: elements_of(name, parameter)
         for name, parameter in model.named_parameters(remove_duplicate=False)
@@ -54,7 +54,7 @@ def weight_sizes(meta: MetaModel, elements_of: Callable[[str, torch.Tensor], int
         sizes.get(names.get(id(module), ""), 0)
         for module in (model.get_output_embeddings(), model.get_input_embeddings())
     )
-    # Every stage has the small weights that belong to no layer, such as norms. A tied head is the embedding.
+    # Each end also counts the small weights outside of layers, such as norms. A tied head is the embedding itself.
     if tied:
         return WeightSizes(layers, outside, outside, outside)
     return WeightSizes(layers, outside - head, outside - embedding, outside)
@@ -65,8 +65,8 @@ def measure_shares(
 ) -> tuple[tuple[MeasuredShare, ...], str]:
     """Returns the shares of all numbers of ranks that can share a layer, and the reason if there are none.
 
-    `num_chosen`: experts of a token; 0 without experts. `wanted`: if this number of ranks works, only this number is
-    measured. Measuring runs all layers once for each number.
+    `num_chosen`: experts of a token; 0 without experts. `wanted`: if this number of ranks works, no other number is
+    measured, because each measurement runs all layers.
     """
     if wanted == 1:
         return (), ""
@@ -120,7 +120,7 @@ def _share(meta: MetaModel, plan: ShardPlan, num_chosen: int, count: int) -> Mea
 
 
 def widest(layers: torch.nn.Module, hidden_size: int, num_chosen: int) -> int:
-    """Returns the outputs of the widest linear layer, which bound the memory of a token of a step.
+    """Returns the number of outputs of the widest linear layer. It bounds the memory of a token of a step.
 
     The `num_chosen` experts of a token count together, because all of them are computed at once.
     """
@@ -137,7 +137,7 @@ def _joined(meta: MetaModel, plan: ShardPlan) -> list[int]:
 
 
 def _check_heads(whole: tuple[AttentionCall, ...], part: tuple[AttentionCall, ...], count: int) -> None:
-    """Raises ModelError unless a rank computes its share of a layer's query and key/value heads, or all of them."""
+    """Raises ModelError if a rank computes neither all heads of a layer nor its share of them."""
     for wanted, got in zip(whole, part, strict=True):
         heads = (got.num_heads, got.num_kv_heads)
         shares = [(wanted.num_heads / each, wanted.num_kv_heads / each) for each in (1, count)]

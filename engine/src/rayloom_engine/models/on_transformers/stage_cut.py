@@ -1,7 +1,7 @@
 """Cuts a model of transformers to the layers of one pipeline stage.
 
-Layers of other stages are replaced by modules that return their input, so the code of the base model still runs as it
-is: rotary tables, masks and whatever else comes before the layers. Hidden states of the previous stage replace the
+Layers of other stages are replaced by modules that return their input. So the base model runs its own code before the
+layers, such as that for rotary tables and masks. Hidden states of the previous stage replace the
 input of the stage's first layer, and the output of its last layer is sent to the next stage.
 
 Legend: T tokens of the step, D model width.
@@ -31,7 +31,7 @@ class _OtherLayer(torch.nn.Module):
 
 
 class _Absent(torch.nn.Module):
-    """Stands for a matrix of another stage. Its empty weight is for code that initialises missing weights."""
+    """Stands for a matrix of another stage. Its empty weight is for transformers' code that initialises weights."""
 
     def __init__(self) -> None:
         super().__init__()

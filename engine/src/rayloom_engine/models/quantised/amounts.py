@@ -21,7 +21,7 @@ Amount = tuple[int, int]
 
 
 def layer_forms(shape: ModelShape) -> list[Hashable]:
-    """Returns how the matrices of each layer are stored. Layers with equal forms and windows cost the same."""
+    """Returns how the matrices of each layer are stored. Layers with equal forms and windows need the same memory."""
     scheme = shape.scheme
     if scheme is None:
         return [shape.experts_of(layer) for layer in range(shape.num_layers)]
@@ -54,9 +54,9 @@ def weight_bytes(shape: ModelShape, element_bytes: int) -> int:
 
 
 def checkpoint_bytes(shape: ModelShape) -> int:
-    """Returns the bytes of the weights as a folder of safetensors holds them, as the shape's type and scheme say.
+    """Returns the bytes of the weights in a folder of safetensors files, computed from the shape's type and scheme.
 
-    Weights of a GGUF file count as dense, because its conversion is dense if the setting `dtype` is set.
+    Weights of a GGUF file count as dense, because they are converted to dense weights if the setting `dtype` is set.
     """
     element_bytes = DTYPE_BYTES[shape.checkpoint_dtype]
     if shape.scheme is None or shape.scheme.by_name:

@@ -23,7 +23,7 @@ METHODS = (
     "gptq",
     "compressed-tensors",
     "fp8",
-)  # by quant_method; gguf is written by the engine's own conversion
+)  # values of quant_method; the engine's own conversion of GGUF files writes "gguf"
 _MAX_GROUP = 1 << 20
 _MAX_SKIPPED = 1 << 14
 _NAME = re.compile(r"[\w.\-]+")
@@ -189,14 +189,14 @@ def _block(given: ConfigJson, block: object) -> tuple[int, int]:
 
 
 def _parts(given: ConfigJson, field: str) -> tuple[str, ...]:
-    """Returns patterns for names that contain one of the texts in a list, as transformers reads these fields."""
+    """Returns a pattern for each text of a list: it matches names that contain the text, as in transformers."""
     names = given.texts(field) if given.get(field) is not None else []
     _check_names(given, field, names, _NAME)
     return tuple(f"*{name}*" for name in names)
 
 
 def _patterns(given: ConfigJson, field: str) -> tuple[str, ...]:
-    """Returns patterns for the names in a list, of which those with `re:` are simple regular expressions."""
+    """Returns patterns for the names in a list. A name after `re:` is a simple regular expression."""
     names = given.texts(field) if given.get(field) is not None else []
     _check_names(given, field, [name.removeprefix("re:") for name in names], _WILD_NAME)
     found = []

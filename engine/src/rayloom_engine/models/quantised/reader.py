@@ -47,17 +47,17 @@ class MatrixReader(Protocol):
         """Returns the form of `packed`."""
 
     def packed(self, tensors: Mapping[str, Array]) -> GroupedWeights:
-        """Returns the matrix from its tensors, for the C library. Raises ValueError with what is wrong with them."""
+        """Returns the matrix from its tensors, for the C library. Raises ValueError that says what is wrong."""
 
     def plain(self, tensors: Mapping[str, Array]) -> npt.NDArray[np.float32]:
         """Returns the matrix from its tensors, as float32 [N, K]. Raises ValueError as `packed`."""
 
 
 def library_group(stored: int | None) -> int:
-    """Returns the C library's group size for the group size `stored`, a multiple of 32: the largest that divides it.
+    """Returns the largest group size of the C library that divides `stored`, the checkpoint's group size.
 
-    None: all inputs of an output share a scale. The result is then the smallest group size, so that tensor parallelism
-    can cut at any multiple of 32.
+    `stored` is a multiple of 32. None means that all inputs of an output share a scale. The result is then the smallest
+    group size, so that tensor parallelism can cut at any multiple of 32.
     """
     return next(size for size in GROUP_SIZES if (stored or GROUP_SIZES[-1]) % size == 0)
 
@@ -85,7 +85,7 @@ def grouped(
     """Returns weights of a form with factors. The groups of `scales_NG` may be larger than the groups of the form.
 
     A row's factor is a power of two that brings the row's largest scale or offset near 1. So bfloat16 and float16
-    scales stay exact unless they are below 2^-14 of the row's largest scale or offset.
+    scales stay exact if they are at least 2^-14 of the row's largest scale or offset.
     """
     assert form.has_factors and form.has_offsets == (offsets_NG is not None)
     largest_N = np.abs(scales_NG).max(axis=1)
@@ -141,7 +141,7 @@ def rounded_to_bytes(plain_NK: npt.NDArray[np.float32]) -> GroupedWeights:
 
 
 def nibbles(words: Array, bits: int = 4) -> npt.NDArray[np.uint8]:
-    """Returns [..., 32 / bits] integers of `bits` bits from int32 [...], those of the lowest bits first."""
+    """Returns [..., 32 / bits] integers of `bits` bits from int32 [...], the integer in the lowest bits first."""
     if bits == 8:
         return np.ascontiguousarray(words).view(np.uint8).reshape(*words.shape, 4)
     as_bytes = np.ascontiguousarray(words).view(np.uint8).reshape(*words.shape, 4)

@@ -17,7 +17,7 @@ _IN_LAYERS = "model.layers."
 class CheckpointScheme:
     """How the matrices of a checkpoint are quantised.
 
-    `linear`: the reader of all matrices in the layers, except those whose name a pattern in `skipped` matches. None if
+    `linear`: the reader of all matrices in the layers, except those whose name matches a pattern in `skipped`. None if
     `by_name` has a reader for each quantised matrix. `left_out`: suffixes of tensors that are not needed. `cut_unit`:
     tensor parallelism cuts inputs and outputs at multiples of this number.
     """
@@ -40,8 +40,8 @@ class CheckpointScheme:
         """Returns the form in which the C library holds a matrix; None if it is dense.
 
         Matrices that are stacked (q, k and v; gate and up) share one form. If the checkpoint stores them in several
-        forms, the stack has 8 bits, as in Q4_K_M files, whose v may have more bits than q and k. If one of them is
-        dense, the stack is dense.
+        forms, the stack has 8 bits. This happens in Q4_K_M files, whose v may have more bits than q and k. If one of
+        the matrices is dense, the stack is dense.
         """
         readers = [self.reader(name) for name in spec.outputs]
         forms = [reader.form(spec.inputs.size) for reader in readers if reader is not None]
@@ -62,7 +62,7 @@ class CheckpointScheme:
 
 
 def matrix_amounts(spec: LinearSpec, scheme: CheckpointScheme | None) -> tuple[int, int]:
-    """Returns what a matrix takes in the C library: numbers in the weights' type, and bytes of packed weights."""
+    """Returns the memory of a matrix in the C library: numbers in the weights' type, and bytes of packed weights."""
     biases = spec.num_outputs * spec.has_bias
     form = None if scheme is None else scheme.form(spec)
     if form is None:

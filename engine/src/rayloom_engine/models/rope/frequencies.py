@@ -20,12 +20,12 @@ FloatArray = npt.NDArray[np.float32]
 def inverse_frequencies(rope: RopeParameters, head_dim: int) -> FloatArray:
     """Returns the radians per position for each rotated pair of a head: float32, fastest first.
 
-    "linear" divides all frequencies by the factor. "dynamic" (NTK) stretches theta so that the served context makes as
-    many turns as the trained context. "yarn" (Peng et al. 2023, arXiv:2309.00071) and "llama3" keep the frequencies
-    that make many turns within the trained context, divide those that make few turns by the factor, and blend in
-    between. "longrope" (Ding et al. 2024, arXiv:2402.13753) divides each frequency by a number from the checkpoint: one
-    of the long factors if the served context is longer than the trained context, else one of the short factors.
-    "proportional" rotates only the fastest pairs.
+    "linear" divides all frequencies by the factor. "dynamic" (NTK) enlarges theta if the served context is longer than
+    the trained context. This lowers mainly the slow frequencies. "yarn" (Peng et al. 2023, arXiv:2309.00071) and
+    "llama3" keep the frequencies that make many turns within the trained context. They divide those that make few turns
+    by the factor, and take a weighted mean for the frequencies between. "longrope" (Ding et al. 2024, arXiv:2402.13753)
+    divides each frequency by a number from the checkpoint: one of the long factors if the served context is longer than
+    the trained context, else one of the short factors. "proportional" rotates only the fastest pairs.
     """
     dim = rope.rotary_dim(head_dim)
     if rope.kind == "dynamic":
@@ -49,7 +49,7 @@ def inverse_frequencies(rope: RopeParameters, head_dim: int) -> FloatArray:
 
 
 def attention_scale(rope: RopeParameters) -> float:
-    """Returns the factor of all cosines and sines. Its square multiplies the scores of a stretched context."""
+    """Returns the factor of all cosines and sines. Its square is a factor of the attention scores."""
     if rope.attention_factor is not None:
         return rope.attention_factor
     if rope.kind == "yarn":

@@ -1,4 +1,4 @@
-"""RopeParameters: the rotary embedding that a model's config.json describes, in any of its dialects."""
+"""RopeParameters: the rotary embedding that a model's config.json describes, in any of its versions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SCALED_KINDS = ("linear", "dynamic", "yarn", "llama3")  # the kinds that must h
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeParameters:
-    """Rotary embedding. After `rotated_share`, each group of fields belongs to the kinds that its comment names."""
+    """Rotary embedding. Only the kinds named in the comments of the fields after `rotated_share` use these fields."""
 
     theta: float = 10000.0
     kind: RopeKind = "default"
@@ -56,8 +56,8 @@ class RopeParameters:
     def for_context(self, context_len: int) -> RopeParameters:
         """Returns the embedding of an engine whose sequences have up to `context_len` tokens.
 
-        All sequences of an engine have the same embedding, as in vLLM, because keys in the cache are rotated already. A
-        sequence that shares keys, is replayed or grows must find the keys that it would have written itself.
+        All sequences of an engine have the same embedding, as in vLLM, because keys in the cache are already rotated.
+        If a sequence shares keys, is replayed or grows, the cached keys must equal those that it would write itself.
         """
         return dataclasses.replace(self, context_len=context_len) if self.depends_on_context else self
 
@@ -88,7 +88,7 @@ def read_one_rope(
     max_position_embeddings: int,
     default_theta: float = 10000.0,
 ) -> RopeParameters:
-    """Reads one rotary embedding. `scaling`: its object in config.json, whose fields override those of the document."""
+    """Reads one rotary embedding. `scaling`: its object in config.json. Its fields take precedence over `config`."""
     if any(isinstance(value, dict) for value in scaling.values()):
         raise ModelError(
             f"{config.path}: rope type 'one per layer type' is not supported for this architecture; "
