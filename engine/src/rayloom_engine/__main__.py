@@ -11,7 +11,7 @@ def main() -> int:
     arguments = sys.argv[1:]
     core = prepared_core(arguments)
     try:
-        # Imported only here, after the core of a server has begun to import its modules in parallel.
+        # Imported only here, so that it runs in parallel to the imports of the server's core, which has started.
         from rayloom_engine.cli.commands import run
 
         return run(arguments, core)

@@ -1,4 +1,4 @@
-"""AdapterSettings: the type of the setting `adapters`, NAME=PATH of each LoRA adapter."""
+"""AdapterSettings: the type of the setting `adapters`: one NAME=PATH for each LoRA adapter."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def served_model(
 ) -> ServedModel:
     """Returns the facts about the model that a front needs. `weight_bytes`: bytes of the weights on all ranks together.
 
-    Only gateways need hashes of the model's files, so no file is read if there is no port for gateways. Raises
+    If the engine has a port for gateways, reads the model's files, because gateways need hashes of them. Raises
     ModelError if a file cannot be read.
     """
     served = ServedModel(
@@ -131,7 +131,7 @@ def served_model(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSizes:
-    """The sizes of KV cache, sequences and steps for which the ranks have memory."""
+    """The sizes of KV cache, sequences and steps that fit into the ranks' memory."""
 
     num_blocks: int  # number of KV blocks
     max_model_len: int  # longest sequence, in tokens
@@ -141,9 +141,10 @@ class EngineSizes:
 
 def engine_on(config: EngineConfig, executor: Executor, shape: ModelShape, sizes: EngineSizes, epoch: int) -> Engine:
     """Returns an engine with its scheduler, for ranks that have these sizes and are ready for plans of `epoch`."""
-    # A plan ahead has placeholders for tokens that are not sampled yet. There is no plan ahead in three cases. With
-    # several ranks, only the sampling rank could fill in placeholders. Without a rank process, the core itself computes
-    # the plans, one after the other. With speculation, the core must know the newest token's id to make the next draft.
+    # A plan ahead has placeholders for tokens that are not sampled yet. No plan is made ahead in three cases:
+    # - several ranks: only the sampling rank could fill in placeholders
+    # - no rank process: the core itself computes the plans, one after the other
+    # - speculation: the core must know the newest token's id to make the next draft
     speculation = speculation_of(config)
     has_rank_process = config.world_size == 1 and not isinstance(executor, LocalExecutor)
     num_ahead = int(config.async_scheduling and has_rank_process and speculation is None)
@@ -178,7 +179,7 @@ def speculation_of(config: EngineConfig) -> SpeculationConfig | None:
 
 
 def stage_work(shape: ModelShape, num_stages: int) -> StepWork:
-    """Returns the operation counts of one of `num_stages` equal stages, as if one rank did all the stage's work."""
+    """Returns a stage's operation counts. All `num_stages` stages count as equal, and each stage as a single rank."""
     return StepWork(
         flops_per_token=2 * shape.num_active_parameters / num_stages,
         flops_per_pair=4 * shape.query_size * shape.num_layers / num_stages,  # query x key, and weights x value

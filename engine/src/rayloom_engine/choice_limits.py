@@ -1,4 +1,4 @@
-"""Limits of all choices of a request together."""
+"""Limits that count all choices of a request together."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import json
 import reprlib
 from typing import Literal, TypeAlias
 
-# The kinds of faults of a model, for programs; the message is for people. NoAccess: the hub needs a token, or refuses
+# The kinds of model faults, for programs. (People read the message.) NoAccess: the hub needs a token, or refuses
 # the given token. Gated: the owner of the token must accept the model's terms. Unreachable: a retry may succeed without
 # a change. Invalid: all faults without a kind of their own.
 ModelFault: TypeAlias = Literal["NotFound", "NoAccess", "Gated", "Unsupported", "Unreachable", "Invalid"]
@@ -99,7 +99,7 @@ def shown(value: object) -> str:
 
 
 def word(value: object) -> str:
-    """Shortens a name as `shown` does, but a short printable name gets no quotation marks."""
+    """Shortens a name as `shown` does. A short printable name gets no quotation marks, unlike in `shown`."""
     is_plain = isinstance(value, str) and 0 < len(value) <= _MAX_WORD and value.isprintable()
     return str(value) if is_plain else shown(value)
 

@@ -1,13 +1,13 @@
 """`python -m rayloom_engine.linger`: the preStop hook of a pod with ranks.
 
 When a whole engine replica is deleted, Kubernetes terminates all its pods at the same time. The engine then finishes
-its streams, and needs its ranks for this. So the pods with ranks wait here until the engine has exited. If only a pod
-with ranks is terminated, the pod waits a few seconds, in case the engine is about to drain. Then it exits, its ranks
+its streams, and needs its ranks for this. So the pods with ranks wait here until the engine has exited. If a single pod
+with ranks is terminated, it waits a few seconds, in case the engine is about to drain. Then it exits, its ranks
 are replaced, and every stream continues.
 
-By then the engine's DNS names no longer resolve, so the hook takes the engine's address from open TCP connections.
-Ranks are connected to the rank port, and the pod's Ray is connected to Ray's head. Ray's head runs in the engine's pod,
-and the pod's Ray is connected to it even before the first rank connects.
+While the engine's pod terminates, the engine's DNS names do not resolve. So the hook takes the engine's address from
+open TCP connections. Ranks are connected to the rank port, and the pod's Ray is connected to Ray's head. Ray's head
+runs in the engine's pod, and the pod's Ray is connected to it even before the first rank connects.
 """
 
 from __future__ import annotations

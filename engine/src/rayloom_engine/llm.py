@@ -173,8 +173,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Returns one RequestOutput per prompt, in order. A prompt is a text or a list of token ids.
 
-        Without sampling_params, those of `get_default_sampling_params` are used, with max_tokens limited to the room in
-        the context. If one of the prompts cannot be computed, raises RequestError and computes no prompt.
+        Without `sampling_params`, uses the result of `get_default_sampling_params`, with max_tokens limited to the room
+        in the context. If one of the prompts cannot be computed, raises RequestError and computes no prompt.
         """
         many = _many_prompts(prompts)
         texts = [prompt if isinstance(prompt, str) else None for prompt in many]
@@ -196,8 +196,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Returns one RequestOutput per conversation, in order. A single conversation needs no list around it.
 
-        Without sampling_params, the settings of the model's generation_config.json are used, and an answer may be as
-        long as these settings or the context allow. Raises RequestError as `generate` does.
+        Without sampling_params, the settings of the model's generation_config.json are used, and only these
+        settings and the context limit the length of an answer. Raises RequestError as `generate` does.
         """
         if self._template is None:
             raise RequestError("this model has no chat template; use generate with a prompt")

@@ -31,7 +31,7 @@ MAX_ALLOWED_TOKEN_IDS = 2**20  # the most ids; no vocabulary has as many
 MAX_BAD_WORDS = 500
 MAX_BAD_WORD_CHARS = 16384  # characters of all bad words together
 MAX_COUNT = 2**31 - 1  # limit of token counts and token ids: far above any context, and fits every tensor
-GREEDY_BELOW = 1e-5  # a smaller temperature would overflow float32 logits and means greedy, as in vLLM
+GREEDY_BELOW = 1e-5  # a smaller temperature would overflow float32 logits, so it means greedy, as in vLLM
 
 _MAX_NAMED = 5  # the most wrong values that a message names
 
@@ -224,9 +224,9 @@ class SamplingParams:
         )
 
     def check_logprobs(self, max_logprobs: int, vocab_size: int) -> SamplingParams:
-        """Returns these settings with the vocabulary's size as the number of alternatives if that number is -1.
+        """Returns these settings. If a number of alternatives is -1, it is replaced by the vocabulary's size.
 
-        `max_logprobs`: the server's setting of that name. Raises RequestError for more alternatives than that.
+        `max_logprobs`: the server's setting, the most alternatives that it allows. Raises RequestError for more.
         """
         most = vocab_size if max_logprobs == -1 else max_logprobs
         for name in ("logprobs", "prompt_logprobs"):

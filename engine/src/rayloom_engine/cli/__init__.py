@@ -1,1 +1,1 @@
-"""The command line. A command imports what it needs only when it runs."""
+"""The command line. A command imports its modules only when it runs."""

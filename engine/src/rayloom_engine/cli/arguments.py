@@ -1,4 +1,4 @@
-"""Turns EngineConfig's fields into flags: `max_model_len` is `--max-model-len`, with the same checks and help."""
+"""Turns EngineConfig's fields into flags: `max_model_len` becomes `--max-model-len`, with the same checks and help."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _help(field: FieldInfo) -> str:
 
 
 class _Number:
-    """A type for argparse. For a word such as `auto`, the error message ends with the advice `otherwise`."""
+    """A type for argparse. `otherwise`: advice at the end of the error message for a word such as `auto`."""
 
     def __init__(self, kind: Callable[[str], Any], otherwise: str) -> None:
         self._kind = kind
@@ -151,7 +151,7 @@ class _Number:
 
 
 class _ChoiceType:
-    """A type for argparse. The error message names the choices and ends with the advice `otherwise`."""
+    """A type for argparse. Its error message names the choices. `otherwise`: advice at the end of the message."""
 
     def __init__(self, choices: Collection[str], otherwise: str) -> None:
         self._choices = choices

@@ -16,9 +16,9 @@ class BenchMissing(EngineError):
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser], arguments: Sequence[str]) -> None:
-    """Adds the command `bench`, and its flags only if `arguments` begin with `bench`. Raises BenchMissing.
+    """Adds the command `bench`. Raises BenchMissing.
 
-    All other commands work without the benchmark's package.
+    Adds its flags only if `arguments` begin with `bench`, so that other commands work without the benchmark's package.
     """
     parser = commands.add_parser(
         "bench", help="measure throughput and latency, compared with transformers and the machine's limit"

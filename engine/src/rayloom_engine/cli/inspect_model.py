@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _document(resolved: ResolvedModel, shape: ModelShape, inspection: Inspection) -> dict[str, Any]:
-    """Returns the facts, and for human readers also the whole shape, and the model's bytes in each data type."""
+    """Returns the facts. Adds, for human readers, the whole shape and the model's bytes in each data type."""
     from rayloom_engine.models.quantised.amounts import weight_bytes
     from rayloom_engine.models.shape import DTYPE_BYTES
 

@@ -3,8 +3,8 @@
 An adapter that no sequence uses stays in its slot until another adapter needs the slot. The least recently used adapter
 is evicted first.
 
-Tenants (API keys) share the slots as they share the places of the queue: a tenant gets a further slot as long as the
-unused slots outnumber the slots that it uses. So a single tenant can use half of the slots, rounded up.
+Tenants (API keys) share the slots by the rule of the waiting queue: a tenant gets a further slot if there are more
+unused slots than slots that the tenant uses. So a single tenant can use half of the slots, rounded up.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _Key = TypeVar("_Key")
 
 
 class AdapterSlots:
-    """The adapter in each slot, and the numbers of running sequences that use it, by the adapters' digests."""
+    """Which adapter is in each slot, and how many running sequences use each adapter. Digests identify adapters."""
 
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots
@@ -28,7 +28,7 @@ class AdapterSlots:
         # (tenant, digest) -> number of the tenant's sequences that use the adapter; never 0
         self._num_users_of: Counter[tuple[str, bytes]] = Counter()
         self._num_used_by: Counter[str] = Counter()  # tenant -> number of adapters that its sequences use
-        self._broken: set[bytes] = set()  # digests of adapters in slots that the ranks could not load
+        self._broken: set[bytes] = set()  # digests of adapters that have a slot, but could not be loaded
         self._loads: dict[int, Adapter] = {}  # slot -> adapter that the next plan tells the ranks to load
 
     @property
@@ -71,7 +71,7 @@ class AdapterSlots:
         return slot
 
     def leave(self, adapter: Adapter | None, tenant: str = "") -> None:
-        """Counts that one sequence no longer uses the adapter."""
+        """Lowers the number of sequences that use the adapter by one."""
         if adapter is None:
             return
         _count_down(self._num_users, adapter.digest)

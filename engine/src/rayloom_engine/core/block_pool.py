@@ -2,7 +2,7 @@
 
 A block is in exactly one of these states:
 
-  held      ref_count > 0; it is in the block tables of that many sequences
+  held      ref_count > 0: the number of sequences that have the block in their block tables
   cached    ref_count = 0, with a hash: its content is part of a known prefix; a prefix hit makes it held again, or it
             is evicted
   free      ref_count = 0, without a hash; allocated before cached blocks
@@ -43,7 +43,7 @@ class BlockPool:
         self._hashes: list[bytes | None] = [None] * num_blocks  # block id -> hash of its content, if reusable
         self._cached: dict[bytes, int] = {}  # hash -> block id
         self._unproven = set(unproven)  # blocks that may hold a NaN: not proven since their last allocation
-        self._vouched: set[int] = set()  # unproven blocks that every sequence may reuse nevertheless, see `vouch`
+        self._vouched: set[int] = set()  # blocks that are unproven, but that every sequence may reuse (`vouch`)
         self._to_clear: list[int] = []  # allocated blocks that the next plan must clear
         self._free_plain: list[int] = []  # free blocks that were in use; the block that was freed last is at the end
         self._first_untouched = 0  # this block and all later ones are untouched
@@ -153,7 +153,7 @@ class BlockPool:
                 self.log.added(content)
 
     def vouch(self, block_ids: Iterable[int], hashes: Iterable[bytes]) -> None:
-        """Lets every sequence find these blocks, because finite logits were computed from them after their release.
+        """Lets every sequence reuse these blocks, because finite logits were computed from them after their release.
 
         Blocks that hold other content by now are skipped. Vouched blocks stay unproven, so they are cleared after their
         next allocation.
@@ -216,7 +216,7 @@ class BlockPool:
         return bisect_left(hashes, True, key=lambda content: content not in self._cached)
 
     def _is_doubtful(self, block_id: int) -> bool:
-        """True if the block is neither held, proven nor vouched for: its holders ended without proving it."""
+        """True if the block's holders ended without proving it, and `vouch` was not called for it since."""
         return self._ref_counts[block_id] == 0 and block_id in self._unproven and block_id not in self._vouched
 
     def num_cached_only(self, block_ids: Iterable[int]) -> int:

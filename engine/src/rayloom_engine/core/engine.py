@@ -61,7 +61,7 @@ class LocalExecutor:
 
 @dataclass(slots=True)
 class StepTimes:
-    """Totals since start, in seconds."""
+    """Totals since the start. Times are in seconds."""
 
     num_steps: int = 0
     num_tokens: int = 0
@@ -104,8 +104,8 @@ class Engine:
     def add(self, sequence: Sequence, is_resume: bool = False) -> SequenceOutput | None:
         """Queues a sequence. Raises RequestError or QueueFull.
 
-        A front may resume a sequence after its last token. Such a complete sequence is not queued, and its last output
-        is returned. Returns None for a sequence that is queued.
+        A front may resume a sequence that already has its last token. This sequence is not queued, and an output with
+        its finish reason is returned. Otherwise returns None.
         """
         reason = sequence.finish_reason(self.scheduler.config.max_model_len) if sequence.num_generated else None
         if reason is not None:

@@ -18,8 +18,8 @@ class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     sequence_id: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()  # one per token id, if the client asked for logprobs
-    # Sent with the first token; the first prompt token has no entry. Many entries are split over several outputs, and
-    # the last of these outputs has the first token (logprob_parts.py).
+    # Sent with the first generated token. The first prompt token has no entry. Many entries are split over several
+    # outputs, and the last of these outputs has the first generated token (logprob_parts.py).
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs_start: int = 0  # number of entries in earlier outputs
     # only in the last output; inside the core also CORRUPT or BROKEN_FORM (core/sequence.py)

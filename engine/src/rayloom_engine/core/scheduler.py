@@ -101,7 +101,7 @@ class Scheduler:
 
     @property
     def num_queued_tokens(self) -> int:
-        """Tokens still to compute, without those of running sequences that lack only one token (decodes)."""
+        """Tokens still to compute. Running sequences that lack only one token (decodes) do not count."""
         lacking = (sequence.num_tokens - sequence.num_computed for sequence in self._running)
         return self._waiting.num_tokens + sum(num for num in lacking if num > 1)
 
@@ -169,11 +169,11 @@ class Scheduler:
                 self._planner.set_aside(sequence)
 
     def in_flight(self) -> dict[Sequence, Span]:
-        """Returns each sequence of the plans in flight -> its positions that these plans compute."""
+        """Returns a map: sequence of the plans in flight -> the positions that these plans compute."""
         return spans_of(self._in_flight)
 
     def waiting_for_forms(self) -> dict[Sequence, Span]:
-        """Returns each sequence whose grammar the sampling rank still builds -> its position to be computed again.
+        """Returns a map: sequence whose grammar the sampling rank builds -> its position to be computed again.
 
         These sequences are in no plan, but their grammars may be the cause if the rank dies now.
         """

@@ -29,7 +29,7 @@ class SequenceState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """The sender of a sequence. It decides the sequence's order in the queue, and the prefixes that it may reuse."""
+    """The sender of a sequence. The sender decides the order in the queue, and which prefixes may be reused."""
 
     priority: int = 0  # the lowest value runs first, among the sequences of a tenant
     arrival: float = 0.0  # Unix time; decides the order within a priority

@@ -18,10 +18,10 @@ from typing import TypeVar
 from rayloom_engine.core.step import StepPlan
 from rayloom_engine.core.step_work import StepWork
 
-# The prompts of a step are assumed to take at least this part of the step's time, even if the step was not measurably
-# longer.
+# The prompts of a step are assumed to take at least this part of the step's time, even if they did not make the step
+# measurably longer.
 _LEAST_PART = 0.01
-# One step lowers the seconds of an operation at most to this share of the value before. Chunks must not grow faster
+# One step never lowers the seconds of an operation below this share of the value before. Chunks must not grow faster
 # than their costs are measured: a few more tokens may cost little beside decodes, but many more may cost a lot.
 _MOST_DROP = 0.9
 # After this many steps in a row with prompts and a similar number of decodes, the decodes' measured time counts as old.
@@ -127,7 +127,7 @@ class StepMeter:
         length = num_decodes.bit_length()
         num_mixed = self._num_mixed[length] = self._num_mixed.get(length, 0) + 1
         nearest, decode_s = _nearest(sorted(self._decode_only.values()), num_decodes)
-        # operations of the decodes by which this step exceeds the measured step
+        # operations of the decodes that this step has in addition to those of the measured step
         more_flops = max(0, num_decodes - nearest) * self._work.flops_per_token
         all_decodes_s = decode_s + more_flops * self._flop_s
         prompts_s = flops * self._flop_s

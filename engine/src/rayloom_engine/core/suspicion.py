@@ -32,8 +32,8 @@ _KEPT_CONDEMNED = 1024
 class Suspicion(msgspec.Struct):
     """The evidence from the deaths so far: which sequences may crash the engine.
 
-    All fields are bounded (`suspects` by the sequences of a step), because the entries of a front that never reconnects
-    stay.
+    The entries of a front that never reconnects are not removed. So all fields are bounded: `suspects` by the number of
+    sequences in a step, the others by constants.
     """
 
     deaths: list[dict[str, Span]] = []  # the last deaths outside trials: sequence id -> its positions in flight
@@ -46,7 +46,7 @@ class Suspicion(msgspec.Struct):
         return {name: span for name, span in common.items() if span is not None}
 
     def died(self, in_flight: dict[str, Span]) -> bool:
-        """Counts a death with these sequences in flight. Returns True if these plans were a trial of suspects.
+        """Counts a death with these sequences in flight. Returns True if the plans in flight were a trial.
 
         After a trial, fewer suspects remain.
         """

@@ -26,7 +26,7 @@ _HELLO_SECONDS = 5.0
 
 
 class FrontRefused(Exception):
-    """The peer is no front of this service, or speaks another version."""
+    """The peer is no front of this service, or speaks no version of the protocol that this core speaks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,10 @@ async def greet_local(reader: asyncio.StreamReader, token: str, epoch: int) -> G
 async def greet_remote(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: str, tls: PortTls | None, epoch: int
 ) -> Greeted:
-    """Returns the same as `greet_local`, for a gateway over TCP. Sends a challenge first. The Welcome proves the key.
+    """Returns the same as `greet_local`, for a gateway over TCP. Sends a challenge first.
 
-    The time limit is for TLS and the greeting together. A slow handshake delays only this coroutine.
+    The Welcome proves that this core has the key. The time limit is for TLS and the greeting together. A slow handshake
+    delays only this coroutine.
     """
     async with asyncio.timeout(_HELLO_SECONDS):
         return await _greet_remote(reader, writer, key, tls, epoch)

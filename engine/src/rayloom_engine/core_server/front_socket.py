@@ -51,7 +51,7 @@ class FrontSocket:
             if self._tls is not None:
                 try:
                     data = self._tls.seal(data)
-                except ssl.SSLError:  # the I/O thread has read an alert, or bytes that the peer did not send
+                except ssl.SSLError:  # the I/O thread has read a TLS alert, or bytes that are not from the peer
                     self._end()
                     return False
             if self._unsent.num_bytes:

@@ -43,7 +43,7 @@ class Core:
         box: BlackBox,
         check_ranks: Callable[[], None] = lambda: None,
     ) -> None:
-        """`check_ranks`: called while the engine is idle, to raise RankLost, because no step would find a lost rank."""
+        """`check_ranks`: raises RankLost if a rank is lost. An idle engine calls it, as it runs no steps."""
         self.model = model
         self._engine = engine
         self._box = box
@@ -80,8 +80,8 @@ class Core:
             for connection, message in messages:
                 self._handle(connection, message)
             if messages and not (self._state.stats.num_running or self._state.stats.num_waiting):
-                # A status is sent before the step, because the first step after an idle time may be long. Until the
-                # next status, an engine whose last status shows no requests may be deleted.
+                # A status is sent before the step, because the first step after an idle time may be long. During the
+                # step, the operator might otherwise delete the engine, whose last status showed no requests.
                 self._publish()
             self._state.heartbeat = time.monotonic()
             # The load is published after the inbox is read and before the step, so that it includes the sequences that
@@ -149,7 +149,7 @@ class Core:
     def _hold_trial(self) -> None:
         """While there are suspects, restricts the scheduler: first to a probe, then to the suspects of a trial.
 
-        The probe comes first, so that ranks that die with every plan die with the probe, and no suspect is blamed.
+        The probe comes first: ranks that die with every plan die with the probe, so that no suspect is blamed.
         """
         suspicion = self._box.suspicion
         scheduler = self._engine.scheduler
@@ -186,10 +186,10 @@ class Core:
         state.set_patience(patience_s(state.hang_seconds, forecast_s, is_trial=self._box.is_trial))
 
     def _end_step(self) -> None:
-        """Records the positions in flight after a step, if the next step may not overwrite the record soon.
+        """Records the positions in flight after a step: in a trial, with several plans in flight, or if it had no plan.
 
-        With one plan in flight at a time, the record of an ended plan stays until the next plan is recorded, a message
-        arrives, or the engine is idle. After a step of a trial, the positions are recorded in any case.
+        Otherwise the record of the ended plan stays until the next plan is recorded, a message arrives, or the engine
+        is idle.
         """
         is_planless = self._is_note_old  # The step has not recorded a plan.
         if is_planless or self._box.is_trial or self._engine.scheduler.config.depth > 1:

@@ -121,8 +121,8 @@ class CoreProcess:
     def is_up(self) -> bool:
         """Returns True if the start is complete. Called for every pulse; exits the process if the main thread hangs."""
         state = self._state
-        # The main thread is watched once it computes. In an EngineCore that is the only rank, this begins when the rank
-        # has loaded, because the state becomes "serving" only after the first step.
+        # The main thread is watched once it computes. In an EngineCore that is the only rank, it is watched as soon as
+        # the rank has loaded, because the state is "serving" only after the first step.
         mark = state.mark() if state.state == "serving" or state.rank is not None else None
         # Time is counted in pulses, and not by a clock, because a process that was stopped for a while has not hung.
         self._num_pulses += 1

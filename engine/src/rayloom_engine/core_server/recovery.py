@@ -72,7 +72,7 @@ class RecoveryLimits:
     def deadline(self, now: float, *, is_rebuild: bool) -> float:
         """Returns the time by which the ranks must be assembled, by the same clock as `now`.
 
-        The first start has no limit, because the cluster may not have room for a rank yet; the status shows this wait.
+        The first start has no limit, because it may wait for room in the cluster; the status shows this wait.
         """
         return now + self.config.rebuild_seconds if is_rebuild else math.inf
 
@@ -86,8 +86,8 @@ class RecoveryLimits:
         """Counts a death while SERVING. Returns the reason for giving up, or an empty string to continue.
 
         `is_narrower`: the death left fewer suspects. Such a death does not count in the budget, because the number of
-        suspects already limits the number of such deaths. The budget's back-off is not applied, because the back-off is
-        for ranks that fail during their start.
+        suspects already limits such deaths. No back-off follows, because the budget's back-off is for ranks that fail
+        during their start.
         """
         if self.is_job:
             return "start the job again"

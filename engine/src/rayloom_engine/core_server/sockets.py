@@ -87,7 +87,7 @@ class Inbox:
         return taken
 
     def wait(self, seconds: float, at_most: float) -> bool:
-        """Waits for an entry, for the smaller of both times. Returns True as soon as there is an entry, else False."""
+        """Waits for an entry, at most for the smaller time. Returns True as soon as there is an entry, else False."""
         return self.event.wait(min(seconds, at_most))
 
 
@@ -102,7 +102,7 @@ class _Front:
 
 @dataclass(frozen=True, slots=True)
 class GatewayPort:
-    """The listening socket for gateways, the key that they must prove to have, and TLS; None: clear text."""
+    """The listening socket for gateways, and the key that they must prove to have. Without `tls`: clear text."""
 
     listener: socket.socket
     key: str
@@ -128,7 +128,7 @@ class CoreIo:
         """`stall_seconds`: a front that does not read a small message within this time is disconnected.
 
         `gateways`: a second port at which fronts are accepted; None: fronts are accepted at `address` alone.
-        `on_front_report`: called with each report of the engine's own front; the next status must contain it.
+        `on_front_report`: called with each report of the engine's own front; the next status must contain the report.
         """
         self._address = address
         self._token = token

@@ -39,7 +39,7 @@ class Unsent:
             self._messages.popleft()
 
     def has_stalled(self, now: float) -> bool:
-        """True if the oldest message is overdue. Its due time is fixed, even if the front reads a byte now and then."""
+        """True if the oldest message is overdue. The due time stays the same when the front reads single bytes."""
         return bool(self._messages) and now > self._messages[0][1]
 
     def clear(self) -> None:

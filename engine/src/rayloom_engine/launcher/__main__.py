@@ -48,7 +48,7 @@ class CoreLine:
         threading.Thread(target=self._run, name="core-line", daemon=True).start()
 
     def progress(self, phase: str, done: int, total: int, unit: str) -> None:
-        """Reports a phase to the core; if the core is gone, to the next core. Implements Progress."""
+        """Reports a phase to the core. If the core is gone, the next core gets the report. Implements Progress."""
         self._phase = LaunchProgress(phase, done, total, unit)
         channel = self._channel
         if channel is not None:
@@ -78,7 +78,7 @@ class Launcher:
         self._running: dict[int, int] = {}  # rank -> incarnation
         self._due: dict[int, float] = dict.fromkeys(range(config.world_size), 0.0)  # rank -> time of its next start
         self._fenced: set[int] = set()  # ranks killed because of a fence: the core counts these deaths itself
-        self._counted: dict[int, int] = {}  # rank -> incarnation whose death this process last counted in the budget
+        self._counted: dict[int, int] = {}  # rank -> the last incarnation whose death was counted in the rank's budget
         self._budgets = {rank: RestartBudget(config.restart_budget) for rank in self._due}
 
     def run(self) -> NoReturn:

@@ -64,7 +64,7 @@ def use_private_ray(run_dir: Path) -> None:
 
 
 def _write_token(run_dir: Path) -> None:
-    """Writes a new token for Ray. An existing file stays: after a restart of Ray, the launcher uses its token."""
+    """Writes a new token for Ray. An existing file stays: the launcher uses its token even after a restart of Ray."""
     path = run_dir / "ray_token"
     if not path.exists():
         draft = run_dir / "ray_token.new"
@@ -74,7 +74,7 @@ def _write_token(run_dir: Path) -> None:
 
 
 def wait_while_ray_runs() -> None:
-    """Returns once the control store, or this machine's raylet, of the joined Ray has ended."""
+    """Returns once the control store or this machine's raylet has ended, in the Ray that this process has joined."""
     import ray
 
     node = ray._private.worker.global_worker.node

@@ -1,4 +1,4 @@
-"""Placement of ranks in a Ray cluster: resources of ranks, whether nodes have room, the message for no room. Pure."""
+"""Placement of ranks in a Ray cluster: a rank's resources, a check for room, and the message for lack of room. Pure."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def can_hold(nodes: Iterable[Resources], stage: Resources, num_stages: int, stra
 
 
 def shortage(config: EngineConfig, nodes: Sequence[Node], per_rank: Resources, waited_s: float) -> str:
-    """Returns the message for stages that fit no node: each node's resources, the missing resources, and the cure."""
+    """Returns the message for stages without room: each node's resources, the missing resources, and the cure."""
     stage = stage_resources(config, per_rank)
     num_stages = config.pipeline_parallel_size
     strategy = config.ray_placement_strategy

@@ -1,6 +1,6 @@
 """Executor `ray`: ranks are actors of a Ray cluster. Ray places them, starts them and reports when they end.
 
-Steps make no calls of Ray. While ranks run, nothing polls the cluster either, because Ray aborts a driver that requests
+Steps do not call Ray. While ranks run, nothing polls the cluster either, because Ray aborts a driver that requests
 the list of nodes while the control store restarts.
 """
 

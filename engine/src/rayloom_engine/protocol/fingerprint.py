@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-# The kinds of continuation. exact: the tokens are those of a single engine. rounding: the logits may differ by
+# The kinds of continuation. exact: one engine alone would sample the same tokens. rounding: the logits may differ by
 # rounding. other model: no continuation.
 Continuation = Literal["exact", "rounding", "other model"]
 

@@ -1,4 +1,4 @@
-"""Splits many log-probabilities between core and front into several messages, so that no frame is large.
+"""Splits the log-probabilities that a core sends to a front into several messages, so that no frame is large.
 
 A position with 20 alternatives takes about 345 bytes, and a prompt may have hundreds of thousands of positions. A part
 is a SequenceOutput with prompt_logprobs and no token; the last part is in the SequenceOutput with the first token.

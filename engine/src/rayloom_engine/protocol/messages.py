@@ -1,14 +1,14 @@
-"""Messages between API server processes ("fronts") and the EngineCore ("core"). Version 4, the first for gateways.
+"""Messages between API server processes ("fronts") and the EngineCore ("core"), in version 4.
 
 Each message is msgpack, preceded by its length as 4 big-endian bytes. A front sends Hello and gets Welcome; if the core
 refuses the Hello, it closes the connection. On the Unix socket the Hello has the token. Over TCP the core first sends a
 FrontChallenge, and both sides prove that they have the service's key (front_auth.py).
 
-A Submit is one sequence. A request with n > 1 is n sequences, and because these share a prompt, their Submits are sent
-in one SubmitChoices. When the core dies, the front reconnects and submits every unfinished sequence again, in the same
-kinds of messages, with the token ids that it has received: a resume. Sequence ids are random, so they are unique on a
-server. A sequence that is submitted again keeps its id and gets a higher attempt number: outputs of earlier attempts
-are dropped.
+A Submit has one sequence. A request with n > 1 has n sequences with the same prompt, so their Submits are sent in one
+SubmitChoices. When the core dies, the front reconnects and resumes every unfinished sequence: it submits the sequence
+again, in the same kinds of messages, with the token ids that it has received. Sequence ids are random, so they are
+unique on a server. A sequence that is submitted again keeps its id and gets a higher attempt number: outputs of earlier
+attempts are dropped.
 
 A new version only adds messages, and fields with defaults. Decoders ignore fields that they do not know, and a side
 sends a new message only to a peer whose version has the message. So each version can also speak the version before.
@@ -112,7 +112,7 @@ class EngineAdapters(msgspec.Struct, frozen=True, tag="adapters"):
 
 
 class FetchFile(msgspec.Struct, frozen=True, tag="fetch_file"):
-    """Requests a part of one of the model's text files. A gateway sends its next request once this part is there."""
+    """Requests a part of one of the model's text files. A gateway sends its next request once it has this part."""
 
     sha256: str
     start: int  # position of the part's first byte
@@ -155,7 +155,7 @@ class FilePart(msgspec.Struct, frozen=True, tag="file_part"):
 
 
 class PhaseProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """Progress of one phase of a start or a rebuild. `total` 0: the progress cannot be counted."""
+    """Progress of one phase of a start or a rebuild. If `total` is 0, the progress cannot be counted."""
 
     name: str  # "resolve" | "convert" | "discover" | "reserve" | "start_ranks" | "import" | "load" | "warm_up" | ...
     seconds: float
@@ -227,8 +227,8 @@ class CoreStatus(msgspec.Struct, frozen=True, tag="status", kw_only=True):
     # seconds since a computing rank last made progress or used CPU time; None: no rank computes
     last_work_age_s: float | None = None
     is_draining: bool = False  # the engine drains: it accepts no new requests
-    # the engine's LoRA adapters; None: the engine's front has not reported them yet. An engine of a version without
-    # this field has none.
+    # the engine's LoRA adapters; None: the engine's front has not reported them yet. Engines of versions
+    # without this field have no adapters.
     adapters: tuple[ServedAdapter, ...] | None = ()
     # requests of gateways, which the engine's own front does not see
     gateway_requests: GatewayRequests = GatewayRequests()
@@ -241,7 +241,7 @@ class CacheChanges(msgspec.Struct, frozen=True, tag="cache", kw_only=True):
     numbers 1, 2, 3, ...; the parts of the whole index have the number of the last changes that the index includes.
     """
 
-    start: int  # random number of the core's start; a new number: the core was restarted, with an empty index
+    start: int  # random number of the core's start; the number changes when the core restarts with an empty index
     number: int
     block_size: int  # tokens in a block
     added: bytes = b""

@@ -64,7 +64,7 @@ class MemoryOpened(msgspec.Struct, frozen=True, tag="memory_opened"):
 class Welcomed(msgspec.Struct, frozen=True, tag="welcomed"):
     """Accepts a connection.
 
-    Has the sizes of the first assembly: ranks that join later use these sizes, and not their own free memory.
+    Has the sizes of the first assembly. Ranks that join later use these sizes, whatever memory they have free.
     """
 
     num_kv_blocks: int | None = None
@@ -159,7 +159,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     `kind`: a user can fix "config" and "model"; after "rank" a retry may help.
     """
 
-    ticket: int  # ticket of the order; 0: the load failed, which has no order
+    ticket: int  # ticket of the order; 0: loading failed, for which there is no order
     kind: Literal["config", "model", "rank"]
     message: str
 

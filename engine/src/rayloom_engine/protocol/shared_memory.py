@@ -3,8 +3,8 @@
 Each direction is a ring in a memory file, and a pipe: the writer puts a frame into the ring, then its size into the
 pipe. The pipe does two things that memory cannot. First, a reader can poll the pipe together with sockets. Second, the
 kernel's lock of the pipe orders memory accesses on every processor. So a reader that has read a size sees the whole
-frame of that size. And when a writer sees that a size was read, the reader has copied all earlier frames. A futex
-instead of the pipe was measured, and is slower from Python.
+frame of that size, and once a writer sees that a size was read, the reader has copied all earlier frames. A futex in
+place of the pipe is slower from Python, as measurements have shown.
 """
 
 from __future__ import annotations

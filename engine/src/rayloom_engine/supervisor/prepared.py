@@ -1,7 +1,7 @@
 """PreparedProcess: a child whose imports begin before its arguments are known.
 
 `rayloom-engine serve` starts the EngineCore process ("core") in this way, and then imports its own modules and reads
-the settings. So the imports of both processes run in parallel. A core that is restarted is not started in this way.
+the settings. So the imports of both processes run in parallel. A restart of the core works without a PreparedProcess.
 """
 
 from __future__ import annotations

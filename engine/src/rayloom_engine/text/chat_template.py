@@ -24,7 +24,7 @@ from rayloom_engine.text.template_sandbox import Budget, TemplateSandbox, Templa
 from rayloom_engine.text.tokenizer import read_settings
 from rayloom_engine.text.tools.calls_in_messages import with_text_arguments
 
-MAX_RANGE_ITEMS = 100_000  # the most elements of all ranges in one rendering together
+MAX_RANGE_ITEMS = 100_000  # limit for the elements of all ranges in one rendering, counted together
 MAX_ADDED_CHARS = 1_000_000  # the most characters that a prompt may have beyond the messages' own text
 # number of renderings that run in a thread after a slow rendering; so at most one in a hundred delays the streams
 RENDERINGS_AS_SLOW = 100
@@ -129,7 +129,7 @@ class ChatTemplate:
         """Returns the prompt for `messages`. `extra` (chat_template_kwargs): further variables for the template.
 
         `text_arguments`: the template gets the arguments of tool calls as JSON text instead of objects.
-        With continue_final_message the prompt ends inside the last message. Raises RequestError if the template refuses
+        `continue_final_message`: the prompt ends inside the last message. Raises RequestError if the template refuses
         the messages or computes for MAX_CPU_S. Raises TemplateTooSlow after `cpu_s`, if `cpu_s` is less than MAX_CPU_S.
         """
         plain = plain_messages(messages)

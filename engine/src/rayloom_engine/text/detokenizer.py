@@ -47,7 +47,7 @@ def make_detokenizer(
 
 
 class ByteDetokenizer:
-    """Decodes byte-level vocabularies. The joined pieces equal Tokenizer.decode of all ids."""
+    """Decodes byte-level vocabularies. The joined pieces equal the result of Tokenizer.decode for all ids."""
 
     __slots__ = ("_is_between", "_skipped_ids", "_tokenizer", "_utf8")
 
@@ -75,7 +75,7 @@ class ByteDetokenizer:
 class WindowDetokenizer:
     """Decodes all other vocabularies, by decoding a window of the last tokens. Returns only the text that is new.
 
-    The text of the first `_num_read` tokens of the window was returned already, the text of the others is held back.
+    The text of the window's first `_num_read` tokens was returned already. The text of its other tokens is held back.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], skipped_ids: frozenset[int]) -> None:

@@ -13,7 +13,8 @@ class StopAutomaton:
     """The Aho-Corasick automaton for some strings (doi.org/10.1145/360825.360855). Immutable once made.
 
     A state stands for the longest suffix of the text that is a prefix of one of the strings; state 0 is the empty
-    suffix. `depth`: number of characters of a state. `found`: the longest string at the end of its text, or None.
+    suffix. `depth`: state -> number of characters. `found`: state -> the longest string at the end of the state's text,
+    or None.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
@@ -61,7 +62,7 @@ class StopAutomaton:
     def _link(self) -> None:
         """Sets each state's fallback: the state of the longest proper suffix of the state's text.
 
-        The fallback is reached from the predecessor's fallback by the state's last character. So the states of shorter
+        The state's last character leads to it from the fallback of the state's predecessor. So the states of shorter
         texts are linked first.
         """
         states = deque(self._next[0].values())

@@ -1,8 +1,8 @@
 """Estimates the size of a template operation's result before it is computed. Pure functions.
 
 Python builds a text of 2 GB in one operation that cannot be interrupted. So an operation is refused before it runs, if
-its arguments could give too large a result. The result of an operation that is not listed here is at most a small
-multiple of its arguments.
+its arguments could give too large a result. If an operation is not listed here, its result is at most a few times as
+large as its arguments.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Growth = Callable[[tuple[Any, ...], Mapping[str, Any]], int]
 def weight(value: object, most: int) -> int:
     """Returns roughly the number of characters of `value` written out. Stops counting once the number is above `most`.
 
-    A list may contain one long text many times. The repetitions take memory only when the list is written out.
+    A list may contain one long text many times. Each repetition counts, because it takes memory in the written text.
     """
     total = 0
     left = [value]

@@ -51,8 +51,8 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
             backend.no_truncation()
             backend.no_padding()
-            # If parts of the file contradict each other, the library panics at the first text. So a text is encoded
-            # here.
+            # If parts of the file contradict each other, the library panics when it encodes the first text. So a text
+            # is encoded here.
             backend.encode_batch(["a"], add_special_tokens=True)
         except BaseException as error:  # the library raises bare Exception, or PanicException, which is no Exception
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":

@@ -1,7 +1,7 @@
 """Activity: counts a rank's progress inside a step. The heartbeats (beats) report it, because a live rank may hang.
 
-The model calls its TensorGroup twice in every layer, even without peers, or counts the halves of layers itself. The
-count grows during a long step, but not during a hung step.
+A model calls its TensorGroup twice in every layer, even without peers, or counts halves of layers itself. So `advance`
+grows during a long step, but not during a hung step.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Activity:
         return self._num_switches + self._model_progress() - self._earlier
 
     def report(self) -> None:
-        """Increases `advance`. Called during a wait for a thread of this process, which has a time-out of its own."""
+        """Increases `advance`. Called while a step waits for another thread of this process. That wait has a limit."""
         self._num_switches += 1
 
     def restart(self) -> None:

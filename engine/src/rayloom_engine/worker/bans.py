@@ -18,7 +18,7 @@ Ids = npt.NDArray[np.int64]
 def all_banned_ids(slot: Slot, vocab_size: int) -> Ids | None:
     """Returns the ids of banned tokens; an id may occur twice. None if every token may be chosen.
 
-    Samplers do not need them for a slot with a mask: `mask_slot` has removed the banned tokens from the mask.
+    Samplers do not need these ids for a slot with a mask: `mask_slot` has removed the banned tokens from the mask.
     """
     allowed = slot.params.allowed_token_ids
     banned = {token_id for token_id in slot.banned_ids if token_id < vocab_size}

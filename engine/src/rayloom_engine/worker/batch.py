@@ -21,7 +21,7 @@ class InputBatch:
     steps: list[tuple[SlotStep, Slot]]  # sequences with one token first
     token_ids_T: npt.NDArray[np.int64]
     positions_T: npt.NDArray[np.int64]  # from 0 in each sequence
-    ends: list[int]  # by sequence: the index in T after the sequence's last token
+    ends: list[int]  # for each sequence, the index in T after its last token
     attention: PagedBatch
 
 

@@ -33,8 +33,8 @@ class Build(Generic[_T]):
         self.has_cpu_limit = has_cpu_limit
         self.future: Future[_T] = Future()
         self.is_begun = False  # submitted to the thread
-        # Why the build was given up; empty: it was not given up. If the build has ended nevertheless, `wait_for`
-        # returns its result.
+        # Why the build was given up; empty if it was not given up. If the build has a result in spite of this,
+        # `wait_for` returns the result.
         self.given_up = ""
 
 
@@ -55,7 +55,7 @@ class _Turn:
 
 
 class Builds:
-    """Runs builds one by one on a thread of its own. All methods but `begin` must be called by one other thread."""
+    """Runs builds one by one on a thread of its own. All methods except `begin` are for one other thread alone."""
 
     def __init__(
         self, cpu_s: float = CPU_S, wall_s: float = WALL_S, clock: Callable[[], float] = time.monotonic
@@ -138,7 +138,7 @@ class Builds:
             return build.make()
         finally:
             with self._lock:
-                if self._present is turn:  # otherwise it was given up, and a new thread runs another build
+                if self._present is turn:  # otherwise the build was given up, and a new thread runs another one
                     self._present = None
 
     def _give_up(self, turn: _Turn, why: str) -> None:

@@ -41,7 +41,7 @@ class RankComputation(Protocol[ArrayT]):
     def load_adapter(self, load: AdapterLoad) -> None:
         """Loads a LoRA adapter into an adapter slot.
 
-        Raises ModelError if the adapter cannot be used. The hidden states of tokens with this adapter are NaN then.
+        Raises ModelError if the adapter cannot be used. Then the hidden states of tokens with this adapter become NaN.
         """
 
     def copy_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:

@@ -1,4 +1,4 @@
-"""The choice of a rank on CPU between the C library and torch, and the library's threads. Imports no torch."""
+"""Chooses between the C library and torch for a rank on CPU, and starts the library's threads. Imports no torch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class ModelOnCpu:
 class LibraryChoice:
     """The choice between the C library and torch.
 
-    `library`: None if torch computes the model. `problem`: the reason for torch; empty if a setting demands torch.
+    `library`: None if torch computes the model. `problem`: why the library cannot compute it; empty if the library is
+    chosen, or if a setting demands torch.
     """
 
     library: CpuLibrary | None

@@ -1,8 +1,8 @@
 """DecodeGraphs: decode steps of a rank as CUDA graphs, so that the host launches a step by one call.
 
-Without a graph, the host needs longer to launch the hundreds of kernels of a small step than the GPU to run them. A
-graph has fixed addresses and a fixed number of rows. So the inputs of a step are copied into the buffer of the smallest
-graph that has enough rows, and the unused rows write no KV.
+Without a graph, the host launches the hundreds of kernels of a small step more slowly than the GPU runs them. A graph
+has fixed addresses and a fixed number of rows. So the inputs of a step are copied into the buffer of the smallest graph
+that has enough rows, and the unused rows write no KV.
 
 Legend: N rows of a graph, B blocks of a table, D model width.
 """
@@ -24,14 +24,14 @@ from rayloom_engine.models.model import RankModel
 from rayloom_engine.parallel.tensor_group import OneRank
 from rayloom_engine.worker.batch import InputBatch
 
-_MAX_ROWS = 256  # larger steps keep the GPU busy while the host launches
+_MAX_ROWS = 256  # larger steps keep the GPU busy while the host launches their kernels
 _ALIGNMENT = 4  # int32 numbers in 16 bytes; the kernels expect that every tensor is aligned to 16 bytes
 
 
 def graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
     """Returns the numbers of rows for which there is a graph, ascending.
 
-    The largest is the first that is enough for `max_num_seqs` rows, and at most 256.
+    There are graphs up to the first number that is at least `max_num_seqs`, but not above 256.
     """
     most = min(max_num_seqs, _MAX_ROWS)
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, _MAX_ROWS + 1, 16)]
@@ -75,7 +75,7 @@ class DecodeGraphs:
 
 @dataclass(frozen=True, slots=True)
 class _BufferLayout:
-    """Offsets of the inputs of a step in one buffer of int32. First come the int64 rows: two elements per number."""
+    """The offset of each input of a step in an int32 buffer. The int64 rows come first: two elements per number."""
 
     num_rows: int
     num_blocks: int
@@ -162,7 +162,7 @@ class _Graph:
             self._copied: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def run(self, batch: InputBatch) -> torch.Tensor:
-        """Returns the hidden states [N, D] of the batch, and behind them those of the unused rows."""
+        """Returns hidden states [N, D]: first those of the batch, then those of the unused rows."""
         num = len(batch.token_ids_T)
         paged = batch.attention
         if self._graph is not None:

@@ -28,12 +28,12 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 Ids = npt.NDArray[np.int64]
 
-# Limits of the most recently used grammars, which are kept for later sequences: their number, and their total length,
-# because a matcher's memory grows with the length of its grammar.
+# The most recently used grammars are kept for later sequences, up to this number and this total length. The length is
+# limited because a matcher's memory grows with the length of its grammar.
 _MAX_GRAMMARS = 32
 _MAX_BYTES = 256 * 1024
-# A rank is idle after this many seconds without a step. A client that waits for the server's readiness sends its first
-# request sooner, and a running batch pauses only for milliseconds.
+# A rank is idle after this many seconds without a step. The time is longer than a running batch pauses (milliseconds),
+# and longer than a client that waits for the server's readiness needs to send its first request.
 QUIET_S = 1.0
 
 
@@ -112,7 +112,7 @@ class Forms:
         return self._builds.start(lambda: Endings(self._loaded_vocabulary(), after))
 
     def _loaded_vocabulary(self) -> Vocabulary:
-        """Returns the vocabulary, and waits for it on the thread of builds. Raises GrammarFault if it was given up."""
+        """Returns the vocabulary. For the thread of builds, which may wait. Raises GrammarFault if it was given up."""
         if self._vocabulary.given_up and not self._vocabulary.future.done():
             raise GrammarFault(self._vocabulary.given_up)
         return self._vocabulary.future.result()

@@ -31,7 +31,7 @@ class LoadedRank:
     ) -> None:
         """`forms`: None, except on the rank that samples."""
         self.loaded = loaded
-        self.kv = kv  # the KV cache that fits on this rank; the engine uses the smallest of all ranks
+        self.kv = kv  # the KV cache that fits on this rank; all ranks use the size of the smallest
         self.num_step_tokens = num_step_tokens
         self.device_type = loaded.device_type
         self.dtype = loaded.dtype

@@ -56,7 +56,7 @@ def visible_devices() -> list[str]:
 
 
 def _cgroup_folders(controller: str) -> Iterator[Path]:
-    """This process's cgroup folders for a controller, from its own up to the root."""
+    """This process's cgroup folders for a controller: the process's own folder first, the root last."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:

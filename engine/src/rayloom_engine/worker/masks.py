@@ -77,7 +77,7 @@ class Masks:
 
     def _unbuilt(self, slot: Slot) -> Form | Forms | None:
         """Returns what must be built before the slot's mask can be set; None if nothing is missing."""
-        # Thinking reads the bytes of tokens in the vocabulary. A form is not built before its vocabulary is.
+        # Thinking needs only the vocabulary, for the bytes of tokens. A form counts as built only with its vocabulary.
         needed = self._forms if slot.form is None and slot.thinking is not None else slot.form
         return None if needed is None or needed.is_built else needed
 

@@ -55,7 +55,7 @@ ORPHAN_SECONDS = 30.0
 _OWN_SECONDS = 5.0  # a core that keeps the connection for longer than this has accepted this rank as its own
 # in a job: grace period for the main thread to exit by itself after the core is gone
 _LAST_SECONDS = 5.0
-_LAST_LOADING_SECONDS = 60.0  # the same while it loads: only after that does it know whether it can use the model
+_LAST_LOADING_SECONDS = 60.0  # the same while the rank loads, and so does not know yet whether it can use the model
 _ALL_TICKETS = 2**63  # higher than the ticket of every order
 _GROUP_SECONDS = 10.0  # longest wait for the other ranks at a rendezvous; short, because all of them have loaded
 
@@ -188,7 +188,7 @@ class RankServer:
                 order = control.expect(AbortOrders)
                 if group_abort.abort(order.ticket):
                     logger.info("rank %d: the core has aborted the waits for other ranks", self._place.rank)
-        control.close()  # a message of another type also ends the loop, and the core must notice that
+        control.close()  # a message of another type also ends the loop; closing tells the core
         # Without a core, a peer that hangs is not replaced. A rank that waits for this peer would not connect to a new
         # core.
         group_abort.abort(_ALL_TICKETS)

@@ -185,7 +185,7 @@ class Runner(Generic[ArrayT]):
         )
 
     def _logits(self, hidden_ND: ArrayT) -> ArrayT | None:
-        """Returns float32 logits [N, V] over the whole vocabulary; None on all but the first rank of the stage."""
+        """Returns float32 logits [N, V] over the whole vocabulary; None unless this is the stage's first rank."""
         return self._group.gather(self._computation.logits(hidden_ND))
 
     def _sample(self, logits_NV: ArrayT, steps_N: list[tuple[SlotStep, Slot]], corrupt: set[int]) -> _Sampled:
@@ -203,7 +203,7 @@ class Runner(Generic[ArrayT]):
                 if is_probe(slot.request_id):
                     raise CorruptRank("the head turned a probe into logits that are not finite (NaN or infinity)")
                 corrupt.add(step.slot)
-                slot.note_sampled(0)  # results of later plans for the slot are dropped
+                slot.note_sampled(0)  # the id does not matter: results of later plans for the slot are dropped
                 continue
             tokens = [
                 SampledToken(step.slot, token_ids[row] or 0, logprobs[row])

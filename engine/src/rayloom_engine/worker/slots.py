@@ -78,7 +78,7 @@ class Slot:
         self.token_ids[self.num_tokens : end] = token_ids
 
     def after_draft(self, num: int) -> Slot:
-        """Returns the slot as the sampler would see it if the first `num` tokens of the draft were its own.
+        """Returns the slot as the sampler would see it if the draft's first `num` tokens were tokens of the slot.
 
         The result is valid in this step, and only for a slot without a mask. Both slots share the array of token ids.
         """

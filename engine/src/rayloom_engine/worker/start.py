@@ -48,13 +48,13 @@ def find_model(
     """Returns the model's folder and shape. Raises ModelError or ConfigError.
 
     A rotary embedding that depends on the context is computed for `max_model_len` as the user has set it, or else for
-    the model's longest context. So `config` must be that of the first start. The first process may cut the context to
-    fit into memory. With the cut context as `max_model_len`, a restarted process would have another embedding.
+    the model's longest context. The first process may then cut the context to fit into memory. A restarted process must
+    still pass the `config` of the first start: with the cut context as `max_model_len`, the embedding would differ.
 
     Does not import torch, so that errors are reported at once. `has_weights`: False in a process that holds no part of
     the model and so needs no weight files.
     """
-    # A GGUF file names no type for dense weights. A user who sets `dtype` therefore asks for dense weights.
+    # A GGUF file names no type for dense weights. So a user who sets `dtype` asks for dense weights of this type.
     keeps_blocks = config.quantization == "auto" and config.dtype == "auto"
     resolved = resolve(config.model, config.revision, progress, has_weights=has_weights, keeps_blocks=keeps_blocks)
     shards = config.tensor_parallel_size

@@ -1,6 +1,6 @@
 """Thinking: counts the tokens of an answer's reasoning, and forces its end tag once the budget is spent.
 
-The field is called `thinking_token_budget`; elsewhere the same part of an answer is called reasoning. Like the state of
+Thinking and reasoning are the same part of an answer; the request's field is `thinking_token_budget`. Like the state of
 a form, the state depends on the generated ids alone, so a replay restores it without a message.
 """
 

@@ -48,7 +48,7 @@ class TokenCounts:
     def additions(self, slots: Sequence[Slot]) -> tuple[Ids, Ids]:
         """Returns what the caller must add to the table for these slots: places [E], all different, and addends [E].
 
-        Clears the rows of new slots. A place is row * V + token id. Later calls do not return the same tokens again.
+        Clears the rows of new slots. A place is row * V + token id. Each token of a slot is returned only once.
         """
         places: list[Ids] = []
         addends: list[Ids] = []

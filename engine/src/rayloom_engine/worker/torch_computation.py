@@ -69,7 +69,7 @@ class TorchComputation:
         self._device = model.kernels.target.device
         model.warm_up(cache)
         self.sample = choose_sampler(model.shape.vocab_size, model.kernels.target)
-        self._adapters = getattr(model, "adapters", None)  # None: a kind of model that adapters cannot update
+        self._adapters = getattr(model, "adapters", None)  # None: adapters cannot change this kind of model
         self.graphs: DecodeGraphs | None = None
         is_whole = model.part.stage.count == model.part.shard.count == 1
         # The code of experts reads tensors on the host, and modules of transformers may do so. A graph would not repeat

@@ -18,7 +18,7 @@ _SHARE = 0.7
 # Several prompts may lengthen a step with decodes to at most this many times the time of a reference step. The
 # reference step computes no prompts, but one more decode for each of these prompts.
 _PACE = 2.2
-# A single prompt gets as much time in a step as several prompts if this many such steps can compute all of it.
+# A single prompt gets as much time in a step as several prompts if it is then computed in at most this many steps.
 _FEW_STEPS = 4
 
 
@@ -42,7 +42,7 @@ class Backlog:
 
     @property
     def is_crowd(self) -> bool:
-        """True if prompts may use the whole token budget, because no more streams than prompts would wait."""
+        """True if prompts may use the whole token budget: no stream waits, or at most as many streams as prompts."""
         return self.num_streams == 0 or self.size >= max(2, self.num_streams)
 
     def seconds(self, costs: StepSeconds) -> float | None:
@@ -61,7 +61,7 @@ class Backlog:
 
         True if `is_crowd` and at least two prompts remain for later steps: a stream that begins in this step would have
         to wait for these prompts after its first token. False if one of the remaining prompts is longer than the
-        `budget`, because the stream would then wait for several steps in either case.
+        `budget`: the stream would wait for several steps of this prompt, even if the stream began in the next step.
         """
         if not self.is_crowd:
             return False

@@ -27,7 +27,7 @@ def chunk_size(
 
     The sequence has `num_tokens` tokens, of which `start` are computed. `window`: a token attends to at most this many
     positions (None: all). Returns 0 if the sequences already in the step use up the attention cost that is allowed for
-    long contexts. That limit does not apply to decodes and short contexts.
+    long contexts. Decodes and short contexts have no such limit.
     """
     room = max_num_batched_tokens * FULL_BUDGET_CONTEXT
     most = min(num_tokens - start, builder.budget)

@@ -4,9 +4,9 @@ A waiting sequence may be overtaken by at most `max_overtakers` sequences, which
 the waiting sequence. After that, no later sequence is admitted before it.
 
 A sequence that waits for an adapter slot may be overtaken by any number of sequences without an adapter, and by at most
-`max_overtakers` sequences with an adapter. After that, no sequence with an adapter is admitted before it, so a slot
-becomes unused. If slots are unused and only the share of the waiting sequence's tenant is exhausted, these two rules
-apply only to sequences of the same tenant.
+`max_overtakers` sequences with an adapter. After that, no sequence with an adapter is admitted before it, so slots
+become unused as running sequences end. If slots are unused and only the share of the waiting sequence's tenant is
+exhausted, these two rules apply only to sequences of the same tenant.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MAX_HELD = 8
 
 
 class Line:
-    """The held sequences: those that a step has read from the queue and not admitted. Decides who may overtake them."""
+    """The held sequences: a step has read them from the queue, but not admitted them. Decides who may overtake them."""
 
     def __init__(self, max_overtakers: int) -> None:
         self._max_overtakers = max_overtakers
@@ -61,7 +61,7 @@ class Line:
                 held.num_overtakers += 1
 
     def _before_adapter_of(self, sequence: Sequence) -> list[Sequence]:
-        """Returns the held sequences that wait for an adapter and that `sequence`, which has an adapter, overtakes."""
+        """Returns the held sequences that wait for an adapter slot and that `sequence`, with its adapter, overtakes."""
         return [*self._held_for_adapter, *(held for held in self._held_for_share if held.tenant == sequence.tenant)]
 
     def _allowance(self, held: Sequence) -> int:

@@ -21,7 +21,7 @@ class RunningSequences:
         self.adapters = AdapterSlots(config.max_loras)
         self._config = config
         self._sequences: list[Sequence] = []  # sorted by `Sequence.order`
-        self._num_of_tenant: Counter[str] = Counter()  # tenants without a running sequence are left out
+        self._num_of_tenant: Counter[str] = Counter()  # tenant -> number of its running sequences; never 0
         self._free_slots = list(range(config.max_num_seqs - 1, -1, -1))
         self._slots_to_free: list[int] = []  # sent to the ranks with the next plan
         self._has_waiting = False  # True if a sequence waits for its grammar
@@ -87,7 +87,7 @@ class RunningSequences:
         sequence.forget_blocks()
 
     def forget_all(self, unproven: set[int]) -> list[Sequence]:
-        """Empties every slot and the pool, as a rebuild does on the ranks. Returns the sequences that were running.
+        """Empties every slot and the pool, because the ranks have lost theirs. Returns the sequences that were running.
 
         `unproven`: blocks that plans in flight should have cleared. A rank that survives keeps its memory, so these
         blocks may still hold a NaN.
@@ -117,7 +117,7 @@ class RunningSequences:
         if not slots and not self._has_waiting:
             return
         for sequence in self._sequences:
-            # By now, the slot may belong to another sequence, which waits only if it has a mask.
+            # The slot may belong to another sequence by now. A sequence without a mask never waits.
             sequence.waits_for_form = sequence.slot in slots and sequence.params.has_mask
         self._has_waiting = bool(slots)
 
@@ -174,8 +174,8 @@ class RunningSequences:
         Plans in flight may still read these blocks. That is safe, because a plan that writes to the blocks for a new
         owner runs later.
         """
-        # The newest token of a sequence is computed again if its mask is not ready. A block with a placeholder is kept
-        # until it is in the prefix index.
+        # With a mask, the newest token does not count: it is computed again if the mask is not ready. Placeholders do
+        # not count either, so that their block is kept until it is in the prefix index.
         num_computed = min(sequence.num_computed, sequence.num_tokens) - sequence.params.has_mask
         first = first_seen_block(num_computed, self._config.window, self._config.block_size)
         if first > sequence.first_block:

@@ -9,7 +9,7 @@ A sequence gets no draft if one of these conditions holds:
 A step gets no drafts if one of these conditions holds:
   - it computes tokens of a prompt: then a draft token costs as much as a token of the prompt
   - the engine searches for a poisonous request: then a death shall have as few possible causes as possible
-  - it has as many rows of logits as fit the ranks' memory: `max_num_seqs`, or the rows of one draft if these are more
+  - its rows of logits fill the ranks' memory: there are `max_num_seqs` rows, or those of one draft if these are more
   - it has so many decodes that a draft token costs as much time as a decode: then arithmetic limits the step, not the
     reads of weights
 """
@@ -48,7 +48,7 @@ class StepDrafts:
         self._make_drafter = make_drafter
 
     def add(self, builder: StepBuilder, costs: StepSeconds | None) -> None:
-        """Adds drafts to the sequences of a step that is complete otherwise, as far as budget and free blocks allow."""
+        """Adds drafts to a step, as far as budget and free blocks allow. All sequences must be in the step already."""
         if builder.has_prompts or not builder.budget:
             return
         cost = draft_cost(len(builder.num_tokens), costs)
@@ -81,8 +81,8 @@ class StepDrafts:
     def ended(self, plan: StepPlan, sequences: Mapping[int, Sequence], result: StepResult, counters: Counters) -> None:
         """Counts the accepted tokens of an ended plan's drafts. From now on these drafts are not in flight any more.
 
-        `sequences`: by slot. The draft of a dirty slot stays in flight until its sequence is moved back to the waiting
-        queue, so that the blocks of the draft do not count as proven.
+        `sequences`: slot -> sequence. The draft of a dirty slot stays in flight until its sequence is moved back to the
+        waiting queue, so that the blocks of the draft do not count as proven.
         """
         num_accepted = Counter(sampled.slot for sampled in result.accepted)
         for step in plan.slots:

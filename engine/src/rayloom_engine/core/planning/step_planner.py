@@ -300,11 +300,11 @@ class StepPlanner:
         return True
 
     def _preemptible(self, rank: int, builder: StepBuilder) -> list[Sequence]:
-        """Running sequences with a higher rank, highest first, without those that are in flight or in this step."""
+        """Running sequences with a higher rank that are neither in flight nor in this step, highest rank first."""
         in_flight = set(self._in_flight())
         higher = [s for its_rank, s in reversed(self._running.in_ranks()) if its_rank > rank and s not in in_flight]
-        # End the list before the first sequence of this step. That sequence may copy a block of a sequence with a lower
-        # rank, so sequences with lower ranks keep their blocks.
+        # The list ends before the first sequence that is in this step. Sequences with lower ranks keep their blocks,
+        # because the sequence in this step may copy a block of theirs.
         num = next((index for index, s in enumerate(higher) if s in builder.num_tokens), len(higher))
         return higher[:num]
 

@@ -112,7 +112,7 @@ def has_room(num_own: int, num_waiting: int, num_free_slots: int, max_queued: in
 
     A tenant may queue a sequence if the queue has more free places than this tenant occupies. So a single tenant can
     fill half of the queue. When k tenants send endlessly, max_queued / 2**k places (rounded down) remain for the
-    others. Sequences that fit the free slots are not counted, because they run in the next step.
+    others. Sequences that get a free slot in the next step are not counted.
     """
     num_free = max_queued - max(0, num_waiting - num_free_slots)
     return max(0, num_own - num_free_slots) < num_free

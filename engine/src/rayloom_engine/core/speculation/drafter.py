@@ -14,8 +14,8 @@ class SpeculationConfig:
     """The settings of speculation with n-grams."""
 
     num_tokens: int  # most tokens of a draft
-    min_ngram: int  # a draft needs an earlier occurrence of at least this many tokens at the end of the sequence
-    max_ngram: int  # most tokens at the end of the sequence that are compared with earlier tokens
+    min_ngram: int  # a draft needs an earlier occurrence of at least this many of the sequence's last tokens
+    max_ngram: int  # at most this many of the sequence's last tokens are compared with earlier tokens
 
     @property
     def most_rows(self) -> int:
@@ -31,7 +31,7 @@ class Drafter:
     """Finds drafts in the sequence itself: the tokens that followed an earlier occurrence of its last tokens."""
 
     def __init__(self, config: SpeculationConfig, num_expected: int) -> None:
-        """`num_expected`: tokens that the sequence may have at the end."""
+        """`num_expected`: tokens that the sequence may have when it ends."""
         self._index = NgramIndex(config.min_ngram, config.max_ngram, num_expected=num_expected)
         self.acceptance = Acceptance()
 

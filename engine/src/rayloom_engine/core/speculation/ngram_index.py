@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-# The most tokens that one call of `read` adds: a long prompt is read over several steps, to delay each by at most 2 ms.
+# The most tokens that one call of `read` adds. So a long prompt is read in several steps, each at most 2 ms longer.
 MAX_READ = 4096
 # The most earlier occurrences that one search compares. In tables and code, an n-gram may occur very often.
 _MAX_CANDIDATES = 32
@@ -24,7 +24,7 @@ class NgramIndex:
     def __init__(
         self, min_size: int, max_size: int, *, num_expected: int = 0, max_candidates: int = _MAX_CANDIDATES
     ) -> None:
-        """`min_size`, `max_size`: tokens of the n-grams. `num_expected`: tokens that the sequence may have at the end.
+        """`min_size`, `max_size`: tokens of the n-grams. `num_expected`: tokens that the sequence may have in all.
 
         `max_candidates`: limit of the earlier occurrences of the last `min_size` tokens that a search compares.
         """

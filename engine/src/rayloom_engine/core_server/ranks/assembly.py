@@ -69,8 +69,8 @@ def assemble(
 def replace_lost(pool: RankPool, loss: RankLost) -> RankLost:
     """Ends the waits for a lost rank, and drops disconnected ranks. Returns the loss, with the rank to blame.
 
-    If no rank is disconnected, a rank that is alive and has reported a failure is kept the first time. That rank is
-    dropped if it fails again before a step has succeeded.
+    If no rank is disconnected, the loss is a failure that a live rank has reported. This rank is kept the first time,
+    and dropped if it fails again before a step has succeeded.
     """
     # A lost rank whose process is stopped or whose machine is off closes no connection. Without an order to abort, its
     # peers would wait in their collectives, miss the next rendezvous and be replaced as well.
@@ -165,7 +165,7 @@ def _first_misfit(values: Sequence[str]) -> int | None:
 
 
 def _report(pool: RankPool, progress: Progress) -> str:
-    """Reports the launcher's phase until all ranks are attached, then the slowest rank's phase. Returns its name."""
+    """Reports the launcher's phase until all ranks are attached, then the slowest rank's phase. Returns the phase."""
     if len(pool.attached) < pool.world_size:
         phase = pool.launch_phase
         if phase is not None:

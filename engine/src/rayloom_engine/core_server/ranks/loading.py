@@ -21,7 +21,7 @@ class Loading:
     """Watches all ranks until they have loaded their weights.
 
     At the first start no rank counts as late: a rank may wait for a node with room, or download for hours. The status
-    tells the user why a rank waits. In a rebuild, all ranks had loaded before.
+    tells the user why a rank waits. In a rebuild a rank may be late, because all ranks had loaded before.
     """
 
     def __init__(self, world_size: int, now: float, *, is_rebuild: bool, missing_s: float, stuck_s: float) -> None:
@@ -50,7 +50,7 @@ class Loading:
     def _missing(self, now: float, beats: Mapping[int, Beat]) -> tuple[int, ...]:
         """Returns the ranks that have been missing for too long. The caller fences them.
 
-        Such a rank may be stopped, or cut off from this machine. The launcher may then take it for alive. The wait for
+        Such a rank may be stopped, or cut off from this machine. The launcher may then count it as alive. The wait for
         the next fence is twice as long, because the node may take long to start the rank's container.
         """
         missing = tuple(sorted(set(range(self._world_size)) - set(beats)))

@@ -10,7 +10,7 @@ from rayloom_engine.common.restarts import WINDOW_SECONDS
 
 
 class MemoryKills:
-    """Counts the kills on each host since the host's first rank attached. This engine has not caused earlier kills."""
+    """Counts the kills on each host since the host's first rank attached. Earlier kills have other causes."""
 
     def __init__(self) -> None:
         self._counts: dict[str, tuple[int, int]] = {}  # host -> (count when its first rank attached, newest count)

@@ -47,7 +47,7 @@ Order = OpenStore | Join | Allocate | Run
 Reply = Loaded | StoreOpen | Done | Computed | Failed
 _REPLIES = (Loaded, StoreOpen, Done, Computed, Failed)
 NO_BEAT = Beat(phase="start", step=0, memory_bytes=0)
-# the least seconds of silence after which a rank that loads counts as lost: an import may block its heartbeat thread
+# A rank that loads counts as lost only after this many seconds of silence: an import may block its heartbeat thread.
 _LOADING_SECONDS = 60.0
 
 
@@ -114,7 +114,7 @@ class RankPool:
         self._launcher: Channel | None = None
         self._fences: dict[int, Fence] = {}  # rank -> the last fence of the rank, kept until a newer start attaches
         self.checked_at = time.monotonic()  # time of the last check of all heartbeats; any thread may read it
-        # seconds without progress in the present step after which ranks that send beats count as hung
+        # Ranks that send beats count as hung after this many seconds without progress in the present step.
         self.patience_s = hang_seconds
         self._standstill = Standstill()
         self._strangers = Strangers()
@@ -145,7 +145,7 @@ class RankPool:
         return self._last_ticket
 
     def order(self, order: Order, ranks: Iterable[AttachedRank] | None = None) -> None:
-        """Sends an order to these ranks, or to all. Raises RankLost if a rank is gone or its socket stays full.
+        """Sends an order to `ranks` (None: to all). Raises RankLost if a rank is gone or its socket stays full.
 
         RankLost is raised only after all other ranks got the order, because a rank without the order would keep its
         peers waiting.

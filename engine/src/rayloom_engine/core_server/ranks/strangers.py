@@ -1,8 +1,8 @@
 """Strangers: connections whose peer has not yet proved that it has the token (rank port) or the key (gateways' port).
 
-For each stranger, a thread or a coroutine waits for the greeting. So the number of strangers is bounded: a new stranger
-beyond the limit disconnects the oldest. Ranks and gateways greet within milliseconds, so a stranger that is older than
-many others is neither a rank nor a gateway.
+For each stranger, a thread or a coroutine waits for the greeting, so the number of strangers must be limited. A new
+stranger beyond the limit disconnects the oldest. Ranks and gateways greet within milliseconds, so a stranger that is
+older than many others is neither a rank nor a gateway.
 """
 
 from __future__ import annotations

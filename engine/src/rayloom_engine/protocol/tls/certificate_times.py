@@ -1,4 +1,4 @@
-"""Reads the validity times of a certificate. Python's ssl module returns them only for a peer's certificate."""
+"""Reads the validity times of a certificate. Python's ssl module has these times only for a peer's certificate."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class TlsStream:
             self._send(self.session.seal(data))
 
     def send_with(self, send: Callable[[bytes], None]) -> None:
-        """Leaves the sending of all bytes to `send`. The caller seals and sends its own messages.
+        """Makes `send` send all bytes from now on. The caller seals and sends its own messages.
 
         `send` must seal the bytes that it gets, even b"": the sealed bytes also contain what TLS itself has to send.
         """

@@ -18,7 +18,7 @@ class CallRules:
 
     schemas: Mapping[str, Mapping[str, Any]]  # function name -> JSON schema of its arguments
     call_id: Callable[[int], str]  # number of a call -> its id
-    max_calls: int | None = None  # the most calls, further calls are dropped; None: no limit
+    max_calls: int | None = None  # calls beyond this number are dropped; None: no limit
 
 
 @dataclass(slots=True)

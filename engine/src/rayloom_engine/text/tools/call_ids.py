@@ -11,7 +11,7 @@ _NUM_SHORT_CHARS = 9  # the templates of Mistral's models refuse any other lengt
 
 
 def call_id(origin: str, index: int, *, is_short: bool) -> str:
-    """Returns the id of the call number `index` of the choice that `origin` names."""
+    """Returns the id of call number `index` in the choice that `origin` names."""
     number = int.from_bytes(hashlib.sha256(f"{origin}/{index}".encode()).digest(), "big")
     chars = []
     for _ in range(_NUM_SHORT_CHARS if is_short else _NUM_CHARS):

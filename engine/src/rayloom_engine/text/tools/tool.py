@@ -1,4 +1,4 @@
-"""Tool and ToolUse: the functions that a model may call in one request, and whether it must call any."""
+"""Tool and ToolUse: the functions that a model may call in one request, and whether the model must call one."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class ValueScanner:
     def __init__(self) -> None:
         self.is_done = False
         self.is_broken = False
-        self._open: list[str] = []  # brackets
+        self._open: list[str] = []  # brackets that are not closed yet
         self._is_string = False
         self._is_escaped = False
         self._is_scalar = False  # in a number or word outside brackets, which ends before any character not in _SCALARS

@@ -23,7 +23,7 @@ def object_call(incoming: IncomingText, sink: PartSink, *, needs_known_name: boo
         raise NoCall
     incoming.at += 1
     name: str | None = None
-    early: str | None = None  # arguments that came before the name, or as a string
+    early: str | None = None  # arguments that came before the name, or that are written as a string
     is_started = False
     try:
         while (yield from _has_key(incoming)):

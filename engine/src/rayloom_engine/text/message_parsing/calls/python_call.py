@@ -10,8 +10,8 @@ from typing import Any
 from rayloom_engine.text.message_parsing.incoming import IncomingText, NoCall, Reading, blanks
 from rayloom_engine.text.message_parsing.sink import PartSink
 
-MAX_CALL_CHARS = 65536  # the most characters of a call: to parse so many brackets and commas takes 100 ms
-MAX_DEPTH = 32  # the most brackets inside each other
+MAX_CALL_CHARS = 65536  # the most characters of a call: parsing this many brackets and commas takes 100 ms
+MAX_DEPTH = 32  # limit for the nesting of brackets
 _NAME = re.compile(r"[\w.-]{1,64}\(", re.ASCII)
 _OPEN_NAME = re.compile(r"[\w.-]{0,64}", re.ASCII)
 _STRING_RUN = {quote: re.compile(rf"[^\\{quote}]*") for quote in "'\""}
