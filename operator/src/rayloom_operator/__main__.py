@@ -38,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 code = print_plan(**flags)
                 sys.stdout.flush()
             except BrokenPipeError:
-                # The reader of stdout, such as `head`, has ended. At exit, Python would try to write the rest.
+                # The reader of stdout, such as `head`, has ended. At exit, Python would write the rest and fail, so
+                # /dev/null replaces stdout.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 return 0
             return code

@@ -157,7 +157,7 @@ def app_labels(service: LLMService, image: str, component: str = "engine") -> di
 
 
 def app_labels_of(instance: str, image: str, component: str) -> dict[str, str]:
-    """Returns the labels of `app_labels` for the pods of an object of this name."""
+    """Returns the labels that `app_labels` describes, for the pods of the object named `instance`."""
     found = {"instance": instance, "component": component, "part-of": "rayloom"}
     tag = image.partition("@")[0].rpartition("/")[2].partition(":")[2]
     if re.fullmatch(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", tag):

@@ -43,8 +43,8 @@ _IMAGE_FOLDERS = (
     "/usr",
     "/var/run",
 )
-# Folders that contain some of _IMAGE_FOLDERS. A mount at one of these two paths would hide the folders of the image.
-# Mounts inside the two folders, at other subfolders, are allowed.
+# Parents of some of _IMAGE_FOLDERS. A mount at one of these two paths would hide the folders of the image. A mount at
+# another subfolder is allowed.
 _IMAGE_PARENTS = ("/opt", "/var")
 _CLOSED = (ADAPTERS_FOLDER, *_IMAGE_FOLDERS)  # nothing can be mounted inside these folders
 _HIDING = sorted(  # a mount at one of these folders would hide a folder of the pod
@@ -114,12 +114,12 @@ class Adapter(Part):
 
     @property
     def path(self) -> str:
-        """The path in the claim, without a slash at its ends. For a folder of the nodes: the absolute path."""
+        """The adapter's path: in the claim, without a slash at either end, or the absolute path on the nodes."""
         return self._path.partition("/")[2].strip("/") if self.claim is not None else self._path.rstrip("/")
 
     @property
     def host_folder(self) -> str | None:
-        """The folder of the nodes that pods mount, which contains the adapter's folder; None for a claim."""
+        """The node folder that pods mount: the parent of the adapter's folder. None for an adapter in a claim."""
         return None if self.claim is not None else posixpath.dirname(self.path)
 
     @property
@@ -165,7 +165,7 @@ def claims(adapters: Iterable[Adapter]) -> list[str]:
 
 
 def host_folders(adapters: Iterable[Adapter], model_path: str | None = None) -> list[str]:
-    """Returns the folders of the nodes with adapters, sorted, without folders inside another of these folders.
+    """Returns the node folders that contain adapters, sorted. A folder inside another of them is left out.
 
     `model_path` and folders inside it are left out, too, because `model_path` is mounted for the model.
     """

@@ -55,7 +55,8 @@ def number_of(quantity: Quantity) -> float:
 def no_nulls(value: Any, path: str = "") -> Any:
     """Returns `value` unchanged. `path` is the name of `value` in messages.
 
-    Raises ValueError if a map or list in `value` has a null, because the API server drops some nulls and keeps others.
+    Raises ValueError if a map or list in `value` has a null: the API server would silently drop some nulls, and keep
+    others.
     """
     pairs: list[tuple[str, Any]] = []
     if isinstance(value, dict):

@@ -24,7 +24,7 @@ _BUILTIN = "builtin://"
 class PublishedModel:
     """A model of the hub. Either `facts` or `refusal` is set."""
 
-    sources: tuple[str, ...]  # values of spec.model.source; their models are equally large
+    sources: tuple[str, ...]  # values of spec.model.source whose models have the same size
     facts: ModelFacts | None
     refusal: str  # why the engine cannot serve the model
 

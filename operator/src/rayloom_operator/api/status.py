@@ -75,7 +75,7 @@ class Reason(StrEnum):
     KEYS_MISSING = "KeysMissing"  # gateway pods find no API keys in the Secret that `auth` names; condition Degraded
     MODELS_REFUSED = "ModelsRefused"  # a gateway pod cannot use the list of models; condition Degraded
     READING_MODELS = "ReadingModels"  # not every gateway pod has read the list of models; condition Progressing
-    # Reasons of condition Progressing: the values of `decide.rollout.phases.RolloutStep`, except STARTING, see above.
+    # Reasons of condition Progressing: the values of `decide.rollout.phases.RolloutStep`. STARTING is listed above.
     COMPLETE = "Complete"
     SCALING = "Scaling"
     WAITING_FOR_CAPACITY = "WaitingForCapacity"
@@ -124,10 +124,10 @@ GroupState: TypeAlias = Literal["Pending", "Starting", "Serving", "Recovering", 
 
 _REASONS = frozenset(Reason)
 
-# The CRD allows any text as the reason, because it must accept reasons of later versions: without the chart's
-# `crds.install`, a cluster's CRD may be older than the operator. A reason that a newer operator wrote, and that this
-# operator does not know, is read as EngineFailed. If the reason were rejected, the entry of `groups` with the engine's
-# failures could not be read.
+# The CRD allows any text as the reason: without the chart's `crds.install`, a cluster's CRD may be older than the
+# operator, and must still accept the operator's reasons. A newer operator may also have written a reason that this
+# operator does not know. This operator reads such a reason as EngineFailed. If it rejected the reason, it could not
+# read the entry of `groups` with the engine's failures.
 ReasonText = Annotated[
     Reason,
     BeforeValidator(lambda reason: reason if reason in _REASONS else Reason.ENGINE_FAILED),

@@ -80,7 +80,7 @@ def _changes(service: SimulatedService) -> Iterator[tuple[str, str]]:
 
 
 def _snapshot(service: SimulatedService) -> object:
-    """Returns the state of all engines without their requests. While this stays equal, the rollout only waits."""
+    """Returns the state of all engines, without their requests. While it stays equal, the rollout only waits."""
     return [
         (engine.name, engine.state, engine.is_routed, engine.is_listed, engine.ends_s)
         for engine in service.engines.values()

@@ -111,7 +111,7 @@ def _settings(flags: RunFlags) -> RuntimeSettings:
 
 
 def _collect_seldom() -> None:
-    """Makes garbage collections rare: with Python's defaults, they take half of the time of reading a list."""
+    """Makes garbage collections rare: with Python's defaults, they are half of the time that a LIST request takes."""
     gc.collect()
     gc.freeze()  # exempts the imported modules from garbage collections
     gc.set_threshold(*_COLLECT)

@@ -23,7 +23,7 @@ from rayloom_operator.observe.observed import EngineReplica, Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterListRequest:
-    """A request to an engine: have these adapters and no others."""
+    """A request to an engine to have these adapters and no others."""
 
     replica: str  # name of the engine replica
     ip: str
@@ -55,7 +55,7 @@ def adapter_list_requests(situation: Situation) -> Iterator[AdapterListRequest]:
 def adapter_statuses(evidence: Evidence) -> tuple[AdapterStatus, ...]:
     """Returns the state of each adapter of the spec on the engines that the rollout does not terminate.
 
-    While the spec cannot be used, these are the last written states.
+    While the spec cannot be used, returns the last written states.
     """
     resolved = evidence.situation.resolved
     if resolved is None:
@@ -103,7 +103,7 @@ def _status(name: str, reports: dict[str, dict[str, ReportedAdapter]], total: in
 
 
 def _present_reports(situation: Situation, replica: EngineReplica) -> dict[str, ReportedAdapter]:
-    """Returns name -> report of the adapters that the engine has, or tries to load, from their present sources."""
+    """Returns name -> report, for the adapters that the engine has loaded or loads from their present sources."""
     model = _model(situation)
     made_from = _model_of(situation, replica)
     paths = adapter_paths(model) if made_from is None else mounted_paths(model, made_from)

@@ -84,7 +84,7 @@ class Tried:
     pods: Sequence[Manifest] = ()  # all pods that carry the service's label
     # uid of a Job or pod -> text of the Event that says why the Job has no pod, or why the pod's volume is not mounted
     failures: Mapping[str, str] = field(default_factory=dict)
-    # A Job with the service's image inspected the model and gave no costs. This Job may be deleted by now.
+    # Whether a Job with the service's image has inspected the model and given no costs. This Job may be deleted by now.
     gives_no_costs: bool = False
 
 
@@ -94,7 +94,7 @@ class _Error(msgspec.Struct):
 
 
 class _Header(msgspec.Struct):
-    """The fields that show whether an inspection's result is facts, an error, or of an unknown version."""
+    """The fields that show whether an inspection's result has facts, an error, or an unknown version."""
 
     version: str = "v1"
     error: _Error | None = None
@@ -119,9 +119,10 @@ def inspect(
 ) -> Inspection:
     """Returns the facts of the service's model, or the Job to create and the verdict on the attempts so far.
 
-    `stored` is the service's status as last written. If the model's stored facts have no costs and the service has to
-    be sized, the model is inspected again. It is not inspected again if an inspection with this image is known to give
-    no costs. If the stored sizing is still valid, the model is inspected again only with `may_refresh`.
+    `stored` is the service's status as last written. If the stored facts have no costs, the model may be inspected
+    again. While the stored sizing is valid, a second inspection needs `may_refresh`. Without a valid sizing, the model
+    is inspected again, except if the spec gives the parallelism, or if an inspection with this image is known to give
+    no costs.
     """
     model = service.spec.model
     if (facts := builtin_facts(model)) is not None:

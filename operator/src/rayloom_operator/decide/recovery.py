@@ -65,7 +65,7 @@ class Need:
 
     revision: str
     number: int  # number of places; if more replicas exist, there is a place for each existing replica
-    # The number of empty places without a failure that may be filled now. None while the rollout's next state is not
+    # How many of the empty places without a failure may be filled now. None while the rollout's next state is not
     # written yet: then the places in the status stay, and no place is added.
     num_new: int | None
     leaving: Set[str] = frozenset()  # names of replicas that are being terminated, and so have no place
@@ -78,7 +78,7 @@ def back_off_seconds(restarts: int, recovery: Recovery) -> int:
     """
     if restarts > recovery.restart_budget:
         return recovery.backoff_max_seconds
-    # The exponent has a limit, because 2 ** 17 s are more than a day.
+    # A larger exponent changes nothing: 2 ** 17 s are more than a day, and backoffMaxSeconds is a day at most.
     growth = 0 if restarts < 2 else 2 ** min(restarts - 2, 17)
     return min(recovery.backoff_base_seconds * growth, recovery.backoff_max_seconds)
 
@@ -204,7 +204,7 @@ def _review(
         return Place(name=name, replica=None, restarts=restarts, failure=failure)
     is_recorded = failure is not None and failure.uid == replica.uid
     if before is not None and failure is not None and is_well(replica, now.mono):
-        if is_recorded:  # The engine serves again before its RayCluster was deleted.
+        if is_recorded:  # The engine serves again, and its RayCluster was not deleted yet.
             restarts = max(restarts - 1, 0)
             failure = failure.model_copy(update={"uid": ""})
         elif before.state == "Serving" and _is_older(before.last_transition_time, _STABLE_S, now):
@@ -214,7 +214,7 @@ def _review(
         return Place(name=name, replica=replica, restarts=restarts, failure=failure, has_failed=True)
     cause = cause_to_replace(replica, resolved, observed.lost_nodes, before, now=now)
     if cause is not None:
-        # If the head pod was deleted from outside, for example by `kubectl drain`, this is no fault of the engine.
+        # If another client deleted the head pod, for example `kubectl drain`, this is no fault of the engine.
         restarts += not replica.is_head_evicted
         first = failure or Failure(uid="", reason=cause.reason, message=cause.message, time="")
         failure = first.model_copy(update={"uid": replica.uid, "time": stamp(now.wall)})

@@ -1,8 +1,7 @@
 """Limits the second inspections: Jobs for models whose facts an earlier operator stored without costs. Pure.
 
 A service with a valid sizing does not need the costs, so its Job may wait for the Jobs of other services, and may fail.
-A service whose sizing has yet to be computed needs the costs. Its Job is no second inspection, and does not wait for
-other Jobs.
+A service without a valid sizing needs the costs. Its Job is no second inspection, and does not wait for other Jobs.
 """
 
 from __future__ import annotations
@@ -44,7 +43,8 @@ class Refreshes:
 
     def may_start(self, key: ServiceKey, image: str, now: float) -> bool:
         """Returns whether a Job with this image may be started for the service now."""
-        # While a service's spec is invalid, the end of its Job is not noted. But no Job runs after its deadline.
+        # While a service's spec is invalid, the end of its Job is not noted, so each Job counts only until its
+        # deadline.
         running = sum(now - since < DEADLINE_SECONDS for since in self._since.values())
         return self._tried.get(key) != image and running < MOST_JOBS
 

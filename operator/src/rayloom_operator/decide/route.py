@@ -168,7 +168,7 @@ def _is_about(report: ParentReport, parent: ParentRef, namespace: str) -> bool:
 
 
 def _refusal(report: ParentReport, gateway: str) -> str:
-    # Traefik refuses without a message.
+    # Empty parts are left out, because Traefik refuses without a message.
     said = head(plain(": ".join(filter(None, (report.reason, report.message)))), MAX_MESSAGE)
     if report.refused == ACCEPTED:
         return f"{gateway} does not accept the HTTPRoute: {said}"

@@ -36,7 +36,7 @@ class Situation:
     # The LLMService. Has a placeholder spec if the spec cannot be read; None if the metadata cannot be read.
     service: LLMService | None
     accepted: Verdict  # VALID, or why the spec cannot be used
-    spec_requeue_s: float | None = None  # seconds until `accepted` may change without an event; None: it cannot
+    spec_requeue_s: float | None = None  # seconds until `accepted` may change without an event; None: never
     # The model, and the spec in which every open value is filled in.
     inspection: Inspection = field(default_factory=Inspection)
     resolved: Resolved | None = None  # None while the spec cannot be used or the model is not known

@@ -83,7 +83,7 @@ class Requests(AnswerPart):
     waiting: Count = 0  # sequences in the core's queue; in a gateway: sequences that wait for an engine
     finished: Count = 0  # requests that ended since the API server process started, with or without an error
     failed: Count = 0  # the part of `finished` that ended in an error of the engine
-    first_token_seconds: dict[Edge, Count] = {}  # upper edge -> requests whose first token took no longer
+    first_token_seconds: dict[Edge, Count] = {}  # upper edge -> requests whose first token took at most this time
 
     @property
     def unfinished(self) -> int:
@@ -136,7 +136,7 @@ class EngineStatus(AnswerPart):
     reason: Text
     startup: Annotated[tuple[Phase, ...], FailFast()] = Field(strict=False)
     model: ServedModel | None  # None until the model is resolved
-    last_token_age_seconds: float | None  # seconds since a token last passed every rank; None before the first
+    last_token_age_seconds: float | None  # seconds since a token last passed every rank; None until one has
     last_work_age_seconds: float | None = None  # seconds since a rank last made progress in a step; None if unknown
     ranks: Annotated[tuple[Rank, ...], FailFast()] = Field(strict=False)
     uptime_seconds: Annotated[float, Field(ge=0)] = 0.0  # uptime of the API server process

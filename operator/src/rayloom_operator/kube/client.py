@@ -134,7 +134,7 @@ class Kube:
         """
         steps: list[Manifest] = [
             {"op": "test", "path": "/metadata/resourceVersion", "value": version},
-            # Not "replace": a Scale has no field `replicas` while the number is 0.
+            # "replace" would fail, because a Scale has no field `replicas` while the number is 0.
             {"op": "add", "path": "/spec/replicas", "value": replicas},
         ]
         how = "application/json-patch+json"

@@ -125,7 +125,7 @@ class Lease:
             "leaseTransitions": record.transitions,
         }
         if record.version:
-            # Given the version, the API server refuses the write if another process has written in the meantime.
+            # The version makes the API server refuse the write if another process has written in the meantime.
             body = {"metadata": {"resourceVersion": record.version}, "spec": spec}
             written = await kube.patch(path_of(self._manifest), body)
             self._is_known = True

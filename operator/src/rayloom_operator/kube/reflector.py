@@ -44,7 +44,9 @@ def own_key(found: Manifest) -> ServiceKey:
 
 
 def without_managed_fields(found: Manifest) -> Manifest:
-    """Returns the object without `managedFields`: a third of it, which the operator reads in no watched object."""
+    """Returns the object without `managedFields`. They are a third of it, and the operator reads them in no watched
+    object.
+    """
     found["metadata"].pop("managedFields", None)
     return found
 
@@ -145,7 +147,7 @@ class Reflector:
         version = ""
         loop = asyncio.get_running_loop()
         while True:
-            began = math.inf  # loop time at which the watch began; infinity before
+            began = math.inf  # loop time at which the watch began; infinity while there is no watch
             self._alive_at[path] = loop.time()
             try:
                 if not version:

@@ -31,7 +31,7 @@ class Member:
         self.place = plan.place
         self.process: LocalProcess | None = None  # None before the first start
         self.start_at: float | None = None  # time of the next start, by time.monotonic; None while the process runs
-        # time.monotonic since which the process serves; None while the process does not serve
+        # time since which the process serves, by time.monotonic; None while the process does not serve
         self.served_at: float | None = None
         self.last_end: EngineEnded | None = None
         self.restarts = Restarts(recovery)

@@ -44,7 +44,7 @@ class ProcessPlan:
 def visible_devices(environment: Mapping[str, str], num_present: int) -> tuple[str, ...]:
     """Returns the names of the accelerators that engines may use. `num_present`: the number that the machine has.
 
-    As in CUDA, names in CUDA_VISIBLE_DEVICES count up to the first -1.
+    As in CUDA, the first -1 in CUDA_VISIBLE_DEVICES and all names after it are ignored.
     """
     setting = environment.get(_DEVICES)
     names = [str(index) for index in range(num_present)]

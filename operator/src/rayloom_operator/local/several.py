@@ -1,4 +1,4 @@
-"""Serves a manifest with `replicas` of 2 or more on this machine: as many engines, behind one gateway.
+"""Serves a manifest with `replicas` of 2 or more on this machine: `replicas` engines behind one gateway.
 
 manifest -> plans -> engines and gateway -> all serve -> a sample, restarts of processes that end -> a stop signal
 """
@@ -33,8 +33,8 @@ from rayloom_operator.local.summary import print_summary, show_sample
 
 _POLL_INTERVAL_S = 0.1
 _STATUS_INTERVAL_S = 0.5
-# An engine puts its sockets into a folder `rayloom-XXXXXXXX` of the folder for temporary files, if the path of this
-# folder has at most 37 bytes (rayloom_engine/supervisor/sockets.py).
+# An engine puts its sockets into a folder `rayloom-XXXXXXXX` below the folder for temporary files, if the path of
+# `rayloom-XXXXXXXX` has at most 37 bytes (rayloom_engine/supervisor/sockets.py).
 _MAX_FOLDER_BYTES = 37 - len("/rayloom-XXXXXXXX")
 _STOP_GRACE_S = 2.5  # seconds for processes to end after SIGINT; a drain may last drainSeconds and these seconds
 
@@ -55,8 +55,8 @@ class LocalRun:
 def serve_several(run: LocalRun, command: Path, signals: StopSignals) -> int:
     """Serves until a stop signal arrives, or until too few processes can be kept running.
 
-    Returns the exit code: 0 after a stop signal if no process has spent its restart budget, else the code of a process
-    that kept ending. Raises EngineUnavailable if a port is taken or a process cannot be started.
+    Returns the exit code: 0 after a stop signal if no process has spent its restart budget, else the exit code of a
+    process that has spent it. Raises EngineUnavailable if a port is taken or a process cannot be started.
     """
     with ExitStack() as stack:
         ports = [stack.enter_context(closing(port)) for port in _reserve(run)]
@@ -117,7 +117,7 @@ class Several:
             ),
             _tell_serving,
         )
-        self._asked_at = 0.0  # time.monotonic at which /status and /engines were last read during serving
+        self._asked_at = 0.0  # time of the last read of /status and /engines in `watch`, by time.monotonic
 
     def start(self) -> None:
         """Starts all processes. Raises EngineUnavailable."""

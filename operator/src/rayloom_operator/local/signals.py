@@ -22,8 +22,9 @@ class StopRequested(BaseException):
 class StopSignals:
     """Raises StopRequested inside `raising()` when the first stop signal arrives, or on entry if it arrived before.
 
-    So no signal interrupts the start of a child process. After an interrupted start, the child could keep running.
-    Further signals raise nothing. A later signal sets `is_urgent`, unless a wrapper repeats the first signal.
+    A signal outside `raising()` raises nothing before the next entry, so it cannot interrupt the start of a child
+    process. After an interrupted start, the child could keep running. Later signals raise nothing. They set
+    `is_urgent`, unless a wrapper repeats the first signal.
     """
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from rayloom_operator.names import CLAIM_FOLDER, Manifest
 
 
 def adapter_places(model: Model) -> list[tuple[Manifest, Manifest]]:
-    """Returns a volume and its mount for each claim and each folder of the nodes with adapters.
+    """Returns a volume and its mount for each claim and each node folder that contains adapters.
 
     A claim that also has the model is left out, and so are folders inside the folder of a file:// model: pods mount
     these for the model.
@@ -32,8 +32,8 @@ def mountable(model: Model, mounted_for: Model, present: Mapping[str, str]) -> d
     """Returns name -> folder of the adapters of `model`, in pods built for the model `mounted_for`.
 
     The two models differ during a rollout that changes volumes. If the pods do not mount an adapter's new folder, the
-    adapter keeps its folder in `present`, or else in `mounted_for`, so that requests find the adapter until the pods
-    are replaced. A new adapter whose folder the pods do not mount is left out.
+    adapter keeps its folder in `present`, or else its folder in `mounted_for`. So requests find the adapter until the
+    pods are replaced. A new adapter whose folder the pods do not mount is left out.
     """
     mounted = mounted_paths(model, mounted_for)
     earlier = {**adapter_paths(mounted_for), **present}

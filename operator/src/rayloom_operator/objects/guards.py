@@ -50,7 +50,8 @@ def disruption_budget(service: LLMService, num_held: int = 0) -> Manifest:
 
 
 def network_policy(service: LLMService, operator_namespace: str = "") -> Manifest:
-    """The NetworkPolicy: everyone may reach the API port, the operator the admin port, and LLMGateways the front port.
+    """The NetworkPolicy: the API port is open to everyone, the admin port to the operator, the front port to
+    LLMGateways.
 
     The service's pods may reach each other on all ports. Prometheus scrapes the API port. Egress is open. The front
     port exists if the service has `gateway`. Pods of all LLMGateways in the namespace can reach the front port, which a

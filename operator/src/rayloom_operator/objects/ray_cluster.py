@@ -80,7 +80,8 @@ _RAY_VARIABLES = {
 _ENGINE_PROBE = {"periodSeconds": 1, "timeoutSeconds": 2, "failureThreshold": 2}
 _ENGINE_VARIABLES = {
     "RAY_ADDRESS": f"127.0.0.1:{_GCS_PORT}",
-    # Longer than the 5 s of the same setting in Ray's containers, so that the engine survives a restart of Ray's head.
+    # Ray's containers have 5 s for this setting. The engine has a longer time, so that it survives a restart of Ray's
+    # head.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "60",
     "RAYLOOM_TERMINATION_LOG": "/dev/termination-log",
     "RAYLOOM_ALIVE_FILE": _ALIVE_FILE,
@@ -192,7 +193,7 @@ def _head_pod(resolved: Resolved, group: str) -> Manifest:
 
 
 def _front_files(resolved: Resolved) -> list[Manifest]:
-    """Returns the sources of the files of the port for gateways: the shared key, and the certificate for TLS.
+    """Returns the sources of the files for the front port: the shared key, and the certificate for TLS.
 
     Empty without spec.gateway.
     """
@@ -351,7 +352,7 @@ def _environment(
 ) -> list[Manifest]:
     """Returns the environment of a container that runs Ray or the engine. spec.engine.env overrides `own` and `others`.
 
-    KubeRay sets RAY_AUTH_MODE and RAY_AUTH_TOKEN only in the first container of a pod, to the same values as here.
+    RAY_AUTH_MODE and RAY_AUTH_TOKEN are set here, because KubeRay sets them only in the first container of a pod.
     """
     variables: dict[str, Manifest] = {name: {"value": value} for name, value in own.items()}
     variables["RAY_AUTH_MODE"] = {"value": "token"}

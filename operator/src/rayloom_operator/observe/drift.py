@@ -56,8 +56,8 @@ class Drift:
     """Finds the operator's objects that somebody else has changed.
 
     Not thread-safe: used in one event loop, in which the caller runs `reflectors`. `on_change` is called with the key
-    of a service when one of its objects has another version than after our last apply. The objects are those with
-    the label of services, or those with the label of LLMGateways.
+    of a service when one of its objects has another version than after our last apply. `label` selects the objects:
+    those of services, or those of LLMGateways.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Checks by the CustomResourceDefinition of RayClusters whether the operator can use the cluster's KubeRay. Pure.
+"""Checks whether the operator can use the cluster's KubeRay, from the CustomResourceDefinition of RayClusters. Pure.
 
 The API server silently drops fields that the definition lacks. With the definition of an old KubeRay, engine replicas
 would fail in ways that nobody can explain.

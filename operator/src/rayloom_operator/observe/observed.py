@@ -70,7 +70,7 @@ class Reading:
     """The last answer of an engine's /status. Times are seconds of the event loop's clock."""
 
     status: EngineStatus | None  # None before the first answer
-    at: float  # time of the last answer; infinity before the first
+    at: float  # time of the last answer; infinity before the first answer
     failing_since: float | None  # time of the first unanswered request; None if the last request was answered
     error: str  # why the last request was not answered; empty after an answer
     advanced_at: float  # time at which the engine last served, or its start last made progress
@@ -96,7 +96,7 @@ class EngineReplica:
     # the replica is of no use.
     is_tolerant: bool = False
     is_suspended: bool = False  # KubeRay creates no pods: a queue has not admitted the RayCluster, or has evicted it
-    is_head_evicted: bool = False  # the head pod was deleted or evicted from outside, on a node that is ready
+    is_head_evicted: bool = False  # another client deleted or evicted the head pod, on a node that is ready
 
     @property
     def head(self) -> Pod | None:

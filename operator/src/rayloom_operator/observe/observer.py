@@ -186,7 +186,7 @@ class Observer:
         return Counter(owner for owner, _ in known.values())
 
     def _note_evicted(self, key: ServiceKey, clusters: Sequence[Manifest], pods: Sequence[Manifest]) -> frozenset[str]:
-        """Returns the uids of existing RayClusters whose head pods were deleted or evicted from outside.
+        """Returns the uids of existing RayClusters whose head pods were deleted or evicted by another client.
 
         A head pod on a node that is not ready does not count: it is deleted because the node is lost.
         """

@@ -136,7 +136,7 @@ class EnginePoller:
     def note_drain(self, service: ServiceKey, replica: str, is_to_drain: bool) -> None:
         """Notes that a request to drain, or to accept requests again, was just sent to the engine.
 
-        Earlier answers do not count any more, nor does the answer to a poll that is under way.
+        Earlier answers, and the answer to a poll that is under way, do not count any more.
         """
         engine = self._engines.get(service, {}).get(replica)
         if engine is None or engine.reading is _NEVER:
@@ -285,6 +285,6 @@ def _essence(status: EngineStatus | None) -> _Essence | None:
         status.adapters,
         status.gateway,
     )
-    # The reason of an engine that makes no progress contains the seconds without progress, which each answer changes.
+    # The reason of an engine without progress contains seconds that change with each answer, so they are removed.
     reason = re.sub(r"\d+ s\b", "", status.reason)
     return _Essence(state=state, words=(reason, status.nodes))

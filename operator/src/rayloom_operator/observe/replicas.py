@@ -24,7 +24,7 @@ class Documents:
     cordoned: Set[str] = frozenset()  # names of cordoned nodes
     mount_failures: Mapping[str, str] = field(default_factory=dict)  # uid of a pod -> the kubelet's message
     num_new_pods: Mapping[str, int] = field(default_factory=dict)  # RayCluster's uid -> pods created within NEW_POD_S
-    evicted: Set[str] = frozenset()  # uids of RayClusters whose head pods were deleted or evicted from outside
+    evicted: Set[str] = frozenset()  # uids of RayClusters whose head pods another client deleted or evicted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +94,8 @@ def _replica(cluster: Manifest, own: Sequence[Manifest], found: Set[str], docume
 def cluster_refusal(cluster: Manifest) -> str:
     """Returns why KubeRay could not create a pod of a RayCluster, such as a quota; empty if KubeRay reports no failure.
 
-    The condition has reasons such as FailedCreateHeadPod and FailedDeleteHeadPod. KubeRay also deletes pods that have
-    ended, and reports a failure if the pod is gone by then.
+    Reasons such as FailedDeleteHeadPod do not count: KubeRay also deletes pods that have ended, and reports a failure
+    if such a pod is gone by then.
     """
     failing = _condition(cluster, "ReplicaFailure")
     is_refused = failing.get("status") == "True" and not failing.get("reason", "").startswith("FailedDelete")

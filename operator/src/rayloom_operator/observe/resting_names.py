@@ -70,7 +70,7 @@ class RestingNames:
         known |= dict.fromkeys(self._names(key))
 
     async def _ask(self, key: ServiceKey, uid: str, known: dict[str, datetime | None], now: datetime) -> None:
-        """Reads each known RayCluster that the watch does not list from the API server. Notes the deleted RayClusters.
+        """Asks the API server about each known RayCluster that the watch does not list. Notes the deleted RayClusters.
 
         Repeats until each of these RayClusters exists or is noted as gone, because the watch may change meanwhile.
         """

@@ -41,7 +41,7 @@ class Routes:
 
 
 def seen_route(found: Manifest) -> SeenRoute:
-    """Returns the fields that the operator uses of `found`, an HTTPRoute or Ingress."""
+    """Returns those fields of `found`, an HTTPRoute or Ingress, that the operator uses."""
     meta, status = found["metadata"], found.get("status", {})
     addresses = [each.get("hostname") or each.get("ip") for each in status.get("loadBalancer", {}).get("ingress", ())]
     return SeenRoute(

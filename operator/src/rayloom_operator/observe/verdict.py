@@ -22,9 +22,9 @@ SILENCE_LIMIT_S = 8.0
 # Once a request has failed, an answer that is older than this many seconds is no longer valid: requests are up to 5 s
 # apart, and a request fails after 3 s.
 _ANSWER_AGE_LIMIT_S = 9.0
-# But for this many seconds after the first request that fails, even an older answer stays valid. With thousands of
-# engines, requests are more than 5 s apart. After a failure, a second request is sent within 4 s, and an engine that
-# serves answers this request.
+# For this many seconds after the first request that fails, an answer older than _ANSWER_AGE_LIMIT_S is still valid:
+# with thousands of engines, requests are more than 5 s apart. A second request is sent within 4 s after the failure,
+# and an engine that serves answers this request.
 _SECOND_ANSWER_S = 4.5
 # An answer that is older than this many seconds is not valid, even if no request has failed. Engines that serve are
 # polled at least every 15 s.

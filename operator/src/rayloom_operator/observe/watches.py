@@ -41,7 +41,7 @@ _DEFINITIONS = Watched(
 
 
 def silence(reflectors: Iterable[Reflector]) -> str:
-    """Returns which of the watches have had neither an event nor a failure for too long; empty if none."""
+    """Returns which of the watches are silent: they have had no event and no failure for too long. Empty if none is."""
     now = asyncio.get_running_loop().time()
     silent = [each.path for each in reflectors if each.silence_seconds(now) > _MAX_SILENCE_S]
     return f"no event and no failure of {', '.join(silent)} for {_MAX_SILENCE_S:.0f} s" if silent else ""
@@ -103,7 +103,7 @@ class Watches:
         await asyncio.gather(*(each.relist() for each in (self.clusters, self.pods, self.endpoints)))
 
     def problem(self) -> str:
-        """Returns which watches have had neither an event nor a failure for too long; empty if none."""
+        """Returns the result of `silence` for all watches; empty before they are in sync."""
         return silence(self._all) if self.is_synced.is_set() else ""
 
     def _definition_changed(self, _: ServiceKey) -> None:

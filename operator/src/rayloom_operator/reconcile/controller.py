@@ -104,7 +104,7 @@ class Controller:
             self._services[key] = document
             is_changed = known is None or known.generation != meta["generation"]
             self._queue.add(key, is_changed=is_changed, is_new=known is None)
-        # Also called for the event of a status that this process wrote: the stored document has that status already.
+        # Also called for a skipped event: the event of a status that this process wrote brings nothing new to store.
         self.on_service(key)
 
     def _delete_service(self, key: ServiceKey, uid: str) -> None:

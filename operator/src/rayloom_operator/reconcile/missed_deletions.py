@@ -2,7 +2,8 @@
 
 When kopf's watch of LLMServices breaks, kopf lists them again and reports each service of that list. So kopf reports
 every service that was created or changed in the meantime. But a service that was deleted in the meantime is not in the
-list and gets no event. The operator would go on to poll its engine replicas and to count the service in metrics.
+list and gets no event. Without this module, the operator would still poll that service's engine replicas and count the
+service in metrics.
 
 So the operator lists the names of all services every five minutes. A list shows the services at one moment after the
 list request. If a service was known before the request and is not in the list, it was deleted.

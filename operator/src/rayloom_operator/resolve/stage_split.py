@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-# How far, at most, the best number of layers of the last stage is from the number that balances all stages. The two
+# The largest difference between the last stage's best number of layers and the number that balances all stages. The two
 # numbers differ because a stage has a whole number of layers, and because floats are rounded.
 _NEAR = 3
 
@@ -27,7 +27,8 @@ class Stages(NamedTuple):
 
 
 def split_layers(num_layers: int, num_stages: int, head_layers: float) -> tuple[int, ...]:
-    """Returns the number of layers of each stage: as even as possible, but fewer for the last stage, with the head.
+    """Returns the number of layers of each stage: as even as possible, but fewer for the last stage, which has the
+    head.
 
     `head_layers`: the head's work, as a number of layers with equal work. `num_stages` is at most `num_layers`.
     """

@@ -37,7 +37,7 @@ class ScalingInputs:
     running_tokens: int = 0
     held_tokens: int = 0  # tokens of requests that a gateway holds
     held_requests: int = 0
-    tokens_per_second: int = 0  # prompt tokens per second; while no rate is measured, an engine's earlier rate
+    tokens_per_second: int = 0  # prompt tokens per second; the earlier rate of an engine while none is measured
     needed_engines: str = "0"  # needed engines with two decimals; a text, because the status has no fractions
 
 

@@ -26,7 +26,7 @@ _PATH_RULE = f"self.matches('^({_PATH})$')"
 _NAME = "[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"
 _NAME_IN_WORDS = "use the name of an object: lower-case letters, digits, '-' and '.'"
 _NAME_RULE = f"self.matches('^{_NAME}$')"
-# A snippet becomes part of the proxy's configuration. So it can read the Secrets of every Ingress.
+# A snippet becomes part of the proxy's configuration. So a snippet can read the Secrets of every Ingress.
 _SNIPPET_IN_WORDS = (
     "annotations that end with '-snippet' change the proxy itself: write an Ingress of your own for them"
 )

@@ -14,7 +14,7 @@ MAX_WEIGHT = 1000
 _MAX_TARGETS = 16
 _NO_WEIGHT_IN_WORDS = "every target has weight 0; raise the weight of at least one"
 _NO_TARGETS_IN_WORDS = "an alias without targets cannot answer requests; add a target, or remove the alias"
-# The longest name, and the characters of a name: gateway pods write names into an HTTP header.
+# The limits of a name's length and characters: gateway pods write names into an HTTP header.
 MAX_NAME = 256
 _NAME = "[!-~]+"
 NAME_IN_WORDS = f"use 1 to {MAX_NAME} letters, digits and signs of ASCII, without spaces"

@@ -11,8 +11,9 @@ WORKER_CONTAINERS = ("ray-worker",)
 OWN_CONTAINERS = (*HEAD_CONTAINERS, *WORKER_CONTAINERS)
 # KubeRay's container that waits for the head.
 OWN_INIT_CONTAINERS = ("wait-gcs-ready",)
-# Volumes for claims and folders of nodes with LoRA adapters; as many as `api.adapters.MAX_PLACES`. The names and the
-# folder are reserved only for a service with spec.model.adapters: templates older than that field may use the names.
+# Volumes for the claims and node folders that contain LoRA adapters: `api.adapters.MAX_PLACES` volumes. The names and
+# the folder are reserved only for a service with spec.model.adapters: templates older than that field may use the
+# names.
 ADAPTER_VOLUMES = tuple(f"adapters-{number}" for number in range(8))
 ADAPTERS_FOLDER = "/adapters"  # the claims of adapters are mounted below this folder
 OWN_VOLUMES = (

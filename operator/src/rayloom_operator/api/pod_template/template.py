@@ -1,4 +1,4 @@
-"""`spec.podTemplate`: a user's additions to the head pod and the worker pods, and changes of them.
+"""`spec.podTemplate`: a user's additions and changes to the head pod and the worker pods.
 
 Each template is a part of Kubernetes' PodTemplateSpec, merged over the pod that the operator builds
 (`objects/pod_merge.py`). Fields that the operator owns are refused by name, here and by the API server.

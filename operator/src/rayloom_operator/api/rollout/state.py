@@ -53,7 +53,7 @@ class RolloutState:
     is_promoted: bool = False  # the first engine of the update revision has passed its analysis
     # revision -> wanted number of engines; revisions with 0 are left out
     counts: Mapping[str, int] = field(default_factory=dict)
-    # Name of an engine that is to be drained and deleted -> time at which its drain began; empty before.
+    # Name of an engine that is to be drained and deleted -> time at which its drain began; empty before the drain.
     terminating: Mapping[str, str] = field(default_factory=dict)
     window: AnalysisWindow | None = None  # None while no analysis runs
     failure: RolloutFailure | None = None  # None unless the update revision has failed

@@ -146,7 +146,7 @@ class _FormerNames(_Stored):
         found = dict(given)
         for former, name in _RENAMED.items():
             # If both names have a value, the operator was downgraded to the previous release in the meantime. That
-            # release wrote the value of the former name, so this value is the newer one.
+            # release wrote the former name, so the former name has the newer value.
             if (value := found.pop(former, None)) is not None:
                 found[name] = value
         if isinstance(window := found.pop("window", None), dict):

@@ -13,6 +13,6 @@ class Deletion:
     uid: str = ""
     grace_s: int | None = None  # None: the object's own grace period
     is_foreground: bool = False  # the object stays, marked as deleted, until its dependents are gone
-    # uid of the object that must own this object. If this uid is given, the object's owner is read before the deletion,
-    # because another owner's object may have the name. Empty if the owner is known.
+    # uid of the owner that this object must have. If the uid is given, the operator reads the object's owner before the
+    # deletion, because an object of another owner may have the same name. Empty if the owner is known.
     owner_uid: str = ""

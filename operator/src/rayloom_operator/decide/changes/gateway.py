@@ -55,7 +55,7 @@ def gateway_objects(situation: Situation, resolved: Resolved) -> Iterator[Manife
     """Yields the objects to apply; nothing until the status names the gateway."""
     service, settings = resolved.service, situation.settings
     if stored_gateway(situation.previous) is not None and has_front_ports(situation, resolved):
-        # Head pods always mount the Secret, so it is needed while no gateway pod is wanted, too.
+        # Head pods always mount the Secret, so it is needed even if no gateway pod is wanted.
         yield gateway_secret(service, settings.operator_key)
         yield engines_service(service)
         yield from renewed_certificates(situation, service)
@@ -109,8 +109,8 @@ def gateway_deletions(situation: Situation, resolved: Resolved) -> Iterator[Dele
         engines = object_path("v1", "Service", meta.namespace, engines_name(meta.name))
         yield Deletion(engines, owner_uid=meta.uid)
         service = resolved.service
-        # The operator cannot read Secrets, so it does not check their owner: the names contain a hash of the owner's
-        # uid.
+        # The operator cannot read Secrets, so it cannot check their owner. The names are safe without this check,
+        # because they contain a hash of the owner's uid.
         for name in (
             gateway_secret_name(meta.name, meta.uid),
             tls_files.gateway_secret_name(service),

@@ -146,7 +146,7 @@ def _shared_objects(situation: Situation, resolved: Resolved, step: Step) -> tup
 
 
 def _num_pods(situation: Situation, resolved: Resolved, step: Step) -> int:
-    """Returns the most pods that have to be protected from eviction, now or once all wanted replicas exist."""
+    """Returns the largest number of pods to protect from eviction, now or once all wanted replicas exist."""
     observed = situation.observed
     num_coming = len(observed.replicas) + observed.num_ending + sum(step.make.values())
     num_replicas = max(resolved.service.spec.replicas, num_coming)

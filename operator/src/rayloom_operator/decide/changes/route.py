@@ -1,7 +1,7 @@
 """RoutePlan: which HTTPRoute or Ingress of gateway pods is applied and which is deleted. Pure.
 
-LLMServices and LLMGateways both use RoutePlan. The status names the other objects of gateways before they are created.
-It need not name routes, because a watch shows which routes exist.
+LLMServices and LLMGateways both use RoutePlan. The status must name all other objects of a gateway before they are
+created. It need not name routes, because a watch shows which routes exist.
 """
 
 from __future__ import annotations

@@ -35,7 +35,8 @@ _REFUSED_NAMES = (
 _REFUSED_ADVICE = (
     "If the image of the pods is of another release than the operator, set spec.image to one of the operator's release."
 )
-# Reasons for which Progressing is True. DEADLINE_EXCEEDED is missing: the Deployment's rollout makes no progress then.
+# Reasons for which Progressing is True. DEADLINE_EXCEEDED is left out, because the Deployment's rollout then makes no
+# progress.
 _IN_PROGRESS = (Reason.STARTING, Reason.REPLACING, Reason.READING_MODELS)
 
 
@@ -118,7 +119,7 @@ def _progressing(situation: GatewaySituation) -> Verdict:
 
 
 def _reading(pods: Sequence[PodModels]) -> Verdict:
-    """Returns which gateway pods have not read the present models file, or that all have the present settings."""
+    """Returns which gateway pods have not read the present models file, or _COMPLETE if all have read it."""
     names = {state: [each.name for each in pods if each.state == state] for state in ("Current", "Outdated", "Unknown")}
     counts = f"{len(names['Current'])} of {len(pods)} gateway pods have read the present list of models."
     if names["Outdated"]:

@@ -63,7 +63,7 @@ def key_faults(
 
 
 def _accepted(report: GatewayReport, name: str, named: Mapping[str, tuple[SecretKey, str]]) -> int | None:
-    """Returns the number of keys that a pod still accepts for a name; None if the pod can read the name's file.
+    """Returns how many keys a pod still accepts for a name whose file it cannot read; None if it can read the file.
 
     A report lists a limited number of names. A name beyond that limit gets the number of a listed name with the same
     file.

@@ -65,7 +65,7 @@ class GatewaySituation:
     def key_faults(self) -> tuple[KeyFault, ...]:
         """The names whose API keys gateway pods cannot read.
 
-        Empty while pods are replaced: only the new pods have a Secret that was not mounted before.
+        Empty while pods are replaced: an old pod cannot read a Secret that only the new pods mount.
         """
         if self.gateway is None or self.progress is None or self.progress.num_updated < self.progress.num_pods:
             return ()

@@ -26,7 +26,7 @@ def gateway_status(situation: GatewaySituation, refusal: str = "") -> LLMGateway
         changes = {
             "observed_generation": situation.generation,
             "conditions": conditions,
-            # Empty if no spec could ever be read, so the wanted number of gateway pods is unknown.
+            # Empty if no spec could ever be read: then the wanted number of gateway pods is unknown.
             "ready": f"{ready}/{kept.replicas}" if kept.ready else "",
             "ready_replicas": ready,
         }

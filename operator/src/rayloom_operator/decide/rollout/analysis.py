@@ -1,10 +1,10 @@
 """Analysis: compares a new revision's first engine with the old engines over the same period. Pure.
 
-The revision fails before the end of the period as soon as its failure is certain: the failed requests are too many,
-even if all other requests of the first `minRequests` succeed. The time to the first token is judged only at the end of
-the period, because the slowest of a few requests says little. A slow new engine may have fewer than `minRequests`
-requests at the end of the period. If the old engines have enough, the period is extended. Behind gateways the period is
-also longer, because gateways find a new engine some time after it is available.
+The revision fails before the end of the period once its failure is certain: the failed requests are too many even if
+all further requests up to `minRequests` succeed. The time to the first token is judged only at the end of the period,
+because the slowest of a few requests says little. A slow new engine may have fewer than `minRequests` requests at the
+end of the period. If the old engines have enough, the period is extended. Behind gateways the period is also longer,
+because gateways find a new engine some time after it is available.
 """
 
 from __future__ import annotations

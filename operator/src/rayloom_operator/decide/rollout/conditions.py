@@ -23,7 +23,7 @@ RolloutCondition: TypeAlias = tuple[ConditionType, bool, Verdict]
 def rollout_conditions(step: Step | None, previous: Mapping[str, Any], because: Verdict) -> Iterator[RolloutCondition]:
     """Yields the conditions of rollouts.
 
-    `step` is None while nothing can be planned; `because` then gives the reason, and RolledBack and Paused stay as they
+    `step` is None while nothing can be planned. Then `because` gives the reason, and RolledBack and Paused stay as they
     are in `previous`, the last written status.
     """
     if step is None:

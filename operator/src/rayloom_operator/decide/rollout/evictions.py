@@ -54,7 +54,7 @@ def holds_evictions(desired: Desired, state: RolloutState, view: View, wall: dat
 
 
 def evictable(state: RolloutState, view: View) -> frozenset[str]:
-    """Returns the names of the engines on cordoned nodes whose pods may be evicted at once.
+    """Returns the names of the engines on cordoned nodes, if the pods of these engines may be evicted at once.
 
     Empty while evictions wait for any engine to move: the budget cannot tell the pods of two engines apart.
     """
@@ -84,8 +84,9 @@ def _is_guarded(desired: Desired, state: RolloutState, engine: ReplicaView, wall
 
 
 def _is_moving(desired: Desired, state: RolloutState, view: View, wall: datetime) -> bool:
-    """Returns True while moving engines makes progress: an engine starts, drains or is analysed, or there is room to
-    create one. False while an engine is unschedulable."""
+    """Returns True while the move of engines makes progress: an engine starts, drains or is analysed, or there is room
+    to create one. False while an engine is unschedulable.
+    """
     engines = [engine for engine in view.of(target_revision(desired, state)) if not engine.is_cordoned]
     if any(engine.state == "unschedulable" for engine in engines):
         return False

@@ -69,8 +69,8 @@ class View:
 
     engines: tuple[ReplicaView, ...] = ()
     num_ending: int = 0  # RayClusters that are being deleted; they hold their nodes until they are gone
-    # The number of failures of the spec's revision. Failures of engines that have served for 10 minutes since do not
-    # count, nor do failures caused by a node.
+    # The number of failures of the spec's revision. Two kinds are not counted: failures caused by a node, and failures
+    # of engines that have served for 10 minutes since.
     num_crashes: int = 0
     cause: str = ""  # the first of these failures, as a sentence
     knows_nodes: bool = True  # the operator may read nodes, so it knows which nodes are cordoned

@@ -108,7 +108,7 @@ def _try_fail_by_deadline(trial: _Trial) -> RolloutState | None:
     patience_s = rollout.progress_deadline_seconds
     if not trial.state.is_promoted and trial.peak_available:
         # Once an engine was available, the deadline is longer by the longest time of an analysis. The deadline stays
-        # longer if the engine then does not serve for a moment, so that no analysis runs.
+        # longer even while the engine does not serve for a moment and no analysis runs.
         patience_s += longest_s(rollout.analysis, is_behind_gateways=trial.desired.is_behind_gateways)
     since = trial.deadline_start_time
     if not since or trial.wall <= moment(since) + timedelta(seconds=patience_s):

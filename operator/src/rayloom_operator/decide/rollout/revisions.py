@@ -43,7 +43,7 @@ def revision_places(
 
     `resolved` is the current spec, and `old` has the stored specs of other revisions.
 
-    Engines that the state of `step` or the `stored` state names as terminating have no place: they are neither counted
+    An engine has no place if the state of `step` or the `stored` state names it as terminating: it is neither counted
     nor recreated. The stored state is needed because it also names engines that are deleted by now. Without it, entries
     of deleted engines in `memory` could take the places of failed engines.
     """

@@ -25,9 +25,9 @@ def engines_to_terminate(desired: Desired, state: RolloutState, view: View) -> d
 
     `state` has the new counts.
 
-    Replaced engines on cordoned nodes come first, then engines beyond their revision's count: unwanted revisions before
-    wanted ones, and within a revision in `_termination_order`. An available engine stays if too few would be available
-    without it. If too few are available already, a terminating engine that can serve is taken back.
+    Replaced engines on cordoned nodes come first. Then come engines beyond their revision's count, sorted by
+    `_revision_order`, and within a revision by `_termination_order`. An available engine stays if too few engines would
+    be available without it. If too few are available already, a terminating engine that can serve is taken back.
     """
     moved = engines_to_move(desired, state, view)
     surplus = [engine for engine in view.engines if engine not in moved]

@@ -40,7 +40,7 @@ class Fleet:
     # Engines without requests, whose revision is new: it is not promoted yet, or its rollout is stopped. These engines
     # stay if `replicas` becomes less.
     num_unproven: int = 0
-    num_surge: int = 0  # unproven engines beyond `replicas`: they are kept, but none is created there
+    num_surge: int = 0  # number of unproven engines that maxSurge allows in addition to `replicas`
     num_unschedulable: int = 0  # other unschedulable engines; they are terminated first if `replicas` becomes less
     rollout: RolloutActivity
     load: ServiceLoad

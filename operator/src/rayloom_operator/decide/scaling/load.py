@@ -93,7 +93,7 @@ def load_of(engines: Sequence[EngineLoad], held: Held, ttft_s: float, earlier_pe
     seconds = sum(_queue_s(each, usual_per_s) for each in known)
     if usual_per_s:
         seconds += held.tokens / usual_per_s
-    # An engine may report a rate so low that the quotient is infinite.
+    # The limit is needed because an engine may report a rate so low that the quotient is infinite.
     queue = min(seconds / (_QUEUE_SHARE * ttft_s), _MOST_ENGINES)
     number = min(queue + sum(each.running_share for each in known), _MOST_ENGINES)
     is_used = any(each.in_flight or each.had_requests or each.num_waiting for each in known)

@@ -13,8 +13,8 @@
 | the peak of the stable window needs fewer engines | as many as the peak needs, at least half |
 
 The windows are described in `windows.py`. Each engine should have 70 % of the load of a fully used engine, because
-waits grow fast beyond that share. An engine is removed only if each remaining engine then has at most 50 %, so a steady
-load never makes the number go up and down.
+waits grow fast beyond that share. An engine is removed only if each remaining engine then has at most 50 % of that
+load, so a steady load never makes the number go up and down.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def decide_scaling(bounds: Bounds, stored: ScalingState, fleet: Fleet, windows: 
         if reason is ScalingReason.STEADY and state.reason in _LASTING:
             return ScalingDecision(state=state, seen=fleet.load.inputs)
         message = state_sentence(reason, number, bounds)
-        # If a 0 was announced and not written, the stored `desired` is still 0.
+        # This also replaces a stored `desired` of 0 that was announced and not written.
         state = replace(state, desired=number, reason=reason.value, message=message)
         return ScalingDecision(state=state, seen=fleet.load.inputs)
     if number == 0 and not is_zero_announced(stored):

@@ -19,8 +19,8 @@ from rayloom_operator.objects.tls.files import tls_source
 CONFIG_ANNOTATION = "rayloom.dev/gateway-config"
 # Measured: 120 MB at the start. The tokenizer, connections and held requests come on top of that.
 _REQUESTS = {"cpu": "200m", "memory": "512Mi"}
-# A terminating pod gets SIGTERM this many seconds after the removal of its endpoint. This and the next value are the
-# same as for the head pod (`objects/ray_cluster.py`).
+# A terminating pod gets SIGTERM this many seconds after the removal of its endpoint. _UNROUTE_SECONDS and _END_SECONDS
+# have the same values for the head pod (`objects/ray_cluster.py`).
 _UNROUTE_SECONDS = 2
 # The grace period is longer than drainSeconds by this many seconds.
 _END_SECONDS = 15
@@ -104,8 +104,7 @@ def _pod(pods: GatewayPods) -> Manifest:
             {
                 "maxSkew": 1,
                 "topologyKey": "kubernetes.io/hostname",
-                # Not DoNotSchedule, which counts a lost node as a domain: the replacement of a pod on that node would
-                # stay pending.
+                # DoNotSchedule would count a lost node as a domain and keep the replacement of its pod pending.
                 "whenUnsatisfiable": "ScheduleAnyway",
                 "labelSelector": {"matchLabels": dict(pods.selector)},
             }
@@ -120,7 +119,7 @@ def _pod(pods: GatewayPods) -> Manifest:
 
 
 def _sources(pods: GatewayPods) -> list[Manifest]:
-    """Returns the sources of the folder of the configuration: the configuration itself, and files of the Secrets."""
+    """Returns the sources of the configuration's folder: the configuration itself, and files of the Secrets."""
     field = {"fieldPath": f"metadata.annotations['{CONFIG_ANNOTATION}']"}
     items = [{"key": key, "path": path.removeprefix(f"{names.CONFIG_FOLDER}/")} for key, path in pods.secret_files]
     return [

@@ -34,7 +34,7 @@ def gateway_budget(gateway: LLMGateway) -> Manifest:
 
 
 def gateway_policy(gateway: LLMGateway, operator_namespace: str = "") -> Manifest:
-    """The NetworkPolicy: everyone may reach the API port, and the operator the admin port. Egress is open."""
+    """The NetworkPolicy: the API port is open to everyone, and the admin port to the operator. Egress is open."""
     rules = [from_clients(), from_operator(operator_namespace)]
     return ingress_policy(identity.metadata(gateway), identity.selector(gateway), rules)
 

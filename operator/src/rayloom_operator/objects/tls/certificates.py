@@ -23,7 +23,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 # even if no operator runs for 20 days.
 PERIOD = timedelta(days=10)
 LIFE = 3 * PERIOD
-_CLOCK_SKEW = timedelta(days=1)  # the most by which the clocks of the operator's and of the pods' machines may differ
+_CLOCK_SKEW = timedelta(days=1)  # largest difference between the clocks of the operator's and the pods' machines
 _MOST_KEPT = 4096  # the most results that are cached; each takes 3 kB
 
 
@@ -48,8 +48,9 @@ class CertificateFiles:
 def certificate_files(operator_key: bytes, previous_key: bytes, owner: Owner, now: datetime) -> CertificateFiles:
     """Returns the files of the current period. The time of day at which a period begins differs from owner to owner.
 
-    `previous_key`: the operator's key before `operator_key`, or empty. As long as there is a previous key, its CA
-    signs, and both CAs are trusted: pods read their new files at different times, and some know only the previous CA.
+    `previous_key`: the operator's key before `operator_key`, or empty. As long as there is a previous key, the previous
+    key's CA signs the certificate, and both CAs are trusted: pods read their new files at different times, and some
+    know only the previous CA.
     """
     return _files(operator_key, previous_key, owner, _begin(owner, now))
 

@@ -32,7 +32,7 @@ def llmgateway_secret_name(gateway: LLMGateway) -> str:
 
 
 def tls_source(name: str) -> Manifest:
-    """Returns the source of the files of this Secret, for the projected volume of the configuration."""
+    """Returns the files of this Secret, as a source for the projected volume with the configuration."""
     items = [{"key": key, "path": f"tls/{key}"} for key in (CERT, KEY, CA)]
     return {"secret": {"name": name, "items": items}}
 

@@ -52,7 +52,7 @@ class ObjectWriter:
         `is_new`: the revision of a stored spec (a ControllerRevision) is new, so an existing object of that name is a
         leftover. Objects of other kinds ignore `is_new`.
 
-        Raises Refused if an object of that name has another owner, OperatorError or KubeError if a retry may help.
+        Raises Refused if an object of that name has another owner, and OperatorError or KubeError if a retry may help.
         """
         kind = manifest["kind"]
         if kind == KIND_OF_OLD_SPECS:
@@ -159,7 +159,7 @@ class ObjectWriter:
         """Reads the owner of an existing object, and applies `manifest` unless the owner is somebody else."""
         found = await self._found(path_of(manifest))
         if found is None:
-            # Created by an apply, not by POST: the first apply after a POST would change the object's managedFields.
+            # An apply creates the object, because the first apply after a POST would change the object's managedFields.
             return await self._kube.apply(manifest, force=False)
         owner = whose(found, manifest)
         # A Service without an owner is not taken over: somebody's clients may use it by its name.

@@ -136,7 +136,7 @@ class GatewayController:
         await self._queue.drain()
 
     def problem(self) -> str:
-        """Returns which watches have had neither an event nor a failure for too long; empty if none."""
+        """Returns which watches have had no event and no failure for too long; empty if none."""
         if not self._gateways.is_synced.is_set() or not self._pods.is_synced.is_set():
             return ""
         return silence((self._gateways, self._pods))

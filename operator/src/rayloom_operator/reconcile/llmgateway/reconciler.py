@@ -80,7 +80,7 @@ class GatewayReconciler:
         return self._served.get(key)
 
     async def reconcile(self, key: ServiceKey, document: Manifest) -> float:
-        """Brings the cluster to the spec of the LLMGateway in `document`.
+        """Makes the cluster match the spec of the LLMGateway in `document`.
 
         Returns the seconds until the next reconcile, unless an event comes before. Raises Refused if the API server
         refuses an object until a user changes something, and other OperatorErrors if a retry may help.
