@@ -23,8 +23,8 @@ object.
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [list, watch, create]
-# patch sets the label by which Services select pods, and the one that brings a changed models file to gateway pods; delete
-# is for pods on lost nodes, which no controller deletes.
+# patch sets two labels: Services select pods by the first, and the kubelet updates the models file of gateway pods
+# after a change of the second. delete is for pods on lost nodes, which no controller deletes.
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch, patch, delete]
@@ -62,7 +62,8 @@ object.
 - apiGroups: [""]
   resources: [secrets]
   verbs: [create, update, delete]
-# get, because a ConfigMap of the same name may have another owner, and then so may the Secret of that name.
+# get, because a ConfigMap of the same name may have another owner. The Secret of that name may then have this owner
+# too.
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [get, create, delete]
