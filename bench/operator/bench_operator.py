@@ -1,8 +1,9 @@
 """`make bench-operator`: measures the operator, as a real process on a real API server, with many LLMServices.
 
-The first run has some hundred or thousand services with real KubeRay, the second one more services with a simulated
-KubeRay. Kubelets and engines are simulated, because only the operator is measured. The operator polls engines at its
-default interval. All processes share this machine's cores, so seconds are upper bounds. Traffic stays on loopback.
+A first run has some hundreds or thousands of services and the real KubeRay. A second run has more services and a
+simulated KubeRay. Kubelets and engines are simulated, because only the operator is measured. The operator polls engines
+at its default interval. All processes share this machine's cores, so the measured seconds are upper bounds. Traffic
+stays on loopback.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from simulated_ray_clusters import RayClusters
 
 # Index of the local cluster. Tests use other indices.
 _INDEX = 5
-# Services that are created at the same time. With more, each would only wait longer for the API server.
+# The most services that are created at the same time. More creations would only wait longer for the API server.
 _NUM_AT_ONCE = 24
 _PROGRESS_S = 15.0
 _PER_NAMESPACE = 100
 _IDLE_S = 30.0
-# Afterwards services are created at this rate, which leaves cores idle, so that a reconcile's duration holds no wait
-# for a core.
+# Afterwards services are created one by one, one each _ARRIVAL_S. This rate leaves cores idle, so that no reconcile
+# waits for a core.
 _NUM_ARRIVALS = 60
 _ARRIVAL_S = 1.0
 _NEVER = 1_000_000_000
@@ -64,7 +65,7 @@ class Scrape:
         return sum(float(value) for labels, value in re.findall(pattern, self.text) if part in labels)
 
     def quantile(self, share: float, before: Scrape, name: str = "reconcile", part: str = "") -> float:
-        """Milliseconds within which this share of reconciles (or waits) since `before` ended: the bound of a bucket."""
+        """The quantile at `share` of the reconciles (or waits) after `before`: the upper bound of its bucket in ms."""
         pattern = rf'(?m)^rayloom_operator_{name}_seconds_bucket\{{(?=.*{part}).*?le="([^"]+)".*?\}} (\S+)$'
         old = dict(re.findall(pattern, before.text))
         buckets = [(bound, float(value) - float(old.get(bound, 0))) for bound, value in re.findall(pattern, self.text)]
@@ -262,7 +263,7 @@ def _measure(sizes: list[int], what: str, timeout_s: float, folder: Path) -> lis
     """The rows of all sizes, measured on a new cluster that is removed afterwards."""
     # The API server shares the cores with the operator. A larger heap saves the API server garbage collections.
     os.environ |= {"GOGC": "300", "GOMEMLIMIT": "12GiB"}
-    # A full garbage collection over the documents of 10,000 services would keep simulated engines silent for 5 s.
+    # A full garbage collection over the documents of 10,000 services would stop the simulated engines for 5 s.
     youngest, middle, _ = gc.get_threshold()
     gc.set_threshold(youngest, middle, _NEVER)
     cluster = LocalCluster(Place.of(_INDEX))
@@ -277,7 +278,7 @@ def _measure(sizes: list[int], what: str, timeout_s: float, folder: Path) -> lis
             pods, endpoints = RayClusters(world.api), EndpointSlices(world.api)
             world.do(_call(pods.start))
             world.do(_call(endpoints.start))
-            # For these pods the simulated controllers do the work of the scheduler and the controller manager.
+            # The simulated controllers do the work of the scheduler and the controller manager, so both are stopped.
             for name in ("kube-scheduler", "kube-controller-manager"):
                 Processes(Place.of(_INDEX).state).stop(name)
         bench = Bench(world, folder)

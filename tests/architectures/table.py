@@ -30,7 +30,7 @@ from rt_two_ranks import TwoRanks
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "architectures.md"
 LEAST = 32
 _SECONDS = 600.0  # limit for one model
-# A fork has the imports of this process. They take longer than the checks of a model.
+# A fork need not repeat the imports of this process, which take longer than the checks of a model.
 _CONTEXT = multiprocessing.get_context("fork")
 
 _SHARDS = "two shards"

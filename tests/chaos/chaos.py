@@ -1,8 +1,7 @@
 """`make chaos`: random faults under load against real servers. The exit code is 1 when a request failed.
 
-Each fault happens while streams run and requests keep arriving, by the rules of rt_streams.py. Every token is compared
-with a run without faults. The API server process is never killed: its end cuts its own connections, which the table of
-faults allows.
+Each fault happens while streams run and new requests arrive. rt_streams.py has the rules for failed requests. Every
+token is compared with a run without faults. The front is never killed, because its end cuts all connections of clients.
 """
 
 from __future__ import annotations

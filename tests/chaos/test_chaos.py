@@ -15,7 +15,7 @@ import rt_faults
 @pytest.mark.slow
 def test_one_fault_ends_with_a_table_and_no_failed_request() -> None:
     command = [sys.executable, str(Path(__file__).with_name("chaos.py"))]
-    arguments = ["--seed", "0", "--faults", "1", "--executors", "mp"]  # seed 0 begins with the EngineCore
+    arguments = ["--seed", "0", "--faults", "1", "--executors", "mp"]  # with seed 0 the core is killed
     path = os.pathsep.join([str(Path(rt_faults.__file__).parent), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [*command, *arguments], capture_output=True, text=True, timeout=200.0, env={**os.environ, "PYTHONPATH": path}

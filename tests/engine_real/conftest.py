@@ -20,7 +20,7 @@ def shared_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
     folder = tmp_path_factory.mktemp("server")
     keys = folder / "keys"
     keys.write_text(f"{API_KEY}\n")
-    # The weights are int8, because a token then takes a quarter of its CPU time in float32.
+    # The weights are int8, because in float32 a token would take four times as much CPU time.
     weights = ("--dtype", "bfloat16", "--quantization", "int8")
     arguments = (*weights, "--max-model-len", "1024", "--api-key-file", str(keys), "--max-logprobs", "-1")
     with contextlib.closing(_shared(request, "server", lambda: running_server(folder, *arguments))) as shared:
@@ -67,7 +67,7 @@ def shared_one_rank(
 
 @pytest.fixture(scope="module")
 def one_rank(request: pytest.FixtureRequest, shared_one_rank: SharedServer) -> Iterator[RunningServer]:
-    """A server of one rank with this model, named "m", in float32. Servers with other settings must give its tokens."""
+    """A server of one rank with `three_layers` as "m", in float32. Servers with other settings must give its tokens."""
     with shared_one_rank.used_by(request.path) as running:
         yield running
 
@@ -79,7 +79,7 @@ def known_answers() -> dict[int, list[Said]]:
 
 @pytest.fixture(scope="module")
 def said_by_one_rank(one_rank: RunningServer, known_answers: dict[int, list[Said]]) -> Callable[[int], list[Said]]:
-    """Number of tokens -> that server's undisturbed streams."""
+    """Returns the undisturbed streams of `one_rank` with this number of tokens."""
 
     def said(num_tokens: int) -> list[Said]:
         if num_tokens not in known_answers:

@@ -83,7 +83,7 @@ def test_the_tokens_on_file_are_those_of_transformers(folder: Path, prompts: lis
 def test_tokens_are_the_same_alone_and_with_a_hot_prefix_cache(
     llm: LLM, prompts: list[list[int]], all_at_once: list[tuple[int, ...]]
 ) -> None:
-    short = SamplingParams(temperature=0.0, max_tokens=18, ignore_eos=True)  # alone, each token needs a step of its own
+    short = SamplingParams(temperature=0.0, max_tokens=18, ignore_eos=True)  # few, because each takes a step
     for prompt, ids in zip(prompts[7::7], all_at_once[7::7], strict=True):
         assert _ids(llm.generate([prompt], short, use_tqdm=False)) == [ids[:18]]
     hot = llm.generate(prompts, SHORTER, use_tqdm=False)

@@ -1,6 +1,6 @@
-"""Faults of a server of one rank, which is the core. If it is killed, stopped or stuck, no request fails.
+"""Faults of a server whose core is also its only rank. If the core is killed, stopped or stuck, no request fails.
 
-The rules are those of rt_streams.py.
+rt_streams.py has the rules for failed requests.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Requests that once blocked the front or filled its memory. Now other requests are answered, and memory is limited.
+"""Requests that blocked earlier versions of the front or filled its memory: other clients still get answers in time.
 
-All tests share one real server. Each request is as large as the request that did harm. test_front_http_protocol.py and
-test_front_body.py test whether single requests are refused, and how long this takes.
+All tests share one real server, and limit the growth of its memory. Each request is as large as the harmful one was.
+test_front_http_protocol.py and test_front_body.py test whether single requests are refused, and how long this takes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 @contextlib.contextmanager
 def watched(server: RunningServer, most_mib: float) -> Iterator[Canary]:
-    """/health answers in time while the block runs, and the front's memory grows by no more than `most_mib`."""
+    """Checks that /health answers in time during the block, and that the front's memory grows by at most `most_mib`."""
     front = server.children()["front"]
     with canary(server.api_url, front) as found:
         yield found

@@ -157,7 +157,7 @@ def test_the_policy_stops_markup_and_other_hosts(page: Page) -> None:
     asked = "fetch('http://127.0.0.2:9/').then(() => 'answered', (error) => error.name)"
     assert page.evaluate(asked) == "TypeError"
     for rule in ("require-trusted-types-for", "connect-src"):
-        # With the result of an expression, the browser sends the console lines that were written before.
+        # `evaluate` makes the browser send all earlier console lines before the result of the expression.
         wait_until(
             lambda rule=rule: page.evaluate("true") and any(f"violated: {rule}" in each for each in page.complaints),
             30.0,

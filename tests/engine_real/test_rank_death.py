@@ -1,6 +1,6 @@
 """The table of faults with ranks as processes and as Ray actors: a killed, stopped or stuck process causes a pause.
 
-The rules are those of rt_streams.py. test_ray_faults.py kills Ray's nodes and its control store.
+rt_streams.py has the rules for failed requests. test_ray_faults.py kills Ray's nodes and its control store.
 """
 
 from __future__ import annotations

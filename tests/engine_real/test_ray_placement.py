@@ -128,6 +128,6 @@ def test_serve_names_the_missing_resources_within_seconds(address: str, measured
     assert done.stderr.count(" has 2 CPU, holds 2 stages") == 2, done.stderr
     assert "Traceback" not in done.stderr
     measured(f"too little room said after {seconds:.1f} s")
-    # This takes 4 s on an idle machine, mostly for imports, and not minutes, as the wait for ranks that may still
-    # start.
+    # The refusal takes 4 s on an idle machine, mostly for imports. A wait for ranks that may still start would take
+    # minutes.
     assert seconds < 60.0

@@ -178,7 +178,7 @@ FORMATS = jsonschema.FormatChecker()
 
 @FORMATS.checks("date", ValueError)
 def _is_date(value: object) -> bool:
-    """Checks a date of RFC 3339, whose years include 0000. In Python 2000 replaces this year: both are leap years."""
+    """Checks a date of RFC 3339. Python has no year 0000, so the year 2000 replaces it, which is also a leap year."""
     return not isinstance(value, str) or bool(date.fromisoformat(re.sub("^0000", "2000", value)))
 
 

@@ -45,7 +45,7 @@ def test_salts_and_keys_keep_prefixes_apart(two_keys: RunningServer) -> None:
 
 
 class _Flood:
-    """`num_threads` clients of one key. Until the block ends, each sends one request with n = 128 after the other."""
+    """`num_threads` clients of one key. Until the block ends, each sends requests with n = 128, one after the other."""
 
     def __init__(self, server: RunningServer, num_threads: int) -> None:
         self._server = server
@@ -104,7 +104,7 @@ def test_a_flood_of_one_key_does_not_slow_the_other_ones_first_token(two_keys: R
     with _Flood(two_keys, 8) as flood:
         flooded = _first_token_times(two_keys, 40)
     assert 429 in flood.statuses, "what is too much is refused to the key that sends it"
-    # One pause of a busy machine takes a quarter of a second, and four requests may have longer pauses. A server
-    # without shares would need half a minute for each request.
+    # A pause of a busy machine takes a quarter of a second. The 90th percentile leaves out the four slowest of 40
+    # requests. A server without shares would need half a minute for each request.
     assert _p90(flooded) < 3 * max(0.25, _p90(alone)), (sorted(alone)[-5:], sorted(flooded)[-5:])
     assert max(flooded) < 5.0

@@ -1,4 +1,4 @@
-"""The memory of LoRA adapters: bytes by hand, the bytes that a rank holds, and the KV cache that leaves them free.
+"""The memory of LoRA adapters: bytes computed by hand, the bytes that a rank holds, and the KV cache beside them.
 
 The comparison with the operator's sums is in tests/contract/test_adapter_sizing.py.
 """
@@ -53,10 +53,11 @@ def smollm2() -> ModelShape:
 @pytest.mark.parametrize(
     ("num_shards", "num_bytes"),
     [
-        # A layer: q, k and v 3 x 576 + 576 + 2 x 192, o 576 + 576, gate and up 2 x 576 + 2 x 1536, down 1536 + 576 are
-        # 10,176. Rank 16 in 30 layers and 2 bytes: 9,768,960 bytes, in 5 pages.
+        # Of a layer, q, k and v have 3 x 576 + 576 + 2 x 192 numbers, o 576 + 576, gate and up 2 x 576 + 2 x 1536, down
+        # 1536 + 576: 10,176 in all. LoRA rank 16, 30 layers and 2 bytes make 9,768,960 bytes, in 5 pages.
         (1, 5 * 2 * MIB),
-        # A third: 3 x 576 + 192 + 2 x 64, 192 + 576, 2 x 576 + 2 x 512, 512 + 576 are 6,080: 5,836,800 bytes, 3 pages.
+        # Of a third of the layer: 3 x 576 + 192 + 2 x 64, 192 + 576, 2 x 576 + 2 x 512, 512 + 576, in all 6,080. These
+        # make 5,836,800 bytes, in 3 pages.
         (3, 3 * 2 * MIB),
     ],
 )
@@ -68,7 +69,7 @@ def test_bytes_of_an_adapter_of_rank_16_on_each_rank(smollm2: ModelShape, num_sh
 
 def test_stages_have_the_bytes_of_their_layers(smollm2: ModelShape) -> None:
     # 17 and 13 layers: 17 x 16 x 10,176 x 2 = 5,535,744 and 13 x 16 x 10,176 x 2 = 4,233,216; both are in 3 pages.
-    # Of rank 64: 22,142,976 in 11 pages, and 16,932,864 in 9.
+    # With LoRA rank 64 they are 22,142,976 bytes in 11 pages, and 16,932,864 bytes in 9.
     parts = [ModelPart(stage) for stage in make_stages(30, 2, smollm2.head_layers)]
     assert [len(part.stage.layers) for part in parts] == [17, 13]
     assert [adapter_bytes(smollm2, part, 16, element_bytes=2) for part in parts] == [6 * MIB, 6 * MIB]
@@ -80,7 +81,7 @@ def test_a_rank_that_is_no_multiple_of_16_counts_as_the_next_one() -> None:
 
 
 def test_a_token_needs_the_reduced_rows_of_three_matrices_and_gate_and_up(smollm2: ModelShape) -> None:
-    # 3 x 256 numbers of 4 bytes, and 2 x 1536 or a third of them.
+    # 3 x 256 numbers of 4 bytes, and 2 x 1536 such numbers or, with 3 shards, a third of these.
     assert [adapter_token_bytes(smollm2, num_shards) for num_shards in (1, 3)] == [3072 + 12_288, 3072 + 4096]
 
 
@@ -148,7 +149,7 @@ def test_on_torch_a_rank_holds_its_part_of_an_adapter_alone(tmp_path: Path) -> N
         tensors = [tensor for update in updates_of(model, 0) for tensor in (update.a_rK, update.b_Nr)]
         held.append(sum(tensor.untyped_storage().nbytes() for tensor in tensors))
         assert in_pages(held[-1]) == adapter_bytes(shape, part, 16, element_bytes=4)
-    # Halves of both: q 512 x 512, k and v 256 x 512, o 512 x 512, gate and up 1200 x 512, down 512 x 1200:
+    # Each shard has half of q 512 x 512, k and v 256 x 512, o 512 x 512, gate and up 1200 x 512, down 512 x 1200:
     # 3 x 512 + 256 + 2 x 128, 256 + 512, 2 x 512 + 2 x 600, 600 + 512 are 6,152. Rank 16, 4 layers, 4 bytes.
     assert held == [6152 * 16 * 4 * 4] * 2
 
@@ -187,7 +188,7 @@ def test_an_adapter_is_freed_before_another_is_read_into_its_slot(
 
 
 def started(folder: Path, free_bytes: int, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> LoadedRank:
-    """A rank of a machine with so many bytes of free memory."""
+    """A rank of a machine with `free_bytes` of free memory."""
     monkeypatch.setattr(library_computation, "free_memory_bytes", lambda: free_bytes)
     given: dict[str, Any] = {"num_kv_blocks": None, "dtype": "bfloat16", **settings}
     config: EngineConfig = stage_config(folder, **given)
@@ -203,7 +204,7 @@ def test_the_kv_cache_leaves_the_memory_of_all_adapter_slots_free(
     one = adapter_bytes(read_shape(folder), ModelPart(whole_model(4)), 64, element_bytes=2)
     settings = {"max_num_seqs": 4096, "max_loras": 20, "max_lora_rank": 64}
     without = started(folder, 512 * MIB, monkeypatch, **settings)
-    # A quarter of the memory is left beside the adapters and a step: less than the half that the cache takes otherwise.
+    # Beside adapters and a step, a quarter of the memory is free. Without adapters the cache would take half of it.
     of_step = without.loaded.step_bytes(512, 4096)
     free = (20 * one + 512 * adapter_token_bytes(read_shape(folder), 1) + of_step) * 4 // 3
     half = started(folder, free, monkeypatch, **settings)

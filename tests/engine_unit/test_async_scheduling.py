@@ -99,7 +99,7 @@ def test_a_trial_of_suspects_plans_nothing_ahead() -> None:
 
 def test_a_waiting_request_of_another_tenant_soon_gets_a_slot() -> None:
     scheduler, rank = make_scheduler(60, **AHEAD), SimulatedRank()
-    for index in range(4):  # all slots
+    for index in range(4):  # these sequences take all slots
         scheduler.add(make_sequence(f"a{index}", (1, index), max_tokens=50, tenant="a"))
     in_flight = [scheduler.schedule(), scheduler.schedule()]
     scheduler.add(make_sequence("b", (7, 8), max_tokens=2, tenant="b"))

@@ -143,7 +143,7 @@ def test_streams_of_a_crowd_begin_a_step_later_while_others_of_it_are_computed()
     for index in range(10):
         scheduler.add(make_sequence(f"p{index}", prompt=(20 + index, *range(19)), max_tokens=5))
     first = scheduler.schedule(COSTS)
-    assert _chunks(first) == [19, 19, 12]  # two prompts are complete but for a token, and the next begins
+    assert _chunks(first) == [19, 19, 12]  # all but the last token of two prompts, and a part of the third
     assert len(scheduler.update(rank.run(first))) == 1
     second = scheduler.schedule(COSTS)
     assert _chunks(second) == [8 - 1, 19, 19, 3]

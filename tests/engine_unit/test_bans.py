@@ -158,9 +158,9 @@ def test_words_are_looked_for_in_the_answer_and_not_in_the_prompt() -> None:
     [
         ({"allowed_token_ids": (2, 4)}, [0, 1, 3, 5, 6, 7, 8, 9]),
         ({"allowed_token_ids": (2, 4), "bad_words": ((4,),)}, [0, 1, 3, 4, 5, 6, 7, 8, 9]),
-        ({"allowed_token_ids": (4,), "bad_words": ((4,),)}, [0, 1, 2, 3, 5, 6, 7, 8, 9]),  # else no token would be left
+        ({"allowed_token_ids": (4,), "bad_words": ((4,),)}, [0, 1, 2, 3, 5, 6, 7, 8, 9]),  # the ban of 4 has no effect
         ({"eos": (4,), "min_tokens": 1, "allowed_token_ids": (4,)}, [0, 1, 2, 3, 5, 6, 7, 8, 9]),
-        ({"bad_words": tuple((token_id,) for token_id in range(VOCAB))}, []),  # the same: no token would be left
+        ({"bad_words": tuple((token_id,) for token_id in range(VOCAB))}, []),  # bans of all tokens have no effect
         ({"eos": (4,), "min_tokens": 1, "bad_words": ((3,),)}, [3, 4]),
         ({"eos": (4,), "min_tokens": 1, "generated": (1,)}, []),
         ({"eos": (40,), "min_tokens": 1}, []),  # the end token is not in the vocabulary

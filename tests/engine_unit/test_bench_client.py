@@ -169,7 +169,7 @@ def test_command_measures_a_url_and_writes_everything(tmp_path: Path, capsys: py
 
 def test_command_fails_and_names_the_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "bench.json"
-    with running(FakeOpenAI(faults={1: "short"})) as fake:  # 0 is the warm-up
+    with running(FakeOpenAI(faults={1: "short"})) as fake:  # request 0 is the warm-up
         flags = ("--url", fake.url, "--workloads", "W3", "--scale", "0.25", "--no-limit", "--json", str(file))
         assert bench(*flags) == 1
     assert "FAILED W3 request 0: 127 output tokens, 128 asked for" in capsys.readouterr().out

@@ -111,7 +111,7 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, name: str) -> None:
 
 
 def distance(some: list[int], others: list[int]) -> float:
-    """The Kolmogorov-Smirnov distance: the largest difference of the two distributions."""
+    """The Kolmogorov-Smirnov distance: the largest difference between the two cumulative distributions."""
     values = sorted({*some, *others})
     first, second = sorted(some), sorted(others)
     largest = 0.0

@@ -1,4 +1,4 @@
-"""`bench gateway`: the simulated engine, the plain server, the table by hand, and a short real run."""
+"""`bench gateway`: the simulated engine, the plain server, the table of given figures, and a short real run."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_the_wide_file_is_a_model_that_this_engine_reads(tmp_path: Path) -> None
     matrices = wide_matrices(SMALL, vocab_size)
     tensors = {tensor.name: tuple(tensor.data.shape) for tensor in gguf.GGUFReader(path).tensors}
     assert {name.removesuffix(".weight"): size for name, size in tensors.items() if len(size) == 2} == matrices
-    norms = 3 * SMALL.width * 4  # float32: two of the layer, one of the model
+    norms = 3 * SMALL.width * 4  # in float32: two norms of the layer and one of the model
     assert tensor_bytes(path) == norms + 2 * sum(outputs * inputs for outputs, inputs in matrices.values())
     folder.mkdir()
     convert_gguf(path, folder)

@@ -1,4 +1,4 @@
-"""`bench step`: costs by hand, the table, the plot, and one run of a tiny model on the C library."""
+"""`bench step`: costs checked by hand, the table, the plot, and one run of a tiny model on the C library."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_costs_of_a_decode_step_by_hand(shape: ModelShape) -> None:
 def test_a_prompt_sees_a_triangle_of_positions_and_a_window_cuts_it(shape: ModelShape) -> None:
     step = StepShape(starts=(2,), counts=(3,))  # tokens 2, 3, 4 see 3, 4 and 5 positions
     assert phase_costs(shape, step, ElementBytes(1, 4))["attention"] == Cost(2 * 5 * 64 * 4, 2 * 4 * 64 * (3 + 4 + 5))
-    windowed = replace(shape, layer_windows=(None, 2))  # in layer 1 a token sees 2; the step reads 1 to 4
+    windowed = replace(shape, layer_windows=(None, 2))  # in layer 1 a token sees 2 positions; the step reads 1 to 4
     assert phase_costs(windowed, step, ElementBytes(1, 4))["attention"] == Cost((5 + 4) * 64 * 4, 4 * 64 * (12 + 6))
 
 

@@ -74,7 +74,7 @@ def two_for_long_words(text: str) -> int:
 
 def test_text_is_corrected_until_it_has_the_length() -> None:
     text = text_of(200, prompt_rng(W1, seed=3, purpose="measured"), two_for_long_words)
-    assert len(text.split()) < 200  # so long words occurred, and the text was shortened for them
+    assert len(text.split()) < 200  # fewer, because long words have two tokens
     assert abs(two_for_long_words(text) - 200) <= 1  # the last word may have two tokens
 
 

@@ -1,4 +1,4 @@
-"""The prefix cache touches new memory only if prompts come again. Each block holds one token."""
+"""The prefix cache grows into new memory only if earlier prompts come again. Each block holds one token."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_prompts_that_never_come_again_touch_what_is_kept_and_what_is_held() -> 
     pool = BlockPool(1000, num_kept=20)
     for number in range(200):
         assert serve(pool, chat(f"{number} ", 10)) == 0
-    assert touched(pool) == 29  # 20 are cached; a prompt evicts one of them and touches 9 new blocks
+    assert touched(pool) == 29  # 20 blocks are cached; a prompt evicts one of them and touches 9 new blocks
 
 
 def test_without_a_limit_all_memory_is_touched_before_a_prefix_is_evicted() -> None:
@@ -66,7 +66,7 @@ def test_a_pool_after_a_loss_of_ranks_keeps_the_limit() -> None:
     pool = pool.successor()
     for number in range(50):
         serve(pool, chat(f"{number} ", 10))
-    assert touched(pool) == 29  # the limit is 20: the second prompt has evicted a block of the first
+    assert touched(pool) == 29  # the limit is 20, doubled when the second prompt evicted a block of the first
 
 
 @given(

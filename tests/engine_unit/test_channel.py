@@ -87,7 +87,7 @@ def test_messages_of_every_size_arrive_whole_and_in_order(peer: Peer) -> None:
 
     sender = threading.Thread(target=send_all)
     sender.start()
-    assert [peer.channel.receive() for _ in sent] == sent  # with a time-out, the sending thread would have it as well
+    assert [peer.channel.receive() for _ in sent] == sent  # a time-out would also apply to the sending thread
     sender.join(30.0)
 
 
@@ -195,7 +195,7 @@ def _pair() -> tuple[Channel, Channel]:
 
 
 def _open_files() -> set[str]:
-    """The targets of this process's descriptors. Memory files have random names, pipes and sockets numbers."""
+    """The targets of this process's descriptors. Memory files, pipes and sockets have unique names."""
     found = set()
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # such as the descriptor of this listing

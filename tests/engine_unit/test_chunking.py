@@ -44,7 +44,8 @@ def test_a_second_long_context_gets_the_rest_of_the_first_and_a_short_one_its_wh
     assert chunk_size(50_000, 100_000, first, 512) == 0
     assert chunk_size(50_000, 50_001, first, 512) == 1, "a decode"
     assert chunk_size(0, 300, first, 512) == 300
-    tail = _builder((50_000, 60), budget=452)  # 60 x 50,060 of 8,388,608 leave 5,385,008, and 107 x 50,107 is 5,361,449
+    # The first chunk uses 60 x 50,060 of 512 x 16,384. Of the remaining 5,385,008, 107 x 50,107 = 5,361,449 are used.
+    tail = _builder((50_000, 60), budget=452)
     assert chunk_size(50_000, 100_000, tail, 512) == 107
     short = _builder((0, 300), (60_000, 1), budget=211)
     assert chunk_size(50_000, 100_000, short, 512) == 167

@@ -152,7 +152,7 @@ def test_each_unknown_flag_has_its_sentence(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_flag_is_not_shortened(capsys: pytest.CaptureFixture[str]) -> None:
-    # Otherwise --api-key would mean --api-key-file, and the parser would read a key as the name of a file.
+    # If flags could be abbreviated, --api-key would mean --api-key-file, and a key would be read as a file's name.
     assert "there is no such flag" in refusal(["serve", "--pipeline", "2"], capsys)
 
 

@@ -11,8 +11,8 @@ import pytest
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.worker.start import set_threads
 
-# Prints the CPU microseconds that the other threads use after a parallel operation, while the main thread sleeps: the
-# 28th of 31 sorted figures, because on a busy machine most of them are 0.
+# Measures the CPU microseconds that the other threads use after a parallel operation, while the main thread sleeps.
+# Prints the 28th of 31 sorted figures, because on a busy machine most of them are 0.
 MEASURE = """
 import time
 from rayloom_engine.config import EngineConfig

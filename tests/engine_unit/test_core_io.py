@@ -262,7 +262,7 @@ def test_an_abort_ends_the_connection_for_the_front(pair: tuple[FrontSocket, soc
 @settings(max_examples=30, deadline=None)
 @given(sizes=st.lists(st.integers(1, 200_000), min_size=1, max_size=8), read_size=st.integers(1000, 300_000))
 def test_messages_of_two_threads_arrive_whole(sizes: list[int], read_size: int) -> None:
-    """One thread sends messages with even numbers, the other odd numbers. Each message is filled with its number."""
+    """One thread sends the even numbers, another the odd numbers. Each message is filled with its number."""
     ours, theirs = socket.socketpair()
     sending = FrontSocket(ours, stall_seconds=30.0)
 

@@ -30,7 +30,7 @@ def test_each_part_is_that_of_the_rank_with_most_of_it():
     costs = model_costs(shape, shard_counts(shape))
 
     assert costs.tensor == (1, 2, 4)
-    # 33 rows of 8: halves have 17 and 16 rows, quarters 9 and 8. The head has the final norm of 8 as well.
+    # 33 rows of 8: halves have 17 and 16 rows, quarters 9 and 8. The head includes the final norm of 8.
     assert costs.embedding.elements == (264, 136, 72)
     assert costs.head.elements == (272, 144, 80)
     assert costs.both.elements == (536, 280, 152)
@@ -105,7 +105,7 @@ def test_the_facts_of_the_worst_models_are_short_enough(name):
 
     print(f"{name}: {len(text)} bytes, {len(costs['tensor'])} of {len(shard_counts(shape))} numbers of ranks")
     assert len(text.encode()) <= MAX_FACTS_BYTES
-    # The document has the smallest numbers of ranks, as many as fit.
+    # The document lists only the smallest numbers of ranks, as many as its size allows.
     assert costs["tensor"] == list(shard_counts(shape))[: len(costs["tensor"])]
     assert len(costs["tensor"]) >= min(8, len(shard_counts(shape)))
 

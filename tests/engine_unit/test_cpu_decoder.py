@@ -136,7 +136,7 @@ def test_a_nan_in_a_weight_reaches_the_logits(dtype: torch.dtype, damaged: str, 
 def test_a_key_that_is_not_finite_reaches_the_logits_of_its_token_and_of_all_later_ones(
     position: int, isa: str, tmp_path: Path
 ) -> None:
-    # The token at 256 sees only this key in its segment of attention, but its tile also reads later blocks.
+    # At position 256, the token sees only its own key in its segment, but its tile also reads later blocks.
     from safetensors.torch import load_file, save_file
 
     shape = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "num_hidden_layers": 1}

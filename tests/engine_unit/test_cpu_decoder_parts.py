@@ -1,4 +1,4 @@
-"""The decoder on the C library with several ranks: pipeline stages have the same bits as one rank, shards nearly."""
+"""The decoder on the C library with several ranks: stages give the same bits as one rank, shards similar numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rt_library import ISAS
 from rt_stages import RankProcesses, StagesInARow, answers, ids_by_request, load_stages, make_engine, stage_config
 from rt_tiny import VARIANTS, tiny_checkpoint
 
-# The vocabulary is divisible neither by the ranks nor by the library's blocks of 16; the feed-forward by both.
+# Ranks and the library's blocks of 16 do not divide the vocabulary evenly, but they divide the feed-forward evenly.
 SIZES = {"vocab_size": 251, "intermediate_size": 128, "num_hidden_layers": 4}
 
 # (type, tensor, pipeline). The first variant is also tested with stages alone and with shards alone, because the

@@ -1,6 +1,6 @@
 """Mixtures of experts: routing against a plain loop, ties, and the logits of torch and of the C library.
 
-Tests of cuts, batches, shards and sizes use the variants with experts of rt_tiny.py. The architectures in this file
+Other files test cuts, batches, shards and sizes with the expert variants of rt_tiny.py. The architectures in this file
 differ from these variants only in norms and in the weights of a token's experts.
 """
 

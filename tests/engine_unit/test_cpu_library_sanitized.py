@@ -1,8 +1,7 @@
 """The tests of the C library run once more, with a library that checks addresses and undefined behaviour.
 
-The library is compiled with AddressSanitizer and UndefinedBehaviorSanitizer, and warnings are errors. A process that
-loads the sanitizers before Python runs the tests, with every instruction set of this CPU. The first finding ends the
-process.
+The library is compiled with AddressSanitizer and UndefinedBehaviorSanitizer, and warnings are errors. The tests run in
+a process that preloads the sanitizers, with every instruction set of this CPU. The first finding ends the process.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from rayloom_engine.models.checkpoint.source import cache_folder
 COMPILER = find_compiler(os.environ)
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
-# Files without tests of kernels: their subjects are servers and compilations; and this file.
+# Files that do not test kernels but servers or compilations, and this file.
 OTHERS = {"test_cpu_backend.py", "test_cpu_library_build.py", Path(__file__).name}
 KERNEL_TESTS = sorted(
     path for path in (*FOLDER.glob("test_cpu_*.py"), *FOLDER.glob("test_int8_*.py")) if path.name not in OTHERS

@@ -1,4 +1,4 @@
-"""On the C library the last layer computes only the rows that the caller wants. Their result is equal bit for bit."""
+"""On the C library the last layer computes only the rows that the caller wants. They have the bits of a full step."""
 
 from __future__ import annotations
 

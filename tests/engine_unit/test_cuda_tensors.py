@@ -76,7 +76,7 @@ def forward(folder: Path, tables_on: torch.device, backend: Backend = "auto") ->
 
 
 @pytest.mark.parametrize("backend", ["plain", "auto"])
-# Experts compute the rows that the router's values select, and fake tensors have no values.
+# Models with experts are left out: the router's values select rows, and fake tensors have no values.
 @pytest.mark.parametrize("variant", sorted(VARIANTS.keys() - set(WITH_EXPERTS)))
 def test_a_step_stays_on_its_device(variant: str, backend: Backend, tmp_path: Path) -> None:
     folder = tiny_variant(tmp_path, variant)

@@ -129,7 +129,7 @@ def test_a_resume_that_was_complete_is_finished_at_once() -> None:
 
 
 class SlowExecutor(LocalExecutor):
-    """An executor that returns a result after 10 s, in 4 s of which the last stage computed."""
+    """An executor that returns a result after 10 s. During 4 s of this time, the last stage computed."""
 
     def __init__(self, now: list[float]) -> None:
         super().__init__(SimulatedRank())

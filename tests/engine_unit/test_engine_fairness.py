@@ -1,4 +1,4 @@
-"""Two tenants on the real engine and scheduler. One tenant floods it; the tests assert the other's time to first token.
+"""Two tenants on the real engine and scheduler: one floods the engine, the tests limit the other's time to first token.
 
 The unit of time is the cost of a computed token. A step costs `STEP` in addition. tests/engine_real/test_tenants.py
 tests the same with seconds and a model.
@@ -23,7 +23,7 @@ NUM_MEASURED = 40
 
 
 class _Flooder:
-    """A tenant with always `num_requests` submitted requests of `n` choices each, as far as the engine accepts them."""
+    """A tenant that keeps `num_requests` requests of `n` choices submitted, or as many as the engine accepts."""
 
     def __init__(self, engine: Engine, num_requests: int, n: int, num_prompt: int, max_tokens: int) -> None:
         self._engine = engine
@@ -69,7 +69,7 @@ class _Flooder:
 
 @functools.cache  # a simulation takes a second or more, and two tests need the same simulations
 def _first_token_times(num_requests: int, **flood: int) -> list[int]:
-    """Costs until the first token of NUM_MEASURED requests of "y", sent one after the other while "x" floods."""
+    """The cost until the first token, for each of NUM_MEASURED requests that "y" sends in a row while "x" floods."""
     scheduler = make_scheduler(600, max_num_seqs=64, max_num_batched_tokens=128, max_model_len=1200, max_queued=1024)
     engine = Engine(scheduler, LocalExecutor(SimulatedRank()), clock=time.monotonic)
     flooder = _Flooder(engine, num_requests, **flood)

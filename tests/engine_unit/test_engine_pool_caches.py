@@ -133,7 +133,7 @@ def test_a_gap_makes_the_gateway_ask_again_once(tmp_path: Path) -> None:
         core = world.cores["b"]
         first, *others = hashes_of(PREFIX)
         core.cache([first], is_told=False)
-        for block in others:  # the first of these blocks shows the gap; the others are sent before the answer
+        for block in others:  # the first message reveals the gap; the others come before the answer
             core.cache([block])
         await until(lambda: num_cached(world.client, "b") == 4)
         assert core.num_index_requests == 2, "one at the beginning"

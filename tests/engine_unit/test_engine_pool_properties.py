@@ -1,4 +1,4 @@
-"""Every sequence gets each of its ids exactly once, whatever engines fail and messages are delayed.
+"""Every sequence gets each of its ids exactly once, even if engines fail and messages are delayed.
 
 There are no sockets: an engine is a queue of messages in each direction, and hypothesis decides which message is
 handled next.

@@ -73,7 +73,7 @@ def _start(ranks: ProcessRanks, *numbers: int) -> tuple[psutil.Process, list[psu
     """The fork server and its ranks, in the order of their starts."""
     for number in numbers:
         ranks.start(number, 1)
-    # A process that has just started has no command line yet.
+    # The command line by which the fork server is found appears only some time after its start.
     wait_until(lambda: len(_fork_servers()) == 1, 60.0, lambda: "there is no fork server")
     (server,) = _fork_servers()
     wait_until(lambda: len(server.children()) == len(numbers), 60.0, lambda: "the ranks do not start")

@@ -1,4 +1,4 @@
-"""Streams whose tokens are written from a callback: bytes equal those through ASGI; slow clients get none this way."""
+"""Streams whose tokens a callback writes: the bytes are those that ASGI sends. Slow clients get no tokens this way."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def test_after_a_body_the_connection_idles() -> None:
         protocol.data_received(b"aaa")
         await settle()
         assert wire.written.startswith(b"HTTP/1.1 200 ")
-        protocol.data_received(b"GET / HTTP/1.1\r\n")  # the body's timer would fire after this request's limit
+        protocol.data_received(b"GET / HTTP/1.1\r\n")  # an uncancelled timer of the body would fire too late
         clock.advance(47.9)
         assert b"408" not in wire.written
         clock.advance(48.0)

@@ -106,7 +106,7 @@ def test_the_garbage_collector_skips_the_logprobs_of_an_answer() -> None:
     entry = msgspec.msgpack.decode(msgspec.msgpack.encode(entries(1)[0]), type=TokenLogprobs)
     assert not gc.is_tracked(entry)
     gc.collect()
-    gc.collect()  # the first call untracks the pairs; so the second untracks the tuple of pairs
+    gc.collect()  # the first call untracks the pairs, the second call their tuple
     assert not gc.is_tracked(entry.top)
 
 

@@ -86,7 +86,7 @@ def test_the_answer_states_id_model_and_usage(front: FrontUnderTest) -> None:
     document = response.json()
     assert document["id"] == f"msg_{response.headers['x-request-id']}"
     assert (document["type"], document["role"], document["model"]) == ("message", "assistant", "tiny")
-    num_prompt = len("_user\nHi_\n_assistant\n")  # special tokens as _
+    num_prompt = len("_user\nHi_\n_assistant\n")  # each _ stands for a special token
     assert document["usage"] == {
         "input_tokens": num_prompt - 16,
         "cache_creation_input_tokens": 13,

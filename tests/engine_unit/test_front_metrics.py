@@ -235,7 +235,7 @@ def test_a_key_is_compared_byte_for_byte() -> None:
 
 
 def test_the_exposition_is_that_of_the_writer_before_prometheus_client() -> None:
-    """The earlier writer made tests/data/engine_metrics.txt from these observations. The test ignores later metrics."""
+    """The earlier writer made tests/data/engine_metrics.txt from these observations. The test ignores newer metrics."""
     metrics = Metrics(MODEL_NAME)
     busy(metrics, RecoveryRecord)
     before = _families((Path(__file__).parents[1] / "data" / "engine_metrics.txt").read_text())

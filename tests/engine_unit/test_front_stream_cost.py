@@ -16,7 +16,7 @@ from rayloom_engine.protocol.messages import Outputs, SequenceOutput
 from rt_fake_core import say
 from rt_front import FrontUnderTest, running_front
 
-MOST_CALLS = 15  # of the front's functions, from the decoded message to the write to the connection
+MOST_CALLS = 15  # calls for a token, from the decoded message to the write to the connection
 NUM_TOKENS = 32
 
 
@@ -46,7 +46,7 @@ def calls_of_steps(front: FrontUnderTest, sequence: ClientSequence, token_ids: t
 def test_a_token_takes_a_bounded_number_of_calls_and_is_written_at_once(tmp_path: Path, endpoint: str) -> None:
     with running_front(tmp_path) as front:
         front.do(lambda: setattr(front.core, "script", say("abcdef")))
-        front.do(lambda: setattr(front.core, "hold_after", 3))  # the sink exists from the second list of deltas on
+        front.do(lambda: setattr(front.core, "hold_after", 3))  # the sink exists after the first list of deltas
         path, prompt = (
             ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]})
             if endpoint == "chat"
@@ -59,7 +59,7 @@ def test_a_token_takes_a_bounded_number_of_calls_and_is_written_at_once(tmp_path
             while not shown.endswith("c"):
                 shown += text_of_line(next(lines), endpoint)
             sequence = next(iter(front.do(lambda: list(front.service.client.unfinished()))))
-            front.do(lambda: calls_of_steps(front, sequence, (120, 120)))  # the front finds the kind of the text
+            front.do(lambda: calls_of_steps(front, sequence, (120, 120)))  # so that the front knows the kind of text
             calls = front.do(lambda: calls_of_steps(front, sequence, (120,) * NUM_TOKENS))
             while len(shown) < 3 + 2 + NUM_TOKENS:
                 shown += text_of_line(next(lines), endpoint)

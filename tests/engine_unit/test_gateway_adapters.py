@@ -226,7 +226,7 @@ def test_a_gateway_lists_and_serves_the_adapters_of_its_engines(tmp_path: Path) 
             assert (code, kind) == (403, "adapters_fixed")
             assert "change spec.model.adapters of the LLMService" in message
             of_both = world.document(one={}, two={}).model_copy(update={"adapters": {"one": ("poems",), "two": ()}})
-            world.models.apply(of_both)  # the engine that has the adapter decides, and not the model that declares it
+            world.models.apply(of_both)  # a request goes to the engine that has the adapter, not to the declaring one
             assert said(await world.chat("poems")) == "I am two."
 
     asyncio.run(story())
@@ -310,7 +310,7 @@ def test_without_declared_adapters_a_name_is_unknown_once_each_model_of_the_key_
     tmp_path: Path,
 ) -> None:
     def document(world: ModelsWorld) -> ModelsDocument:
-        world.cores["two"].adapters = None  # the core serves, and its front still loads adapters
+        world.cores["two"].adapters = None  # the core serves before its front has loaded adapters
         keys = {name: world.keys(name, f"key-{name}") for name in ("one", "two")}
         return world.document(one={"api_key_file": keys["one"]}, two={"api_key_file": keys["two"]})
 

@@ -203,7 +203,7 @@ def test_running_sequences_block_no_new_one_and_held_ones_count_against_the_queu
             client = service.client
             await until(lambda: service.text is not None and client.is_core_serving)
             client.submit([sequence(f"s{number}") for number in range(100)])
-            check_room(service.config, client, 1, "")  # 100 run, more than 2 and than an engine's max_num_seqs
+            check_room(service.config, client, 1, "")  # 100 run, more than max_queued_requests and max_num_seqs
             assert sample(service, "rayloom:num_requests_running{") == [
                 'rayloom:num_requests_running{model_name="m"} 100.0'
             ]

@@ -1,4 +1,4 @@
-"""The target of an alias: shares follow the weights, users keep their targets, and few move if a weight changes."""
+"""The target of an alias: shares follow the weights, users keep targets. A change of weights moves few users."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def compute(cpu_s: float) -> None:
 
 
 def compute_until(release: threading.Event) -> bool:
-    """Uses CPU time of the calling thread."""
+    """Uses CPU time of the calling thread until `release` is set."""
     while not release.is_set():
         compute(0.001)
     return True

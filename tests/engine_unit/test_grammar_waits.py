@@ -134,7 +134,7 @@ def slots_with_forms(forms: Forms, num: int, params: DecodingParams = FORM) -> l
 def test_masks_of_a_step_have_a_time_and_those_left_come_first_next_time() -> None:
     forms = Forms(tiny_vocabulary)
     ticks = iter(range(1000))
-    # Each mask takes 0.6 of the time: a second mask begins after the first, but no third.
+    # Each mask takes 0.6 of MASKS_S, so in each step a second mask begins after the first, but no third.
     masks = Masks(forms, 256, cpu_clock=lambda: 0.6 * MASKS_S * next(ticks))
     pairs = slots_with_forms(forms, 5)
     for _, slot in pairs:
@@ -176,7 +176,7 @@ def test_steps_without_a_grammar_count_as_a_wait_for_it() -> None:
     for _ in range(10):  # 0.02 s each
         now[0] += 0.02
         builds.note_wait()
-    now[0] += 3600  # the process was stopped, which counts as 0.1 s
+    now[0] += 3600  # as if the process was stopped for an hour: counts as 0.1 s
     builds.note_wait()
     assert not builds.is_done(stuck)  # 0.4 s have passed
     for _ in range(2):

@@ -42,7 +42,7 @@ def test_the_copied_modules_convert_a_model(tmp_path):
     assert dense != quantised
     assert (Path(dense) / "model.safetensors").exists()
     assert (Path(quantised) / "model.safetensors").exists()
-    # The source's module imports the hub's module; the hub's library is imported only for a model of the hub.
+    # The module for sources imports our module for the hub, but the hub's library only for a model of the hub.
     assert sorted(f"{tmp_path}/build/{name}" for name in copied) == used
 
 

@@ -38,7 +38,7 @@ def model(tmp_path_factory):
 
 
 def run_inspect(model, home, url="", *flags, **environ):
-    """(exit code, termination message, stderr) of a new process: the hub library reads settings at its import."""
+    """(exit code, termination message, stderr) of a new process, because the hub library reads settings at import."""
     words = home / "words"
     own = {"HF_ENDPOINT": url, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0", "RAYLOOM_TERMINATION_LOG": str(words)}
     command = [sys.executable, "-m", "rayloom_engine", "inspect", "--model", model, *flags]

@@ -88,7 +88,7 @@ def test_no_memory_at_all_is_an_error_that_names_the_setting() -> None:
 
 
 def test_a_window_needs_room_for_itself_and_a_step_alone() -> None:
-    # The 31 positions before a step's first token and the step's 64 are 95 positions, which are in at most 7 blocks.
+    # A step needs the 31 positions before its first token and its own 64: 95 positions in at most 7 blocks.
     sequence = SequenceBlocks(block_size=16, window=32, num_step_tokens=64)
     assert [sequence.most(length) for length in (1, 96, 97, 8192)] == [1, 6, 7, 7]
     plan = _plan(sequence=sequence, max_num_seqs=3)
@@ -99,7 +99,7 @@ def test_a_window_needs_room_for_itself_and_a_step_alone() -> None:
 
 
 def test_a_cpu_keeps_few_cached_blocks_at_first_but_a_whole_conversation() -> None:
-    assert _plan().num_kept_blocks == 512  # the longest sequence, more than the 256 blocks in 256 MiB
+    assert _plan().num_kept_blocks == 512  # for the longest sequence, more than the 256 blocks of 256 MiB
     assert _plan(max_model_len=1024).num_kept_blocks == 256
-    assert _plan(max_model_len=1024, ranks_on_host=4).num_kept_blocks == 64  # also the longest sequence
+    assert _plan(max_model_len=1024, ranks_on_host=4).num_kept_blocks == 64  # again for the longest sequence
     assert _plan(is_cpu=False).num_kept_blocks is None

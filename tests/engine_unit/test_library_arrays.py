@@ -25,10 +25,10 @@ def rounded(values: np.ndarray) -> np.ndarray:
     ("bits", "expected"),
     [
         (0x3F800000, 0x3F80),  # 1
-        (0x3F807FFF, 0x3F80),  # just below the middle
-        (0x3F808000, 0x3F80),  # the middle, to the even neighbour below
+        (0x3F807FFF, 0x3F80),  # just below halfway
+        (0x3F808000, 0x3F80),  # halfway, rounded to the even neighbour below
         (0x3F808001, 0x3F81),
-        (0x3F818000, 0x3F82),  # the middle, to the even neighbour above
+        (0x3F818000, 0x3F82),  # halfway, rounded to the even neighbour above
         (0x7F7FFFFF, 0x7F80),  # the largest float32 becomes infinity
         (0xFF800000, 0xFF80),  # -infinity
         (0x00000001, 0x0000),

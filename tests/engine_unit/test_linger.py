@@ -15,7 +15,7 @@ from rayloom_engine.linger import Look, ask, engines, linger
 
 
 class Story:
-    """An engine with fixed results of `look`, of which the last one repeats. Time passes only while the pod sleeps."""
+    """`look` returns the answers in order, and then repeats the last. Time passes only while the pod sleeps."""
 
     def __init__(self, *answers):
         self._answers = list(answers)

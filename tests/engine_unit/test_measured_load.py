@@ -14,7 +14,7 @@ COSTS = StepSeconds(decode_only=((1, 0.010), (8, 0.020)), token_s=0.001, pair_s=
 
 
 def made(*, num_running=0, held=0, queued=0):
-    """A scheduler of 8 slots and 100 blocks of 16 tokens, of which running sequences hold `held`."""
+    """A scheduler with 8 slots and 100 blocks of 16 tokens. Running sequences hold `held` of these blocks."""
     config = SimpleNamespace(block_size=16, max_num_seqs=8, max_num_batched_tokens=100)
     pool = SimpleNamespace(num_blocks=100, num_free=100 - held)
     return SimpleNamespace(config=config, pool=pool, num_running=num_running, num_queued_tokens=queued)
@@ -83,6 +83,6 @@ def test_a_load_hashes_a_bounded_number_of_blocks_and_the_next_ones_the_rest(mon
     for sequence in waiting:
         scheduler.add(sequence)
     tokens = [scheduler.load().tenants[0].prefill_tokens for _ in range(4)]
-    # Of 52 tokens, 20, 40 and at last 48 are known to be cached, which are 5, 10 and 12 blocks.
+    # Of 52 tokens, first 20, then 40 and at last 48 are known to be cached: 5, 10 and 12 blocks.
     assert tokens == [32, 12, 4, 4]
     assert [len(sequence.known_hashes) for sequence in waiting] == [3, 3, 3, 3]

@@ -164,7 +164,7 @@ def _gemm_s(rows: int) -> float:
 
 
 class TimedRank(SimulatedRank):
-    """A simulated rank whose steps take virtual time, not linear in the rows, so that the engine must learn it."""
+    """A simulated rank whose steps take virtual time, which the engine learns. The time is not linear in the rows."""
 
     def __init__(self) -> None:
         super().__init__(block_size=16)

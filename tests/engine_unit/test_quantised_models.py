@@ -226,7 +226,7 @@ def test_inspect_gives_the_bytes_that_a_rank_holds(name: str, dense: Path, tmp_p
 @needs_library
 def test_matrices_that_are_not_quantised_stay_dense(tmp_path: Path) -> None:
     dense = tiny_checkpoint(tmp_path / "dense", **SIZES, num_hidden_layers=3)
-    # Only q is skipped, so that the stacked q, k, v is dense; also the second layer's down.
+    # Two matrices are not quantised: q, which makes the stacked q, k, v dense, and down of the second layer.
     skipped = ("q_proj", "layers.1.mlp.down_proj")
     plain = quantised_checkpoint(dense, "awq", tmp_path / "quantised", skipped=skipped)
     model = load_on_library(tmp_path / "quantised", ISAS[0], torch.float32, quantization="auto")

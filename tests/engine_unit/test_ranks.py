@@ -75,7 +75,7 @@ def test_a_load_that_was_reported_is_reported_once(ranks: Ranks) -> None:
             is_loaded.set()
 
     ranks.assemble(progress=note)
-    # Loaded weights cause no second report, although their number of bytes differs from that of the files.
+    # Loaded weights have another number of bytes than the files, but this number causes no second report.
     assert {now for now in told if now[0] == "load"} == {("load", 10, 40, "bytes")}
 
 

@@ -13,7 +13,7 @@ CAPACITY = 16
 def test_a_message_too_long_for_the_end_begins_at_zero() -> None:
     writer, reader = Ring(CAPACITY), Ring(CAPACITY)
     assert [writer.place(6), writer.place(6), writer.place(6)] == [0, 6, None]
-    writer.free(num_unread=0)  # the second may be half read; 4 bytes at the end and 6 at the beginning are free
+    writer.free(num_unread=0)  # the second message may be half read; 4 bytes at the end and 6 at the beginning are free
     assert writer.place(6) == 0
     assert [reader.follow(6) for _ in range(3)] == [0, 6, 0]
 
@@ -24,7 +24,7 @@ def test_a_message_that_went_another_way_is_counted_in_order() -> None:
     writer.pass_by()
     writer.free(num_unread=1)  # the first message may be half read
     assert writer.place(10) is None
-    writer.free(num_unread=0)  # the second may be half read, but it is not in the ring
+    writer.free(num_unread=0)  # the second message may be half read, but is not in the ring
     assert writer.place(6) == 10
 
 
@@ -33,7 +33,7 @@ def test_no_message_is_written_over_before_it_was_read(steps: list[tuple[int, in
     """Each step writes a message; then the reader begins some messages, of which the last may be half read."""
     writer, reader = Ring(CAPACITY), Ring(CAPACITY)
     unread: list[int | None] = []  # sizes; None = not sent through the ring
-    spans: list[tuple[int, int]] = []  # of messages that may not be completely read, oldest first
+    spans: list[tuple[int, int]] = []  # of messages that the reader has perhaps not yet read, oldest first
     half_read: tuple[int, int] | None = None
     for size, num_reads in steps:
         position = writer.place(size)

@@ -58,7 +58,7 @@ def test_frequencies_without_scaling_are_powers_of_theta() -> None:
 
 
 def test_the_served_context_decides_for_all_tokens_of_an_engine(tmp_path: Any) -> None:
-    """longrope has long factors if sequences may exceed the trained context; dynamic scales for the served context."""
+    """The served context decides if `longrope` uses its long factors, and by how much `dynamic` scales."""
     factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
     scaling = {"rope_type": "longrope", "original_max_position_embeddings": 1024, **factors}
     shape = read_shape(config_folder(tmp_path, head_dim=16, rope_parameters=scaling))

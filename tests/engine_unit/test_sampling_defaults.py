@@ -72,7 +72,7 @@ def test_fields_of_a_request_come_before_the_models_settings() -> None:
         ({"max_tokens": None}, 75, None, 25),  # the rest of the context
         ({"max_tokens": None}, 10, 7, 7),  # the server's limit
         ({"max_tokens": None, "min_tokens": 50}, 10, None, 50),
-        ({"max_tokens": None}, 100, None, None),  # no room: the request is refused later, as without a default
+        ({"max_tokens": None}, 100, None, None),  # the context is full: the request is refused later
     ],
 )
 def test_the_default_length_never_makes_a_request_too_long(

@@ -208,7 +208,7 @@ def test_abort_gives_blocks_and_slot_back_at_once() -> None:
 def test_a_full_queue_refuses_new_requests_but_not_resumed_ones() -> None:
     scheduler = make_scheduler(max_queued=1, max_num_seqs=1)
     scheduler.add(make_sequence("a"))
-    scheduler.add(make_sequence("b"))  # one sequence runs in the next step, so one is queued
+    scheduler.add(make_sequence("b"))  # the next step has room for one of the two, so only one counts as queued
     with pytest.raises(QueueFull, match="2 sequences wait already, at most 2 may"):
         scheduler.add(make_sequence("c"))
     scheduler.add(make_sequence("d"), is_resume=True)

@@ -134,7 +134,7 @@ def test_groups_become_equal_whoever_ends_first(depth: int, lengths: list[int]) 
         scheduler.add(make_sequence(f"{index}", prompt=(1, index), max_tokens=num))
     num_left = lengths.count(200)
     groups = _groups(scheduler, 20 * depth)
-    turn: list[set[int]] = []  # the last plans, back to the first plan that repeats a sequence
+    turn: list[set[int]] = []  # the last plans, as long as no sequence is in two of them
     while not any(group & groups[-1] for group in turn):
         turn.append(groups.pop())
     assert len(set().union(*turn)) == scheduler.num_running == num_left, "everybody has a turn"
@@ -148,7 +148,7 @@ def test_groups_become_equal_whoever_ends_first(depth: int, lengths: list[int]) 
         (600, 2, 512, 300),
         (601, 2, 512, 301),
         (5000, 2, 512, 512),
-        (100, 2, 512, 64),  # not worth cutting smaller
+        (100, 2, 512, 64),  # parts of fewer than 64 tokens are not worth a cut
         (100, 2, 32, 32),
     ],
 )

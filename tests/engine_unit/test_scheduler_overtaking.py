@@ -153,7 +153,7 @@ def test_every_running_sequence_computes_within_as_many_steps_as_there_are(promp
         scheduler.add(make_sequence(f"{number}", prompt=[number] * num_prompt, max_tokens=20))
     rank = SimulatedRank()
     in_flight = []
-    waited: dict[str, int] = {}  # request id of a running sequence -> steps since its last step, without excused steps
+    waited: dict[str, int] = {}  # running request -> steps since its last step; steps for older prompts do not count
     outputs = []
     while scheduler.has_unfinished:
         prefills = {s.slot: int(s.request_id) for s in scheduler.running() if s.num_tokens - s.num_computed > 1}

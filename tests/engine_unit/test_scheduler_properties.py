@@ -45,10 +45,11 @@ class Arrival:
     at_step: int
     abort_after: int | None  # steps after arrival
     num_forks: int
-    num_generated: int  # > 0: a resume
+    num_generated: int  # more than 0 in a resume
     salt: bytes = b""
     has_prompt_logprobs: bool = False
-    # > 0: for so many steps the masks are not ready; odd: masks of a grammar, even: of a thinking budget.
+    # The number of steps for which masks are not ready. The masks are those of a grammar if the number is odd, and of a
+    # thinking budget if it is even and not 0.
     build_steps: int = 0
     poison_at: int | None = None  # the token at this position, modulo the prompt's length, gives NaN
 
@@ -131,8 +132,8 @@ def _arrival(
     guesses=None,
     num_guesses=1,
 )
-# A sequence with a sliding window is postponed because its mask is missing: its newest token still sees the same
-# blocks.
+# A sequence with a sliding window is postponed because its mask is missing. It must keep the blocks that its newest
+# token sees.
 @example(
     arrivals=[Arrival((0,) * 20, 1, "", 0, 0, None, 0, num_generated=0, build_steps=8)],
     num_blocks=9,
@@ -150,7 +151,7 @@ def _arrival(
     guesses=None,
     num_guesses=1,
 )
-# A result names a waiting slot whose sequence was not postponed: it has no block for its next token yet.
+# A result names a slot whose mask is not ready. Its sequence was not postponed, because it has no block for its token.
 @example(
     arrivals=[Arrival((0, 0), 4, "", 0, 0, None, 0, num_generated=3, build_steps=6)],
     num_blocks=9,
@@ -210,8 +211,8 @@ def test_every_history_ends_with_the_right_tokens_and_empty_books(
         sizes["speculation"] = SpeculationConfig(num_tokens=num_guesses, min_ngram=1, max_ngram=1)
         sizes["make_drafter"] = lambda: GuessingDrafter(guesses)
     scheduler = make_scheduler(num_blocks, **sizes)
-    # `token_s`: seconds for a prompt's token, where a decode takes 1 s. None: costs are unknown, and time limits
-    # nothing.
+    # `token_s`: seconds for a prompt's token, where a decode takes 1 s. None: costs are unknown, so
+    # no step has a limit of time.
     costs = None if token_s is None else StepSeconds(decode_only=((1, 1.0),), token_s=token_s, pair_s=token_s / 10)
     in_flight = deque()
     keys: dict[str, bytes] = {}

@@ -35,7 +35,7 @@ def test_a_waiting_sequence_takes_the_place_of_one_of_a_higher_rank() -> None:
     assert _step(scheduler, rank)[0] == ["x0", "x1", "x2", "x3"]
     for name in ("y0", "y1", "y2"):
         scheduler.add(make_sequence(name, prompt=[ord(name[1])], tenant="y", max_tokens=9))
-    # Two sequences each; with y2 it would be three and one.
+    # Each tenant has two sequences now. With y2, y would have three and x one.
     assert _step(scheduler, rank)[0] == ["y0", "y1", "x0", "x1"]
     assert scheduler.counters.num_preemptions == 2
     assert _step(scheduler, rank)[0] == ["x0", "y0", "x1", "y1"], "and nothing is made back"

@@ -17,8 +17,8 @@ from rt_tiny import VARIANTS, tiny_checkpoint
 # There are 2 key/value heads, so with 4 ranks each head is on two ranks. Vocabulary and feed-forward are not divisible
 # by 4.
 ODD_SIZES = {"vocab_size": 255, "intermediate_size": 97}
-# (tensor, pipeline). In two stages of two shards, every matrix is cut as for two ranks without stages, which
-# tests/engine_unit/test_lost_peers.py tests.
+# (tensor, pipeline). Two shards without stages are left out: two stages of two shards cut every matrix in the same way,
+# and test_lost_peers.py tests two shards.
 LAYOUTS = ((4, 1), (2, 2))
 
 _epochs = itertools.count(1)

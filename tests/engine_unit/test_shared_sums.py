@@ -73,7 +73,7 @@ class RankOfTest:
         return self._group.gather(part_of(self._rank, step, num_rows, width=WIDTHS[self._rank]))
 
     def wait_for(self, peer: int) -> None:
-        """Returns when the peer's byte has arrived in this process, so that the peer waits for the other parts."""
+        """Returns when the peer's byte has arrived in this process. Then the peer waits for the other parts."""
         assert self._group is not None
         inbox = self._group._inboxes[peer - (peer > self._rank)]
         assert is_readable(inbox, 20.0)

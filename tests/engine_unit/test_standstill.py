@@ -1,4 +1,4 @@
-"""The rank that is blamed, and when, if all ranks send heartbeats and none makes progress."""
+"""The blamed rank and the time of the blame, if all ranks send heartbeats and none makes progress."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _blamed(cpu_shares: list[float], waits: list[bool]) -> tuple[float, int] | N
         ([1.0, 0.0], [False, False], (4.25, 1)),
         # A slow rank gets half a core: the cap of 40 CPU seconds is reached after 80 s.
         ([0.5, 0.0], [False, True], (80.25, 0)),
-        # All wait: a rank has missed a part.
+        # All ranks wait for each other, because a rank has missed a message.
         ([1.0, 1.0], [True, True], (4.25, 0)),
     ],
 )

@@ -43,7 +43,7 @@ def test_a_prompt_beside_decodes_costs_what_it_adds_to_their_step() -> None:
     costs = meter.costs()
     assert costs is not None
     assert (costs.token_s, costs.pair_s) == (pytest.approx(0.2), pytest.approx(0.004))
-    # 3 decodes were never measured: the cost of 2 decodes and another token.
+    # A step of 3 decodes was never measured. It counts as a step of 2 decodes and one more token.
     assert costs.decode_s(3) == pytest.approx(1.2)
     assert costs.decode_s(2) == costs.decode_s(1) == 1.0
 
@@ -117,7 +117,7 @@ def test_while_prompts_never_stop_both_costs_follow_the_time_of_the_steps() -> N
         _run(meter, _plan(2, (0, 10)), 2.8)
     costs = meter.costs()
     assert costs is not None
-    # A step with only decodes was measured less than 64 steps ago, so the whole change counts for the prompts.
+    # A step with only decodes was measured less than 64 steps ago, so the whole change is attributed to the prompts.
     assert (costs.decode_s(2), costs.token_s) == (1.0, pytest.approx(1.8 / 12))
     for _ in range(60):
         _run(meter, _plan(2, (0, 10)), 1.4)  # half of the time

@@ -29,11 +29,11 @@ def test_a_step_costs_by_its_tokens_and_by_the_positions_that_they_attend_to() -
 
 def test_a_layer_is_forecast_from_the_largest_step_in_flight_and_the_best_speed() -> None:
     forecast = StepForecast(WORK)
-    forecast.submitted(_plan((0, 10)))  # 1,200
+    forecast.submitted(_plan((0, 10)))  # 1,200 operations
     assert forecast.layer_s == 0.0, "no speed is known"
     forecast.ended(0.5)
-    forecast.submitted(_plan((9, 1)))  # 120
-    forecast.submitted(_plan((20, 10)))  # 1,600
+    forecast.submitted(_plan((9, 1)))  # 120 operations
+    forecast.submitted(_plan((20, 10)))  # 1,600 operations
     assert forecast.layer_s == 1600 / 2400 / 4
     forecast.ended(1.0)  # the speed of a decode does not predict large steps
     assert forecast.layer_s == 1600 / 2400 / 4
@@ -47,9 +47,9 @@ def test_the_first_large_step_replaces_the_speed_of_small_ones() -> None:
     forecast.ended(10.0)  # the weights were read from the disk: 10 operations a second
     forecast.submitted(_plan((0, 64)))
     assert forecast.layer_s == 640.0, "nothing better is known"
-    forecast.ended(8.0)  # 800 a second
+    forecast.ended(8.0)  # 800 operations a second
     forecast.submitted(_plan((0, 63)))
-    forecast.ended(1.0)  # 6,300 a second, but small
+    forecast.ended(1.0)  # 6,300 operations a second, but the step is small
     forecast.submitted(_plan((0, 64)))
     assert forecast.layer_s == 8.0
 

@@ -1,6 +1,7 @@
 """The time at which a thread counts as hung.
 
-A blocked thread counts as hung after the patience, a busy thread at the cap of CPU time, whatever the machine's load.
+A blocked thread counts as hung after PATIENCE seconds. A busy thread counts as hung at the cap of CPU
+seconds, however busy the machine is.
 """
 
 from __future__ import annotations

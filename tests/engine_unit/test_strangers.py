@@ -1,4 +1,4 @@
-"""Strangers at a port: the stranger that is disconnected if there are too many, and ranks that attach meanwhile."""
+"""Strangers (connections before their greeting): the disconnected ones, and ranks that attach meanwhile."""
 
 from __future__ import annotations
 

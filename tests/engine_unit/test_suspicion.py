@@ -1,4 +1,4 @@
-"""Exactly the sequences that cause deaths are condemned, after few deaths, whatever else their steps contain."""
+"""Exactly the sequences that cause deaths are condemned, after few deaths, with any other sequences in their steps."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_two_deaths_fail_no_sequence_and_a_third_only_the_one_that_was_alone_in_
 @pytest.mark.parametrize(
     "spans",
     [
-        [(512, 1024), (1024, 1536), (1536, 2048)],  # the second death was further than the first
+        [(512, 1024), (1024, 1536), (1536, 2048)],  # the second death was at later positions than the first
         [(4096, 4608), (1024, 1536), (2560, 3072)],  # the first death was the furthest: each prefill began again at 0
         [(512, 1024), (512, 1024), (1024, 1536)],  # a suspect gets past the position in its trial
     ],

@@ -177,7 +177,7 @@ def test_answers_are_free_without_a_strict_or_forced_tool(format: ToolFormat) ->
 
 
 def test_tags_that_are_special_tokens_are_named_by_their_ids() -> None:
-    special = {"<tool_call>": 3, "</tool_call>": 4}  # <repo_name> and <reponame> have these ids here
+    special = {"<tool_call>": 3, "</tool_call>": 4}  # in this vocabulary <repo_name> and <reponame> have these ids
     for mode in ("required", "auto"):
         lark = call_grammar(use_of(STRICT, mode=mode), HERMES, special)
         text = written(HERMES, ("get_weather", ARGUMENTS)).replace("<tool_call>", "<repo_name>")

@@ -38,7 +38,7 @@ def test_no_step_needs_more_blocks_than_were_reckoned(start: int, num: int, wind
     [
         ([5, 6, None, 8, 9], 5, (4, 5)),  # the token at 20 sees 16..20: only block 4
         ([5, 6, None, 8, 9], 6, (3, 5)),  # 15..20
-        ([5, 6, None, 8, 9], 10, (0, 2)),  # 11..20 begins in the unknown block, so only two blocks are a hit
+        ([5, 6, None, 8, 9], 10, (0, 2)),  # 11 is in the unknown block, so only two blocks are a hit
         ([5, 6, None, 8, 9], None, (0, 2)),
         ([None, None, None], 1, (0, 0)),
         ([None, 6], 1, (2, 2)),  # the token at 8 sees only itself and needs no earlier block

@@ -78,7 +78,7 @@ SETTINGS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("params", SETTINGS, ids=str)
 def test_many_seeds_choose_the_tokens_of_the_reference(params: dict[str, Any]) -> None:
     vocab_size = 200
-    num_seeds = 20 if {"top_p", "top_k", "min_p"} & params.keys() else 60  # the interpreter needs long for the search
+    num_seeds = 20 if {"top_p", "top_k", "min_p"} & params.keys() else 60  # the interpreter is slow for these filters
     logits = torch.randn(num_seeds, vocab_size, generator=torch.Generator().manual_seed(1)) * 2
     slots = [make_slot((5, 6, 7), (7, 7, 8), seed=1000 * row + 1, **params) for row in range(num_seeds)]
     assert tokens(logits, slots, block=256) == Sampler(vocab_size, CPU)(logits.clone(), slots)
@@ -124,7 +124,7 @@ def test_filters_keep_the_right_tokens(top_k: int, top_p: float, min_p: float, k
     slots = [make_slot(seed=seed, top_k=top_k, top_p=top_p, min_p=min_p) for seed in range(300)]
     expected = Sampler(4, CPU)(logits.expand(300, 4).clone(), slots)
     assert set(expected) == kept
-    # The rows are the first draw of each kept token, and a few more.
+    # The first seed that draws each kept token, and the first eight seeds.
     rows = sorted({expected.index(token_id) for token_id in kept} | set(range(8)))
     assert tokens(logits.expand(len(rows), 4), [slots[row] for row in rows]) == [expected[row] for row in rows]
 
@@ -238,7 +238,7 @@ def test_logprobs_are_those_of_the_reference(
     logits = random_logits(vocab_size, seed, spread)
     token_id = int(place * vocab_size)
     if has_banned and token_id:
-        logits[0, :token_id] = -INF  # whole blocks, too
+        logits[0, :token_id] = -INF  # the banned tokens may fill whole blocks
     (found,) = sampler_of(vocab_size, block=16).describe(logits.to(DEVICE), [token_id], [num_top])
     (expected,) = token_logprobs(logits, [token_id], [num_top])
     assert (found.token_id, found.rank, len(found.top)) == (expected.token_id, expected.rank, len(expected.top))

@@ -143,7 +143,7 @@ def test_norms_rotation_and_write_are_their_references(
 
 
 def ratio(coarse: torch.dtype, fine: torch.dtype) -> float:
-    """How much coarser the first type is: the size of one of its roundings in roundings of the second type."""
+    """The number of roundings of type `fine` that one rounding of type `coarse` is worth."""
     return torch.finfo(coarse).eps / torch.finfo(fine).eps
 
 

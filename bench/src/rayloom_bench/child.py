@@ -1,4 +1,4 @@
-"""Runs a measurement in a fresh Python process: a JSON job on stdin, JSON lines with the result last on stdout."""
+"""Runs a measurement in a fresh Python process, which reads a JSON job and prints JSON lines, the result last."""
 
 from __future__ import annotations
 

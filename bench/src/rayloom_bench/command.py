@@ -53,7 +53,8 @@ SUBCOMMANDS = {
 def add_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
     """Adds flags and the function `run` to the engine's parser of the `bench` command.
 
-    `arguments`: those after the command's name. If they begin with a subcommand, adds the subcommand's flags instead.
+    `arguments`: the arguments after the command's name. If they begin with a subcommand, adds the subcommand's
+    flags instead.
     """
     if arguments and arguments[0] in SUBCOMMANDS:
         module = importlib.import_module(f"rayloom_bench.{SUBCOMMANDS[arguments[0]]}")

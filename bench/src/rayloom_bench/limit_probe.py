@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def measure_read_bytes_s() -> float:
-    """Bytes per second of the faster of two full reads: a sum and a matrix-vector product."""
+    """Memory bandwidth in bytes per second: the faster of two full reads, a sum and a matrix-vector product."""
     matrix = torch.ones(BUFFER_BYTES // 4 // 4096, 4096)
     vector = torch.ones(4096)
     return BUFFER_BYTES / min(best_s(lambda: matrix.sum()), best_s(lambda: matrix @ vector))

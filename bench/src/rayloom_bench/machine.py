@@ -32,7 +32,7 @@ class CpuClock:
         own = os.times()
         # `steal`, the time that the hypervisor gave to other machines, counts as busy, because this machine could not
         # use it.
-        idle = {"idle", "iowait", "guest", "guest_nice"}  # user and nice include guest time already
+        idle = {"idle", "iowait", "guest", "guest_nice"}  # guest time is already a part of user and nice
         return CpuClock(
             wall_s=time.perf_counter(),
             busy_s=sum(seconds for name, seconds in machine._asdict().items() if name not in idle),

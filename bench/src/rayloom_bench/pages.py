@@ -107,7 +107,7 @@ def summary_line(part: Part, seconds: float, code: int) -> str:
 
 
 def _exit_code(command: Sequence[str]) -> int:
-    """The exit code of the command, which ends with this process: SIGTERM lets it stop its servers first."""
+    """Runs the command and returns its exit code. If this process ends first, SIGTERM lets the command clean up."""
     process = subprocess.Popen(command)
     try:
         return process.wait(MOST_PART_S)

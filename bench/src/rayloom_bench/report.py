@@ -104,7 +104,7 @@ def document(result: RunResult) -> dict[str, object]:
 
 
 def _distrust(result: RunResult) -> str:
-    """A warning if other processes used the CPU: threads that wait for each other lose more than their share."""
+    """A warning if other processes used the CPU. Threads that wait for each other then lose more than this CPU time."""
     return " (DISTURBED: do not quote these figures)" if max(result.others_percent.values()) > DISTURBED_PERCENT else ""
 
 

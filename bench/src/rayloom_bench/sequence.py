@@ -200,7 +200,7 @@ def _measure_transformers(settings: BenchSettings, dtype: str, result: RunResult
 
 
 def _note_others(result: RunResult, engine: str, before: CpuClock) -> None:
-    """Records the CPU time of other processes. Call it after the engine has ended, else it counts as other."""
+    """Records the CPU time of other processes. Call it after the end of `engine`, which would else count as one."""
     result.others_percent[engine] = others_percent(before, CpuClock.read(), psutil.cpu_count() or 1)
 
 

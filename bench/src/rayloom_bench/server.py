@@ -127,7 +127,7 @@ def running_process(
 def running_gateway(
     folder: Path, engine_ports: Sequence[int], *, model_name: str, port: int, admin_port: int, timeout_s: float
 ) -> Iterator[ServerProcess]:
-    """Starts `rayloom-engine gateway` for engines at these ports, with the key in `folder`/key, and waits for it.
+    """Starts `rayloom-engine gateway` for engines at these ports, and waits until it is ready. The key: `folder`/key.
 
     Raises ServerFailed.
     """
@@ -227,7 +227,7 @@ def free_ports(count: int) -> tuple[int, ...]:
 
 
 def _role(process: psutil.Process) -> str:
-    """The module that Python runs, such as `rayloom_engine.front`; for other processes and forked ranks their name."""
+    """The module that `python -m` runs, such as `rayloom_engine.front`. For ranks and others, the process name."""
     arguments = process.cmdline()
     is_python = bool(arguments) and Path(arguments[0]).name.startswith("python")
     if is_python and "-m" in arguments[:-1] and not process.name().startswith("rank"):

@@ -14,7 +14,7 @@ from rayloom_engine.errors import ConfigError
 # A JSON schema whose shortest instance is longer than any output of the workloads, so that no answer ends early.
 LONG_ARRAY: Mapping[str, object] = {"type": "array", "items": {"type": "integer"}, "minItems": 100}
 
-# Output tokens of each warm-up request: enough for steps of every batch size, few beside the measured requests.
+# Output tokens of each warm-up request: enough for steps of every batch size, few compared with the measured requests.
 WARM_UP_OUTPUT = 16
 
 Purpose = Literal["measured", "warm-up"]
@@ -22,7 +22,7 @@ Purpose = Literal["measured", "warm-up"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A number of requests of equal lengths, in tokens, of which `concurrency` run at a time."""
+    """Requests of equal lengths. Lengths are in tokens. `concurrency` requests run at a time."""
 
     name: str
     num_requests: int

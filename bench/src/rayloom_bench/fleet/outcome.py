@@ -9,7 +9,7 @@ from rayloom_bench.figures import percentile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyGoal:
-    """Latencies that a request may not exceed if it is to count for the goodput."""
+    """The largest latencies of a request that counts for the goodput."""
 
     ttft_s: float = 1.0  # time to first token
     itl_s: float = 0.1  # mean inter-token latency

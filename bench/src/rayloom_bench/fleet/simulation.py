@@ -44,7 +44,7 @@ class _Member:
     """An engine of the fleet with its unfinished requests."""
 
     engine: SimulatedEngine
-    since_s: float  # time of the decision to start this engine, from which on its accelerators are in use
+    since_s: float  # time of the decision to start this engine; its accelerators are in use from then on
     requests: dict[str, _Request] = field(default_factory=dict)
 
 

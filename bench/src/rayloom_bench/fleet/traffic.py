@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from rayloom_bench.fleet.arrivals import Arrival, Segment
 
 _NUM_REMEMBERED = 8192  # number of latest prompts that a later request may continue
-_NUM_CANDIDATES = 48  # number of prompts of about the wanted age, of which the prompt with the best length is chosen
+_NUM_CANDIDATES = 48  # number of prompts of about the wanted age; the one with the best length is chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,8 @@ import uvloop
 
 PATH = "/v1/chat/completions"
 OPENING_S = 0.005  # seconds between the openings of two streams
-# The window begins this number of seconds, times the number of streams, after the first events of all streams. So no
-# stream opens in the window.
+# The measured window begins SETTLING_S x (number of streams) after all streams have had their first event. So no stream
+# opens in the window.
 SETTLING_S = 0.005
 START_S = 120.0  # seconds within which each stream must have its first event
 PROBE_S = 60.0  # seconds within which a single request must have its first event
@@ -54,7 +54,7 @@ def run_load(port: int, settings: LoadSettings, cpu_seconds: Callable[[], float]
 
 
 class StreamClient(asyncio.Protocol):
-    """One connection with one request. Counts an event if its first bytes arrive together, as nearly always."""
+    """One connection with one request. Counts events by their first bytes, which nearly always arrive together."""
 
     def __init__(self, request: bytes) -> None:
         self._request = request

@@ -26,7 +26,7 @@ _HEADER = (
 
 
 def figures_table(figures: Sequence[ServerFigures]) -> str:
-    """A row for each server. `added` is the time that the server adds to the time without a proxy."""
+    """A row for each server. `added` is the time minus that of DIRECT, where clients use no proxy."""
     direct = next((each for each in figures if each.name == DIRECT), None)
     return table(_HEADER, (_row(each, direct) for each in figures))
 

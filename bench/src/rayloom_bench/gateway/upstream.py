@@ -20,7 +20,7 @@ _ID = "0123456789abcdef" * 2
 
 
 def event(word: str) -> bytes:
-    """The event of one token, in the form and size of the gateway's, as a part of a chunked body."""
+    """The event of one token as a chunk of a chunked body. It has the form and size of the gateway's events."""
     document = {
         "id": f"chatcmpl-{_ID}",
         "object": "chat.completion.chunk",

@@ -1,4 +1,4 @@
-"""`rayloom-engine bench gpu`: a rank on one GPU with random weights, beside the limits of the same card.
+"""`rayloom-engine bench gpu`: a rank on one GPU with random weights, compared with the card's limits.
 
 command                flags, the run, the page
   -> limits            bandwidth and FLOP/s of the card

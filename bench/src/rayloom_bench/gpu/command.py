@@ -1,4 +1,4 @@
-"""`rayloom-engine bench gpu`: one rank on a GPU with random weights of a model's sizes, beside the card's own limits.
+"""`rayloom-engine bench gpu`: one rank on a GPU with random weights of a model's sizes, and the card's limits.
 
 Prints the time of decode steps with and without CUDA graphs, of prompts, of steps of a whole engine, and the time of
 each kernel. No checkpoint is read: speed does not depend on the weights' values.

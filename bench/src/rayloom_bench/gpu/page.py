@@ -21,7 +21,7 @@ def limits_text(limits: GpuLimits) -> str:
 
 
 def decode_table(times: Sequence[DecodeTime], limits: GpuLimits) -> str:
-    """A row for each step: its time, and the share that reads of weights and KV need at full memory bandwidth."""
+    """A row for each step: its time, and the time to read weights and KV at full bandwidth as a share of it."""
     return table(
         ("sequences", "context", "CUDA graph", "ms of a step", "tok/s", "share of the memory's limit"),
         (

@@ -2,8 +2,8 @@
 
 All ranks share the machine's cores, so several ranks are slower than one, and the bench measures by how much. W1 runs
 with every layout in turn, in each round, so that a busy moment of the machine slows all of them. With --narrow-heads
-also measures two tensor-parallel ranks, which cannot share the 3 key/value heads of the built-in model evenly: they
-load a checkpoint with the same matrices and more, narrower heads, whose text has no meaning.
+the bench also measures two tensor-parallel ranks. Two ranks cannot share the 3 key/value heads of the built-in model
+evenly. So they load a checkpoint with the same matrices, cut into more and smaller heads. Its text has no meaning.
 """
 
 from __future__ import annotations

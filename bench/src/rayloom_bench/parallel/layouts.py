@@ -49,7 +49,7 @@ def variant_name(layout: Layout, dtype: str) -> str:
 
 
 def narrow_heads(source: Path, folder: Path) -> Path:
-    """Writes a checkpoint with the matrices of `source` and more, narrower heads, which two ranks can share evenly.
+    """Writes a checkpoint with the matrices of `source`, cut into more and smaller heads, which two ranks can share.
 
     The checkpoint generates meaningless text at the same cost. Returns `folder`.
     """

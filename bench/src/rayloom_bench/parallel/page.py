@@ -1,4 +1,4 @@
-"""Formats the result of `bench parallel` as Markdown: each layout beside one rank of the same round. Pure."""
+"""Formats the result of `bench parallel` as Markdown: each layout compared with one rank of the same round. Pure."""
 
 from __future__ import annotations
 

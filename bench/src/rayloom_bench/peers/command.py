@@ -1,4 +1,4 @@
-"""`rayloom-engine bench peers`: this engine beside vLLM and llama.cpp, measured in turn on the same machine.
+"""`rayloom-engine bench peers`: this engine, vLLM and llama.cpp, compared and measured in turn on one machine.
 
 Installs the peers into the cache if they are not there (about 5 GB and twenty minutes), compares greedy answers, then
 measures every workload on every engine in each round. Prints the page, and with --page writes it as peers.md, with

@@ -31,7 +31,7 @@ from rayloom_engine.models.shape import read_shape
 
 START_S = 900  # vLLM compiles the model at its first start
 ELEMENT_BYTES = 2  # bytes of a bfloat16 number
-SWEEP_ROUND = 0  # round number of the sweeps' turns: it gives their prompts a seed of their own
+SWEEP_ROUND = 0  # round number of the sweeps' turns; prompts differ from round to round
 
 T = TypeVar("T")
 
@@ -110,7 +110,7 @@ def _compare_answers(
     result: PeersResult,
     log: Log,
 ) -> None:
-    """Compares the answers of an engine. This first start fills the caches of compiled code and the file system."""
+    """Compares the answers of an engine. This first start also fills the caches of compiled code and of files."""
     log(f"greedy answers: {contestant.title}")
     try:
         with contestant.start() as server:
@@ -141,8 +141,8 @@ def _turn(contestant: Contestant, plan: TurnPlan, result: PeersResult) -> list[T
                 turn.neighbour = measure_neighbour(
                     endpoint, options, seed=plan.seed, vocab_size=plan.vocab_size, seconds=plan.neighbour_s
                 )
-            # The CPU time is read before the server ends: if vLLM kills a process when it ends, no counter has the CPU
-            # time of that process.
+            # The CPU time is read while the server runs. When vLLM ends, it may kill its processes, and then no counter
+            # has their CPU time.
             clock = CpuClock.read()
             after = replace(clock, own_s=clock.own_s + server.cpu_seconds())
     except (ServerFailed, EndpointError, psutil.Error) as error:

@@ -1,1 +1,1 @@
-"""`rayloom-engine bench quality`: speed, memory and perplexity of int8 weights beside plain ones."""
+"""`rayloom-engine bench quality`: speed, memory and perplexity of int8 weights, compared with plain weights."""

@@ -36,7 +36,7 @@ class FormFigures:
 
 
 def fixed_text() -> str:
-    """Returns a text of about 1700 tokens: paragraphs that Rayloom's pages once had, so the text never changes."""
+    """Returns a text of about 1700 tokens, copied from old pages of Rayloom. The copy never changes."""
     return importlib.resources.files("rayloom_bench").joinpath("quality_text.txt").read_text(encoding="utf-8")
 
 

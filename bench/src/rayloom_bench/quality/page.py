@@ -1,4 +1,4 @@
-"""Formats the result of `bench quality` as Markdown: int8 weights beside plain ones, over HTTP and direct. Pure."""
+"""Formats the result of `bench quality` as Markdown: int8 and plain weights, over HTTP and direct. Pure."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""`rayloom-engine bench routing`: prefix hits and times to the first token with two real engines, by choice of engine.
+"""`rayloom-engine bench routing`: prefix hits and times to the first token with two real engines, by policy.
 
-Requests with shared prefixes arrive at random. The gateway, round robin and the engine with the fewest requests choose
-an engine in turn, each with the same requests and with engines whose caches are empty. An engine has room for 14 of the
-24 prefixes. With the last two choices, clients send directly to the engines, so no proxy costs them time.
+Requests with shared prefixes arrive at random. Three policies choose an engine for each request: the gateway's, round
+robin, and fewest unfinished requests. The policies are measured in turn, with the same requests and with empty caches.
+An engine has room for 14 of the 24 prefixes. With the last two policies, clients send directly to the engines, so no
+proxy costs them time.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ MAX_NUM_SEQS = 16
 
 
 class NoAnswer(EngineError):
-    """No request of a choice was answered."""
+    """All requests of one choice failed."""
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

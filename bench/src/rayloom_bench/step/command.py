@@ -1,8 +1,8 @@
-"""`rayloom-engine bench step`: where a step of the CPU library spends its time, beside the machine's limit.
+"""`rayloom-engine bench step`: where a step on the C library spends its time, and the machine's limit.
 
 Runs a decode step of a batch and the steps of one prompt, and prints a table for each: time of each phase, bytes that
-it must read, floating-point operations, and the share of the limit that this machine's memory bandwidth and FLOP/s set.
-Bandwidth and FLOP/s are measured in the same run. "host" is Python's part of the rank; scheduler and HTTP are not part
+it must read, floating-point operations, and the share of the machine's limit. The limit follows from memory bandwidth
+and FLOP/s, which are measured in the same run. "host" is Python's part of the rank; scheduler and HTTP are not part
 of these steps. With --plot or --page also measures batches of 1 to 64, prompts of 128 to 8,192 tokens, and one decoded
 token after 1,024 to 8,192 tokens.
 """

@@ -1,8 +1,8 @@
 """Bytes that a step must read, and its floating-point operations, for each phase. Pure.
 
-A step counts all weights, and the keys and values of each context, once. Activations are not counted, because they stay
-in the processor's cache. A multiplication and an addition are two operations. Phases without an entry have a limit too
-small to be shown.
+All weights count once for a step, and so do the keys and values of each context. Activations are not counted, because
+they stay in the processor's cache. A multiplication and an addition are two operations. Phases without an entry have a
+limit too small to be shown.
 """
 
 from __future__ import annotations

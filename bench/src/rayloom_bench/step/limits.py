@@ -1,4 +1,4 @@
-"""The machine's limits for the C library: memory bandwidth, and the FLOP/s of the library's own large product."""
+"""The machine's limits for the C library: memory bandwidth, and the FLOP/s of its product of large matrices."""
 
 from __future__ import annotations
 

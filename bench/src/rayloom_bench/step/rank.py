@@ -48,7 +48,7 @@ class _TimedHead(LibraryComputation):
 
 
 class StepRank:
-    """A loaded model. `shape`, `dtype` and `element_bytes` are those of the model. The threads of `library` run."""
+    """A loaded model. `shape`, `dtype` and `element_bytes` are the model's. `library` has started its threads."""
 
     def __init__(self, config: EngineConfig, num_threads: int, environ: Mapping[str, str]) -> None:
         """Raises ConfigError or ModelError, for example if the library cannot compute the model."""
@@ -129,7 +129,7 @@ def _slot_step(number: int, start: int, count: int) -> SlotStep:
 
 
 def decode_step(batch: int, context: int) -> StepShape:
-    """A step that computes one token of each of `batch` sequences: the token number `context`."""
+    """A step that computes one token of each of `batch` sequences: the last of `context` tokens."""
     return StepShape(starts=(context - 1,) * batch, counts=(1,) * batch)
 
 
@@ -139,7 +139,7 @@ def prefill_steps(length: int, chunk: int) -> list[StepShape]:
 
 
 def fastest(runner: StepRunner, steps: list[StepShape], repeats: int) -> dict[str, float]:
-    """Seconds of each phase, summed over the steps, in the fastest of `repeats` runs after one that is not counted."""
+    """Seconds of each phase, summed over the steps, in the fastest of `repeats` runs. A first run is not counted."""
     best: dict[str, float] = {}
     for repeat in range(repeats + 1):
         run = dict.fromkeys(STEP_PHASES, 0.0)

@@ -1,7 +1,7 @@
 """Compares greedy answers of an engine with those of transformers in float32, token by token.
 
-Answers are compared up to the first token that ends a text. Engines differ only in whether they return this token.
-`ignore_eos` is not set, so the model itself ends the answers: with `ignore_eos`, llama.cpp would forbid the token.
+Answers are compared up to the first end token, because some engines return this token and others do not. `ignore_eos`
+is not set, so the model itself ends the answers: with `ignore_eos`, llama.cpp would forbid the end token.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ KINDS: tuple[Kind, ...] = ("bf16", "f16")
 
 _TYPES = {"bf16": gguf.GGMLQuantizationType.BF16, "f16": gguf.GGMLQuantizationType.F16}
 _FILE_TYPES = {"bf16": gguf.LlamaFileType.MOSTLY_BF16, "f16": gguf.LlamaFileType.MOSTLY_F16}
-# Metadata that is not copied: GGUFWriter writes it itself, or it would be wrong for another type of weights.
+# Keys of metadata that are not copied: GGUFWriter writes them itself, or they depend on the type of the weights.
 _LEFT_OUT = ("general.architecture", "general.file_type", "general.quantization_version", "general.alignment")
 
 

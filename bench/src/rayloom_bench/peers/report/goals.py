@@ -1,4 +1,4 @@
-"""The goals of the CPU engine beside its peers, and whether a run meets them. Pure."""
+"""The goals of the CPU engine in comparison with its peers, and whether a run meets them. Pure."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ REQUIRED_RATIOS = (
 )
 LATENCY_WORKLOADS = ("W1", "W4")
 
-# Output tokens per second that these versions reached in earlier runs, on two cores of an AMD EPYC (Zen 5) with AVX-512
-# bf16. If a peer's figures on such a processor are far lower, the peer is not tuned.
+# Output tokens per second of the peers' pinned versions in earlier runs, on two cores of an AMD EPYC (Zen 5) with
+# AVX-512 bf16. If a peer's figures on such a processor are far lower, the peer is not tuned.
 EARLIER_TOK_S = {
     VLLM: {"W1": 570.0, "W2": 546.0, "W3": 94.0, "W4": 30.5},
     LLAMA_BF16: {"W1": 319.0, "W3": 118.0},
@@ -57,7 +57,7 @@ def goals(result: PeersResult) -> tuple[Goal, ...]:
 
 
 def peer_checks(result: PeersResult) -> tuple[Goal, ...]:
-    """The peers' medians beside the figures of EARLIER_TOK_S, for the workloads of this run."""
+    """The peers' medians, compared with the figures of EARLIER_TOK_S, for the workloads of this run."""
     checks = []
     for engine, by_workload in EARLIER_TOK_S.items():
         for workload, earlier in by_workload.items():

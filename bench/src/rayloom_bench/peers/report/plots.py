@@ -37,7 +37,7 @@ def draw(result: PeersResult, folder: Path) -> None:
     matplotlib.use("svg")
     from matplotlib import pyplot
 
-    # Fixed ids and no date, so that a plot changes only with its figures.
+    # SVG ids are fixed and the date is left out, so that a plot changes only with its figures.
     settings: dict[Any, Any] = {"svg.hashsalt": "rayloom", "svg.fonttype": "none", "font.size": 10}
     with matplotlib.rc_context(settings):
         figure = _throughput(result, pyplot)

@@ -1,4 +1,4 @@
-"""The sweeps beside the machine's limit: tokens per second by batch size and by prompt length. Pure."""
+"""The sweeps, compared with the machine's limit: tokens per second by batch size and by prompt length. Pure."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def decode_limit_tok_s(batch: int, cost: ModelCost, rates: MachineRates) -> floa
 
 
 def prefill_limit_tok_s(length: int, cost: ModelCost, rates: MachineRates) -> float:
-    """Upper bound from the products of the layers with all tokens and of the head with the last token; no attention."""
+    """Upper bound: the layers multiply all tokens, the head only the last token. Attention is not counted."""
     seconds = (2 * length * cost.num_layer_parameters + 2 * cost.num_head_parameters) / rates.flop_s
     return length / max(seconds, cost.weight_bytes / rates.read_bytes_s)
 
