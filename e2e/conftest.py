@@ -123,7 +123,7 @@ def pytest_runtest_makereport(
 
 
 def _clusters(item: pytest.Item) -> list[Cluster]:
-    """The clusters among the test's fixtures, or the default cluster where its fixture failed."""
+    """The clusters among the test's fixtures, or the default cluster if its fixture failed."""
     found = [value for value in getattr(item, "funcargs", {}).values() if isinstance(value, Cluster)]
     if not found and "cluster" in getattr(item, "fixturenames", ()):
         return [chosen_cluster(os.environ)]

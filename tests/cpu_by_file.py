@@ -37,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Iterator[None]:
     report: pytest.TestReport = yield  # type: ignore[assignment]
-    # The value belongs only to this phase, but the item's own list would be in the reports of all phases.
+    # A new list, because the value belongs only to this phase. The item's list is in the reports of all phases.
     report.user_properties = [*report.user_properties, (_CPU, _meter.lap())]
     return report  # type: ignore[return-value]
 

@@ -68,7 +68,7 @@ def _without_prose(schema: Any) -> Any:
 
 
 def _is_prose(key: str, value: Any) -> bool:
-    # If a property is named "description", the value of this key is a schema.
+    # A "description" whose value is not a text is a property of this name with its schema, and stays.
     return key != "description" or isinstance(value, str)
 
 

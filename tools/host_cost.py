@@ -45,7 +45,7 @@ PARTS = ("schedule", "black box", "slots", "batch", "update", "send", "publish")
 
 
 class Clock:
-    """The main thread's CPU time by part. The time of a nested part counts only for the inner part."""
+    """The main thread's CPU time by part. The time of a part within another part counts only for the inner part."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PARTS, 0.0)

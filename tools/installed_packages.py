@@ -3,8 +3,8 @@
     python tools/installed_packages.py store .venv CACHE KEY
     python tools/installed_packages.py restore .venv CACHE KEY
 
-CACHE is a folder, and KEY identifies the pins of the packages. Files are hard links, so that the cache needs no disk of
-its own; `store` does nothing if the cache is on another file system. pip replaces files and never writes into them, so
+CACHE is a folder, and KEY identifies the pins of the packages. Files are hard links, so the cache takes no disk space.
+`store` does nothing if the cache is on another file system. pip replaces files and never writes into them, so
 environments that share files do not change each other. Our own packages are not kept: they belong to one checkout.
 """
 
@@ -27,13 +27,14 @@ INCOMPLETE = "incomplete"  # a file in an environment that `restore` has not fin
 _UNFINISHED = ".new-"  # beginning of the name of a folder that `store` has not finished
 _UNFINISHED_S = 3600.0  # an unfinished folder of this age is left from a process that was killed
 _PREFIX_FILE = "made-in"  # has the path of the environment in which the scripts were installed
-_OWN = ("installed-", "cpu-library-", "triton-cache", "pyvenv.cfg", "lib64")  # what belongs to one environment
+# Beginnings of the names of files that belong to one environment.
+_OWN = ("installed-", "cpu-library-", "triton-cache", "pyvenv.cfg", "lib64")
 _OWN_SCRIPTS = ("python", "activate", "Activate", "rayloom")  # beginnings of names
 _OWN_PACKAGES = ("rayloom_", "__editable__.rayloom_", "__editable___rayloom_")  # beginnings of names
 
 
 def store(venv: Path, kept: Path) -> None:
-    """Links the packages of `venv` into the folder `kept`. Raises OSError, also if that is another file system."""
+    """Links the packages of `venv` into the folder `kept`. Raises OSError, also if `kept` is on another file system."""
 
     def is_own(path: str, name: str) -> bool:
         folder = Path(path).relative_to(venv)
@@ -84,7 +85,7 @@ def restore(venv: Path, kept: Path) -> None:
     shutil.copytree(
         kept, venv, symlinks=True, copy_function=os.link, dirs_exist_ok=True, ignore=lambda path, names: {_PREFIX_FILE}
     )
-    # A script has the path of its environment's Python, so it is a file of its own.
+    # A script contains the path of its environment's Python, so each environment needs its own copy.
     for script in scripts.iterdir():
         content = script.read_bytes()
         if prefix.encode() in content:

@@ -2,7 +2,7 @@
 
 The files have the fields that determine sizes, with the values that the repositories publish. Fields that no engine
 reads are left out. A file in gguf/ is the config.json that the engine writes for a GGUF file. `billions` and `active`
-are the numbers of parameters as the model's card gives them, which tests compare with what the engine and transformers
+are the numbers of parameters on the model's card. Tests compare them with the numbers that the engine and transformers
 count.
 """
 

@@ -5,8 +5,8 @@
 The environment is outside of the checkout, in the engine's cache, and its folder's name has a checksum of the pins. The
 clients need other versions of packages than the server, so they cannot be in `.venv`.
 
-The server has the built-in model, with the chat template in tests/clients. The only difference from the model's own
-template: this template can request reasoning.
+The server has the built-in model, with the chat template in tests/clients. Unlike the model's own template, this
+template can request reasoning. Otherwise both are equal.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Times the samplers of a CPU rank side by side: torch (worker/sampler.py) and the C library (worker/cpu_sampler.py).
 
-`python tools/time_sampler.py` prints a table in Markdown: milliseconds of CPU time of one row on one thread, the median
-of calls that alternate between the samplers, each with a new seed. `--isa` chooses another instruction set, `--spread`
-the standard deviation of the logits.
+`python tools/time_sampler.py` prints a table in Markdown. Its figures are milliseconds of CPU time for one row on one
+thread. A figure is the median of many calls, which alternate between the samplers and each have a new seed. `--isa`
+chooses another instruction set, `--spread` chooses the standard deviation of the logits.
 """
 
 from __future__ import annotations

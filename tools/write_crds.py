@@ -30,8 +30,8 @@ FOLDERS = (ROOT / "crds", ROOT / "charts" / "rayloom-operator" / "files")
 Schema = dict[str, Any]
 Column = tuple[str, str, str, str]
 
-# With this annotation, Helm keeps a definition when the release is uninstalled: deleting it would delete every object
-# of the kind.
+# With this annotation, Helm keeps a definition when the release is uninstalled. The deletion of a definition would
+# delete every object of its kind.
 _ANNOTATIONS = {"helm.sh/resource-policy": "keep"}
 # Paths that `kubectl scale` and autoscalers read and write.
 _SCALE = {
@@ -176,13 +176,12 @@ def structural_schema(model: type[BaseModel]) -> Schema:
 
 
 def _structural(schema: Schema, definitions: dict[str, Schema]) -> Schema:
-    """`schema` with references resolved, `X or null` as X, and only keywords of structural schemas."""
+    """`schema` as a structural schema: references are resolved, `X or null` is X, and other keywords are removed."""
     if "$ref" in schema:
         target = definitions[schema["$ref"].removeprefix("#/$defs/")]
         return _structural(target | {key: value for key, value in schema.items() if key != "$ref"}, definitions)
     if "anyOf" in schema:
-        # A field that may be null is optional: a structural schema expresses this only by leaving the field out of
-        # `required`.
+        # A structural schema has no null. A field that may be null is optional instead: `required` does not name it.
         (only,) = (option for option in schema["anyOf"] if option != {"type": "null"})
         return _structural(only | {key: value for key, value in schema.items() if key != "anyOf"}, definitions)
     result = {key: value for key, value in schema.items() if key not in _DROPPED}

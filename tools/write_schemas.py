@@ -1,10 +1,11 @@
 """Writes the JSON schemas of the contract between operator and engine: `make schemas`.
 
-`schemas/engine-config.v1.json` describes the file that the operator writes and the engine reads,
-`schemas/gateway-config.v1.json` the file of a gateway, `schemas/gateway-models.v1.json` a gateway's list of models,
-`schemas/gateway-status.v1.json` the answer of the admin port of a gateway with several models, `schemas/status.v1.json`
-the answer of the engine's admin port, and `schemas/inspection.v2.json` the result of `rayloom-engine inspect` for the
-operator.
+schemas/engine-config.v1.json    the file that the operator writes and the engine reads
+schemas/gateway-config.v1.json   the file that the operator writes and a gateway reads
+schemas/gateway-models.v1.json   a gateway's list of models
+schemas/gateway-status.v1.json   the answer of the admin port of a gateway with several models
+schemas/status.v1.json           the answer of the engine's admin port
+schemas/inspection.v2.json       the result of `rayloom-engine inspect` for the operator
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The kind HTTPRoute of the Gateway API, with its real CRD, which the cluster has only during some tests."""
+"""Installs and removes the real CRD of the Gateway API's kind HTTPRoute, which the cluster has only in some tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def definition() -> str:
 
 
 def install(world: World, kubectl: Kubectl) -> None:
-    """Returns when the API server serves the kind, which is shortly after the CRD is established."""
+    """Returns when the API server serves the kind. This happens shortly after the CRD is established."""
     kubectl("apply", "--server-side", "--filename", definition())
     wait_until(lambda: world.get(_ROUTES), "the kind HTTPRoute")
 

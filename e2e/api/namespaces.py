@@ -23,8 +23,8 @@ def new_namespace(world: World, purpose: str) -> str:
 def forbid_pods(world: World, namespace: str) -> str:
     """Creates the quota no-pods. Returns its path when the API server refuses every pod because of this quota.
 
-    The quota admission has a cache of quotas. It applies a quota only after kube-controller-manager has counted its
-    pods.
+    The API server's quota admission has a cache of quotas. It applies a quota only after kube-controller-manager has
+    counted the namespace's pods.
     """
     quotas = f"/api/v1/namespaces/{namespace}/resourcequotas"
     world.request("POST", quotas, {"metadata": {"name": "no-pods"}, "spec": {"hard": {"pods": "0"}}})

@@ -1,4 +1,4 @@
-"""Runs the tests of a module in parallel threads, because they mostly wait. `parallel_test` decorates such a test.
+"""Runs tests of a module in parallel threads, because tests mostly wait. `parallel_test` decorates these tests.
 
 The module has a fixture `started_tests`, made by `parallel_tests`, which starts all selected tests of the module.
 """

@@ -35,7 +35,7 @@ class Client:
 
     @classmethod
     def start(cls, kubectl: Kubectl, namespace: str, name: str = "client", node: str = "") -> Client:
-        """Starts a pod of this name, on this node or on any node if it is empty. Returns when the pod is Ready."""
+        """Starts a pod of this name. Returns when the pod is Ready. `node`: its node; empty: any node."""
         image = OPERATOR.name.removeprefix("docker.io/")
         container: dict[str, Any] = {"name": "client", "image": image, "command": ["sleep", "infinity"]}
         # The client measures whether an answer is late, so its pod must get CPU time beside busy neighbours.

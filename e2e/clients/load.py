@@ -1,7 +1,8 @@
 """Streams and a prober in a client's pod: their requests, and the checks of their answers.
 
-A request has failed on any HTTP error, error event, missing [DONE], changed or missing token. Clients do not retry.
-Only if a test has set `repeat_url`, they repeat a request whose connection broke, with its Idempotency-Key.
+A request has failed if there is any HTTP error or error event, or if [DONE] or a token is missing, or if a token
+differs. Clients do not retry. If a test sets `repeat_url`, they repeat a request whose connection broke, with its
+Idempotency-Key.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A load generator that runs in a pod as the text of `python -c`: streams, requests after a fault, a prober.
 
-There are no retries, with one exception: with the setting `repeat_url`, each stream has an Idempotency-Key. If the
-connection of a stream breaks, the client repeats the request to this URL with the same key.
+There are no retries, except if the setting `repeat_url` is not empty. Then each stream has an Idempotency-Key. If the
+connection of a stream breaks, the client sends the request again, to this URL and with the same key.
 
 stdin has a JSON object a line: first the settings, then {"do": "start_arrivals"} after the fault, and {"do": "stop"}.
 stdout has {"ready": time} when every stream has `strike_at` tokens, {"ended": time} when no request runs and none will

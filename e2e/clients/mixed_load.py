@@ -19,7 +19,7 @@ NUM_KINDS = 8
 NUM_REQUESTS = 2 * NUM_KINDS
 NUM_PAIRS = NUM_KINDS // 2
 _ROUNDING = 1e-3
-# The slice of the plain answer's text that is the stop string. It is later than the tokens at which a fault happens.
+# The slice of the plain answer's text that is the stop string. A fault happens at earlier tokens than these.
 _STOP = slice(-24, -12)
 # A list that is longer than any answer, so that a disturbance always happens before the list is complete.
 _PEOPLE = {
@@ -51,7 +51,7 @@ class Load(Protocol):
         """The requests, for this number of tokens."""
 
     def problem_of(self, stream: dict[str, Any]) -> str:
-        """Returns the failure of a stream; empty if its answer equals the undisturbed one, or the beginning of it."""
+        """Returns the failure of a stream; empty if its answer equals the undisturbed answer or a prefix of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class MixedLoad:
         return mixed_requests(self.model, self.stop, num_tokens)
 
     def problem_of(self, stream: dict[str, Any]) -> str:
-        """Returns the failure of a stream; empty if its answer equals the undisturbed one, or the beginning of it."""
+        """Returns the failure of a stream; empty if its answer equals the undisturbed answer or a prefix of it."""
         if stream["failure"]:
             return str(stream["failure"])
         if stream["warnings"]:

@@ -20,8 +20,8 @@ _NAMES = (
     *(SECOND, ALIAS, FIRST, FIRST, SECOND, ALIAS, FIRST, SECOND),
     *(ALIAS, SECOND, FIRST, FIRST, ALIAS, SECOND, ALIAS, ALIAS),
 )
-# The second model is faster, in bfloat16. Its answers are longer, so that a disturbance happens while they are
-# computed.
+# The second model is faster, because it runs in bfloat16. Its answers are longer by this factor, so that a disturbance
+# happens while they are computed.
 _LONGER = 2.5
 
 
@@ -33,7 +33,7 @@ class NamesLoad:
 
     @property
     def answers(self) -> Answers:
-        """The undisturbed answers. For requests under the alias these are the first model's answers."""
+        """The undisturbed answers. A request under the alias has the first model's answer."""
         names = (name if name in self.by_model else FIRST for name in _NAMES)
         return [self.by_model[name].answers[index] for index, name in enumerate(names)]
 
@@ -70,7 +70,7 @@ class NamesLoad:
         return made
 
     def problem_of(self, stream: dict[str, Any]) -> str:
-        """Returns the failure of a stream; empty if its answer equals the undisturbed one, or the beginning of it."""
+        """Returns the failure of a stream; empty if its answer equals the undisturbed answer or a prefix of it."""
         model = stream["served_by"] or stream["model"]
         if stream["failure"] or model in self.by_model:
             return self.by_model.get(model, self.by_model[FIRST]).problem_of(stream)

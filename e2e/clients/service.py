@@ -57,10 +57,10 @@ class Service:
         return bool(self.condition("Available")["status"] == "True")
 
     def wait_available(self, seconds: float = READY_SECONDS) -> float:
-        """Seconds until the service is Available.
+        """Waits until the service is Available, and returns the seconds of this wait.
 
-        Returns when requests from the client's node reach the service. kube-proxy updates the rules of that node about
-        a second after the EndpointSlices.
+        Then it also waits until requests from the client's node reach the service, because kube-proxy updates the rules
+        of that node about a second after the EndpointSlices.
         """
         found = wait(self.is_available, seconds, self.story)
         wait(lambda: self.client.request(f"{self.url}/v1/models", None, _TRY_S)[0] != 0, _RULES_S, self.story)
@@ -141,7 +141,7 @@ def manifest(path: Path, namespace: str, **spec: Any) -> dict[str, Any]:
 
 
 def wait(condition: Callable[[], bool], seconds: float, story: Callable[[], str], pause_s: float = 0.25) -> float:
-    """Waits until `condition` holds; returns the seconds. Repeats failed commands, until it fails with `story`."""
+    """Waits until `condition` holds; returns the seconds. A ClusterError counts as False. Fails with `story()`."""
     began = time.monotonic()
     problem: ClusterError | None = None
     while True:

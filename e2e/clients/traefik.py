@@ -1,6 +1,6 @@
 """Traefik as a process of this machine: a controller of HTTPRoutes and of Ingresses, and clients of its ports.
 
-It connects to the pods itself, so only a local cluster, whose pods this machine reaches, can be used with it.
+It connects to the pods directly, so it can be used only with a local cluster: this machine reaches the pods there.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _LOG_BYTES = 8000
 class Traefik:
     """A running Traefik. It needs the kinds of the Gateway API (`crds`) and CLASSES in the cluster.
 
-    All its settings are defaults, but for its ports, its address in the status of Ingresses, and TLS for every route at
-    `https_port`, without which an Ingress is not served there.
+    Three settings are not the default: its ports, its address in the status of Ingresses, and TLS for every route at
+    `https_port`. Without TLS for every route, Traefik would serve no Ingress at this port.
     """
 
     def __init__(self, kubeconfig: Path, folder: Path, *, http_port: int, https_port: int) -> None:

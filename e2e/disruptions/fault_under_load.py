@@ -1,8 +1,8 @@
 """Causes a fault while a client's pod receives streams, and reports the effects on the clients.
 
 The rules: Clients do not retry. New requests arrive continuously; with the setting `steady` they arrive until the fault
-is over. The fault happens when every stream has at least 16 and at most half of its tokens. Weights are float32. A
-request has failed on any HTTP error, error event, missing [DONE], changed or missing token.
+is over. The fault happens when every stream has at least 16 of its tokens, and at most half of them. Weights are
+float32. `problem_of` in clients/load.py tells when a request has failed.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def disturb(
 ) -> FaultRecord:
     """Calls `strike` while streams run, by the rules above.
 
-    `expected` is the result of `undisturbed`. Returns when every request has ended, the service is Available and
-    `is_over()`. `strike` may return the Unix time of the fault. `mend` is called right after `strike`.
+    `expected` is the result of `undisturbed`. Returns when every request has ended, the service is Available, and
+    `is_over()` is true. `strike` may return the Unix time of the fault. `mend` is called right after `strike`.
     """
     wait(service.is_available, READY_SECONDS, lambda: json.dumps(service.get().get("status"), indent=1))
     num_tokens = len(expected[0])

@@ -25,7 +25,7 @@ from local_kubernetes.machine.shell import run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mistake:
-    """The condition, and the number of created pods of a service with the mistake: no pod is created twice."""
+    """The condition of a service with the mistake, and the number of its created pods if none is created twice."""
 
     reason: str
     said: tuple[str, ...]  # parts of the message: the problem and the solution
@@ -57,7 +57,7 @@ _MORE_THAN_HALF = 0.6
 
 
 def services(kubectl: Kubectl, namespace: str) -> list[dict[str, Any]]:
-    """An LLMService for each mistake, and a pod that requests the memory that the last service needs."""
+    """An LLMService for each mistake, and a pod whose memory request leaves too little for the last service."""
     node = kubectl.json("get", "nodes")["items"][0]
     much = f"{int(_kibibytes(node['status']['allocatable']['memory']) * _MORE_THAN_HALF)}Ki"
     little = {"resources": {"requests": {"cpu": "100m", "memory": "256Mi"}}}

@@ -1,4 +1,4 @@
-"""Changes a service under steady streams, and reports the effects on clients and the times of an untrue status.
+"""Changes a service under steady streams, and reports the effects on clients and when the status was untrue.
 
 The rules of fault_under_load.py apply. In addition, new streams arrive until the rollout is over, so that streams run
 whenever the operator acts on an engine. All revisions serve the same weights, since their tokens are compared.
@@ -110,8 +110,8 @@ def roll_out(
 ) -> RolloutRecord:
     """Calls `change` while streams run. `expected` is the result of `undisturbed` with NUM_TOKENS tokens.
 
-    `events`: words of Events that must be in the timeline before it ends, because the operator creates an Event only
-    after it has written the status.
+    `events`: words of Events. The timeline ends only when it has these Events: the operator creates an Event after it
+    has written the status.
     """
     wait(lambda: _has_no_leaving_pods(service), DRAIN_SECONDS + STATUS_SECONDS, service.story)
     load: dict[str, Any] = {"steady": NUM_STEADY, "late_tokens": LATE_TOKENS, "strike_at": STRIKE_AT}

@@ -21,7 +21,7 @@ def breakable(namespace: str, **spec: Any) -> dict[str, Any]:
     # The restart budget is large, because every fault counts and all faults happen within minutes.
     recovery = {"hangSeconds": HANG_SECONDS, "restartBudget": 100}
     # Each rank has one thread, because more threads would wait for each other on two cores. maxNumSeqs suffices for all
-    # requests that arrive in a minute without ranks. With fewer, probes would wait for other requests to end.
+    # requests that arrive in a minute without ranks. With a lower value, probes would wait until other requests end.
     engine = {"args": {"threads": 1, "maxNumSeqs": 256}, "resources": {"requests": {"cpu": "250m", "memory": "1Gi"}}}
     path = ROOT / "examples" / "smollm2-pp2.yaml"
     return manifest(path, namespace, **{"recovery": recovery, "engine": engine, **spec})

@@ -163,7 +163,7 @@ class RolloutTimeline(Timeline):
             self._touch(engine, now, "its head pod is terminating")
         if address and meta["uid"] not in self._asked and not is_deleted:
             self._asked.add(meta["uid"])
-            # Requests run in another thread. Here they would delay this thread, which records the times of events.
+            # Another thread sends the requests. They would delay this thread, which records the times of events.
             threading.Thread(target=self._ask, args=(engine, address), daemon=True).start()
 
     def _ask(self, engine: Engine, address: str) -> None:

@@ -25,7 +25,7 @@ from local_kubernetes.machine.shell import ClusterError
 pytestmark = pytest.mark.slow
 
 NUM_STREAMS = 4
-# tokens, enough for the fault to happen in the first half of an answer: the request that causes it takes a second
+# Tokens of an answer. The request that causes the fault takes a second, and must be over in the answer's first half.
 NUM_TOKENS = 96
 LATE_TOKENS = 2
 # A terminating pod accepts requests for two more seconds. Later requests must reach the other engine.
@@ -46,7 +46,7 @@ def replicas(operator: Kubectl) -> Iterator[tuple[Service, StreamTokens]]:
 
 def _wait_for_both(service: Service) -> None:
     def is_so() -> bool:
-        # The operator polls engines every few seconds, so it has noticed the loss before a recreated pod is ready.
+        # A recreated pod starts more slowly than the operator polls, so `ready` is not from before the loss.
         pods = [*service.pods("head"), *service.pods("worker")]
         return len(pods) == 4 and all(map(is_ready, pods)) and service.get().get("status", {}).get("ready") == "2/2"
 

@@ -59,8 +59,8 @@ def place(operator: Kubectl) -> Iterator[Place]:
         # The data types differ, so answers differ, and a request that reached the wrong model is noticed.
         operator.apply(
             _service(first, FIRST, "float32"),
-            # It is autoscaled from the start, because the scaler removes no engine before it knows the load of a
-            # minute.
+            # This service is autoscaled from the start, because the scaler must know the load of a minute before it
+            # removes an engine.
             _service(second, SECOND, "bfloat16", autoscaling=AUTOSCALING),
             _gateway(gateway, {first.name: 1, second.name: 1}),
         )

@@ -1,7 +1,7 @@
 """`kubectl drain` of a node with an engine replica, under steady streams: another replica serves first.
 
-kubectl drains no node with a pod that no controller would recreate. So the test has a file of its own, and no other
-test's client is on the node.
+kubectl refuses to drain a node with a pod that has no controller, such as a test's client. So the test has a file of
+its own, and no other test's client is on the node.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from local_kubernetes.machine.kubectl import Kubectl
 # requests, because a slow release delays later streams.
 BAD_HOLD_SECONDS, BAD_MIN_REQUESTS = 30, 10
 ROLLBACK_SECONDS = 60.0
-# Limit of the seconds for which a release that fails requests receives requests. On an idle machine it takes 2 or 3.
+# The longest time for which a release that fails requests may receive requests. On an idle machine it is 2 or 3 s.
 EXPOSED_SECONDS = 30.0
 # Limit of the seconds from a change of the route label until clients' requests and the timeline reflect it.
 ROUTE_SECONDS = 10.0

@@ -183,8 +183,8 @@ def test_others_reach_the_ports_of_the_policy_and_no_other_that_a_pod_opens(pipe
     allowed = {("tcp", port["port"]) for rule in outside for port in rule["ports"]}
     assert allowed == {("tcp", 8000), ("tcp", 8001)}
     opened: set[tuple[str, int]] = set()
-    # Only the service's own pods may use other open ports: Ray's ports, and those of ranks, where Gloo uses ephemeral
-    # ports.
+    # The pods have more open ports, which only pods of the same service can reach: Ray's ports, and those of the ranks.
+    # Gloo, in the ranks, uses ephemeral ports.
     for kind, container, others in (("head", "engine", _HEAD_PORTS), ("worker", "ray-worker", set(_ANY_PORT))):
         for pod in service.pods(kind):
             assert pod["metadata"]["labels"].items() >= label["matchLabels"].items()

@@ -39,15 +39,16 @@ EDGE = "edge"  # name of the Gateway, whose listeners take the hosts below examp
 LABEL = "public"
 # Traefik's default readTimeout is 60 s.
 HOLD_SECONDS, STREAM_SECONDS = 75, 75.0
-# An engine writes a comment into a stream every 10 s, and a token earlier than that.
+# The longest silence of a stream: an engine writes a comment every 10 s if it has no token.
 _SILENCE_S = 10.0
-# A token takes the engine several milliseconds, and reading a line that has arrived some microseconds.
+# Two events at least this far apart arrived separately: the engine needs several milliseconds for a token. Lines that
+# arrive together are read within microseconds.
 _APART_S = 0.001
-# Traefik writes that it has accepted a route a moment before it uses the route: 0.1 s, while the operator deletes the
-# route of the other kind.
+# The longest pause of the prober's answers. Traefik accepts a route in its status about 0.1 s before it uses the route,
+# and the operator deletes the route of the other kind in this time.
 _MOMENT_S = 2.0
-# Answers of the prober in more than three seconds. Traefik applies changes of its routes at most every two seconds
-# (providersThrottleDuration), so two changes in quick succession would interrupt the URL for longer.
+# The prober needs more than three seconds for this number of answers. Traefik applies changes of its routes at most
+# every two seconds (providersThrottleDuration), so two changes in quick succession would interrupt the URL for longer.
 _NUM_PROBES = 150
 _PROBE_PAUSE_S = 0.02
 
@@ -90,7 +91,7 @@ class Place:
         """Returns once Traefik, which writes a status before it uses a route, serves this base URL."""
 
         def is_served() -> bool:
-            # Before it has the certificate of a Secret, Traefik uses one of its own, which the client refuses.
+            # Until Traefik has the Secret's certificate, it uses its own default certificate, which the client refuses.
             with contextlib.suppress(OSError):
                 return self.outsider.request(f"{url}/models")[0] == 200
             return False

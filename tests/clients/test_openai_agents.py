@@ -85,7 +85,7 @@ def run_with_tools(
     ]
 )
 def model(request: pytest.FixtureRequest, base_url: str) -> Callable[[], Model]:
-    """Makes a model; each run has an event loop, and a client belongs to one."""
+    """Makes a new model for each run, because each run has its own event loop, and a client belongs to one loop."""
     return lambda: request.param(MODEL, AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=120.0))
 
 

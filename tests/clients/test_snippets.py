@@ -23,7 +23,7 @@ def test_a_snippet_works(block: Block, server_url: str) -> None:
     assert PRINTED_URL in block.text
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        # Without dont_inherit, the annotations of the snippet's classes would be texts, as those of this file.
+        # Without dont_inherit, the `annotations` import of this file would turn annotations of the snippet into text.
         code = compile(block.text.replace(PRINTED_URL, server_url), block.name, "exec", dont_inherit=True)
         exec(code, {"__name__": "__main__"})
     assert printed.getvalue().strip()

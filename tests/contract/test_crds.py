@@ -21,8 +21,8 @@ def load_tool():
 TOOL = load_tool()
 
 
-# This is a fixture, because every process of a run collects this file, but only one runs it, and it takes a second or
-# two.
+# This takes a second or two. As a fixture, it runs only in the process that runs these tests, and not in every process
+# that collects this file.
 @pytest.fixture(scope="module")
 def text():
     return TOOL.crd_text(TOOL.SERVICES)
@@ -77,7 +77,7 @@ def test_the_schema_is_structural(either):
     for part in schemas(schema_of(either)):
         assert isinstance(part["type"], str)
         assert not {"$ref", "$defs", "anyOf", "const", "title"} & set(part)
-        # For a map, the API server accepts either its fields or the schema of all values, not both, and no closed map.
+        # A map may have either `properties` or `additionalProperties`. The API server refuses both together.
         assert not ("properties" in part and "additionalProperties" in part)
         assert part["type"] != "integer" or part["format"] == "int64"
 

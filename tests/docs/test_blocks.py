@@ -1,7 +1,7 @@
 """Every shell, Python and YAML block of README.md and docs/ works unchanged.
 
-The block that starts the server runs in the background, while the blocks run that send requests to this server. Then
-the server gets Ctrl-C, and all of its processes must end. `make test` inside `make test` would never end. So targets of
+The block that starts the server runs in the background. Meanwhile other blocks send requests to this server. Then the
+server gets Ctrl-C, and all of its processes must end. `make test` inside `make test` would never end. So targets of
 make other than `run` are only expanded by `make -n`, and benchmarks only parse their flags (`rt_blocks.runnable`).
 """
 

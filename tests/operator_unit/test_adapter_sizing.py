@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
 SOURCE = "builtin://smollm2-135m"
 SQL = {"name": "sql", "source": "pvc://adapters/sql"}
-# 4 adapters of 5 pages of 2 MiB and a step; on each of 3 ranks 4 of 3 pages and its part of a step.
+# Memory for 4 adapters of 5 pages of 2 MiB, and for a step. With 3 ranks, each rank has 3 pages of an adapter.
 ONE_RANK = 4 * 10 * MIB + 7_864_320
 ONE_OF_THREE = 4 * 6 * MIB + 3_670_016
 
@@ -79,7 +79,7 @@ def test_worker_pods_request_the_memory_of_adapters():
     assert requested(adapted(SQL, **args(maxLoras=64))) == "1292Mi"
     # 3 x (32,215,680 + 128 x 6 MiB + 3,670,016 + 384 MiB) + 168 MiB are 3726.7 MiB.
     assert requested(adapted(SQL, parallelism={"tensor": 3}, **args(maxLoras=128))) == "3727Mi"
-    # A limit is the request, too.
+    # Kubernetes uses the limit as the request, so the operator sets no request.
     limited = {"engine": {"resources": {"limits": {"memory": "2Gi"}}, "args": {"maxLoras": 64}}}
     assert requested(adapted(SQL, **limited)) is None
 
@@ -217,8 +217,8 @@ def planned(tmp_path, capsys, **model):
 
 
 def test_plan_prints_the_memory_of_adapters_as_the_page_shows_it(tmp_path, capsys):
-    # A layer of Qwen3-0.6B has 22,528 numbers at rank 1: 28 of them of rank 32 and 2 bytes are 40,370,176, in 20 pages.
-    # Four are 160 MiB; 512 x (3072 + 8 x 3072) bytes are 13.5 MiB.
+    # An adapter of rank 1 has 22,528 numbers in each layer of Qwen3-0.6B. At rank 32, 28 layers of 2-byte numbers are
+    # 40,370,176 bytes, in 20 pages. Four adapters are 160 MiB. A step takes 512 x (3072 + 8 x 3072) bytes or 13.5 MiB.
     line = "Each rank keeps 174 MiB for LoRA adapters: 4 in memory at once, of rank 32."
 
     assert line in planned(tmp_path, capsys)

@@ -156,7 +156,7 @@ WANTED = (ACCOUNT, SERVICE, disruption_budget(make_service()), NETWORK_POLICY)
     ("change", "applied"),
     [
         (lambda kube: None, []),
-        # The API server adds defaults, and other controllers their fields.
+        # The API server adds defaults, and other controllers add their own fields.
         (lambda kube: kube.put(SERVICE | {"spec": SERVICE["spec"] | {"type": "ClusterIP"}, "status": {"a": 1}}), []),
         (lambda kube: kube.put(SERVICE | {"spec": SERVICE["spec"] | {"selector": {}}}), ["chat"]),
         (lambda kube: kube.remove(path_of(ACCOUNT)), ["chat-rayloom"]),

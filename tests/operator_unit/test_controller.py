@@ -117,7 +117,7 @@ def test_a_restarted_operator_uses_no_name_again_of_which_pods_are_left():
         await world.rest()
         left = head(world.kube)
         await end(world)
-        # KubeRay would count these pods for a cluster with their name, and miss them when they end.
+        # KubeRay would count this pod for a new RayCluster of the same name, and would lack a pod when this pod ends.
         world.kube.put(left)
 
     async def second(world):
@@ -215,7 +215,7 @@ def test_a_service_that_vanished_unseen_is_forgotten_when_its_status_cannot_be_w
         world.ask_for(service())
         await world.until(lambda: world.kube.named("RayCluster"))
         await world.rest()
-        # A broken watch hides that the service has been deleted, and then its objects.
+        # The service and then its objects are deleted, but a broken watch does not report these deletions.
         del world.kube.objects[SERVICE]
         world.controller.set_service(
             service() | {"metadata": service()["metadata"] | {"resourceVersion": "999"}}, False

@@ -264,8 +264,8 @@ def test_an_engine_on_a_cordoned_node_is_moved(engines, patched, node):
         old = await serve(world)
         cordon(world, node)
         await settle(world, lambda: world.reason("Progressing") == "Moving" and budget(world) == 4)
-        # In this cluster of two nodes, the new engine's pods are on the nodes of the first engine. Without the cordon
-        # there is one engine too many.
+        # The cluster has only two nodes, so the new engine's pods are on the nodes of the first engine, and neither
+        # engine is deleted. Once the cordon has ended, there is one engine too many.
         await settle(world, lambda: len(world.kube.named("RayCluster")) == 2)
         cordon(world, node, False)
         await settle(world, lambda: world.reason("Progressing") == "Complete" and budget(world) == 2)

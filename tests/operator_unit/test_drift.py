@@ -1,4 +1,4 @@
-"""Changes of objects by others: a watch reports them as drift, and a restarted operator compares objects."""
+"""Changes of objects by others: a watch reports them, and a restarted operator finds them by comparing the objects."""
 
 import asyncio
 import copy

@@ -72,8 +72,8 @@ def test_every_port_of_a_container_is_open_to_somebody():
     }
 
     assert outside < ports
-    # The other port is for traffic between pods of the service, for which all ports are open: all pods have the label
-    # of the policy.
+    # Only pods of the service use the other port. The policy opens all ports between the pods that have its label, as
+    # all pods of the service do.
     assert ports - outside == {8002}
     for template in (head, workers["template"]):
         assert policy["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()

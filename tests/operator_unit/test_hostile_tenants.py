@@ -1,7 +1,7 @@
 """One tenant's engines and models are hostile. The operator serves the other tenants as fast as before.
 
-The operator's own controller and poller run against engines on loopback; only the cluster is a dictionary. Without its
-limits, the models alone would stop the loop for ever, and the engines for more than a second.
+The operator's own controller and poller run against engines on loopback; only the cluster is a dictionary. Without the
+operator's limits, the models would stop its event loop for ever, and the engines would stop it for more than a second.
 """
 
 import json

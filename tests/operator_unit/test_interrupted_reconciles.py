@@ -85,7 +85,7 @@ def test_a_reconcile_that_ends_at_any_request_is_finished_by_the_next(at, error,
 
 @pytest.mark.parametrize("failed", ["secrets", "configmaps"])
 def test_a_group_that_went_in_part_leaves_no_secret_that_nobody_owns(failed):
-    """The Secret is deleted first. Left alone, it would count as another owner's when the name is used again."""
+    """The Secret is deleted first. If it were left, it would count as another owner's when the name is used again."""
 
     async def story():
         kube = FakeKube()

@@ -115,8 +115,8 @@ def test_a_silent_engine_is_believed_for_eight_seconds(silent_s, reason):
 @pytest.mark.parametrize(
     ("pause_s", "silent_s", "reason"),
     [
-        # The engine counts as serving until 9 s after its last answer. After a longer pause it has at least 4.5 s,
-        # because the second request is sent after 4 s.
+        # The engine counts as serving until 9 s after its last answer, and for at least 4.5 s without an answer to a
+        # request: the second request is sent after 4 s.
         (1.0, 7.9, Reason.SERVING),
         (1.0, 8.0, Reason.ENGINE_UNREACHABLE),
         (4.0, 4.9, Reason.SERVING),

@@ -1,6 +1,6 @@
 """A tenant chooses the numbers in an inspection's result. No number blocks the operator when it reads the result.
 
-Without limits, some numbers would stop the event loop that all tenants share for seconds, or for ever.
+All tenants share the event loop. Without limits, some numbers would stop it for seconds or for ever.
 """
 
 import contextlib
@@ -164,7 +164,7 @@ def test_kinds_of_stages_are_those_of_the_whole_split():
 
 
 def test_a_split_is_the_best_of_all():
-    """Compared with every number of layers that the last stage could have."""
+    """The split is compared with every number of layers that the last stage could have."""
     for num_layers, head in itertools.product((2, 7, 48, 97), (0.0, 0.4, 1.0, 2.5, 40.0, 1e9)):
         for num_stages in range(2, num_layers + 1):
 

@@ -98,7 +98,7 @@ def test_ray_is_the_first_container_of_the_head_and_the_engine_the_second():
     assert [each["name"] for each in head["containers"]] == ["ray-head", "engine"]
     assert [each["name"] for each in worker["containers"]] == ["ray-worker"]
     assert head["shareProcessNamespace"] is True
-    # So no process of ours or KubeRay's is process 1, which ignores SIGTERM unless it has a handler.
+    # In a shared process namespace, process 1 is the pause program. A process 1 without a handler ignores SIGTERM.
     assert worker["shareProcessNamespace"] is True
 
 

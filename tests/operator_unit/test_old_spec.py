@@ -72,7 +72,7 @@ def test_old_specs_are_read_once_and_another_services_never():
         assert list(await specs.of(KEY, DOCUMENT, [name, "00000000"])) == [name]
         kube.remove(path_of(kept))
         assert list(await specs.of(KEY, DOCUMENT, [name])) == [name]
-        # The spec is not read for another LLMService of this name, and not after the rolls that need it.
+        # The spec is read neither for another LLMService of this name nor after the rolls that need it.
         other = {"metadata": DOCUMENT["metadata"] | {"uid": "uid-2"}}
         assert await specs.of(KEY, other, [name]) == {}
         assert await specs.of(KEY, DOCUMENT, []) == {}

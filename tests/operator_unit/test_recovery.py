@@ -73,7 +73,7 @@ def cause(*pods, reading=None, lost=(), **facts):
         ((make_pod(), worker()), {"reading": stuck()}, Reason.ENGINE_STUCK),
         ((make_pod(), worker()), {"reading": stuck("recovering")}, Reason.ENGINE_STUCK),
         ((make_pod(engine=UNREADY), worker()), {"reading": silent(631, advanced_at=-521)}, Reason.ENGINE_STUCK),
-        # KubeRay creates pod after pod; 2 x 2 and the budget of 5 are allowed.
+        # KubeRay creates more pods than are allowed: twice the 2 pods, plus the restart budget of 5.
         ((make_pod(), worker()), {"num_new_pods": 10}, Reason.CONTAINER_FAILED),
     ],
 )

@@ -1,11 +1,11 @@
 """Invariants while engines, pods, nodes and operators fail at random and specs change. Every run must end well.
 
-The invariants of every reconcile: No RayCluster is created beyond replicas + maxSurge, for a revision that failed, or
-with a name that a RayCluster has or had within the last minute. A serving engine loses its route only under three
-conditions: the status lists the engine as terminating, enough others serve, and there is an engine too many or the new
-revision has served. An engine is deleted only after clients no longer find it and it has drained, unless it has failed
-for good. Pods are deleted without a grace period only on lost nodes. No engine is created more often than its back-off
-allows.
+The invariants of every reconcile: No RayCluster is created beyond replicas + maxSurge. None is created for a revision
+that failed. None gets a name that another RayCluster has, or had within the last minute. A serving engine loses its
+route only under three conditions: the status lists the engine as terminating, enough others serve, and there is an
+engine too many or the new revision has served. An engine that has not failed for good is deleted only after it has
+drained and clients no longer find it. Pods are deleted without a grace period only on lost nodes. Engines are created
+no more often than their back-off allows.
 """
 
 import pytest

@@ -252,7 +252,8 @@ def test_it_can_read_no_secret_and_there_is_no_wildcard():
     rules = [rule for each in found if each["kind"] in ("Role", "ClusterRole") for rule in each["rules"]]
 
     assert all("*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"] for rule in rules)
-    # The response to a patch has the whole object, the response to an update only the sent object.
+    # The operator must not patch Secrets, because the response to a patch has the whole object. The response to an
+    # update has only the object that was sent.
     assert {verb for _, resource, verb in granted(found, "ClusterRole") if resource == "secrets"} == {
         "create",
         "update",

@@ -54,7 +54,7 @@ def test_requests_that_fail_in_both_revisions_are_no_fault_of_the_new_one():
 
 
 def test_one_failure_of_one_old_request_excuses_little():
-    # 1 of at least 20 in the old revision is 5 %, so 6 % may fail.
+    # The failures of the old revision count as 1 of at least 20 requests, which is 5 %. So 6 % may fail.
     assert judged(figures(20, 2), figures(1, 1))
 
 

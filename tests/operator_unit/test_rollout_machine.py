@@ -138,8 +138,8 @@ class Rolls(RuleBasedStateMachine):
             assert not desired.rollout.auto_rollback
             assert asked in BAD or failure.reason == "DeadlineExceeded"
         else:
-            # It is the first revision, or the state of an earlier revision was lost: there is no revision for a
-            # rollback.
+            # There is no revision for a rollback: the spec's revision is the first, or the state of an earlier one was
+            # lost.
             assert state.step in ("Scaling", "Replacing") and asked in (CRASHES, NEVER_STARTS), state
             assert state.current_revision == asked
 

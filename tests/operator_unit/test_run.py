@@ -47,7 +47,7 @@ class Operator:
             return response.read().decode()
 
     def until(self, condition):
-        """Returns once the condition is true. While the operator refuses connections, it counts as false."""
+        """Returns once the condition is true. A condition counts as false while the operator refuses connections."""
         end = time.monotonic() + 60
         while time.monotonic() < end and self.process.poll() is None:
             with contextlib.suppress(OSError):
@@ -60,7 +60,7 @@ class Operator:
         return (self.folder / "log").read_text()
 
     def end(self):
-        """The exit code. kopf waits 5 s for remaining tasks, so in an orderly end the main thread sleeps less."""
+        """The exit code. Fails if the main thread sleeps for 4 s, because kopf waits 5 s for tasks that do not end."""
         began, busy_s = time.monotonic(), self._busy_s()
         os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
         slept_s = time.monotonic() - began - (self._busy_s() - busy_s)

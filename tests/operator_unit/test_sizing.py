@@ -35,7 +35,7 @@ def refusal(kind, *args, **changes):
         ("Llama-3-8B", 40, ("TP1xPP1", "TP1xPP1", "TP1xPP1", "TP1xPP1")),
         ("Llama-3-8B", 80, ("TP1xPP1", "TP1xPP1", "TP1xPP1", "TP1xPP1")),
         ("Llama-3-8B", 141, ("TP1xPP1", "TP1xPP1", "TP1xPP1", "TP1xPP1")),
-        # 6 x (24 - 1.5) GiB are 135 GiB, but with 6 stages a stage has 14 layers: 22.3 GiB of the 22.5.
+        # 6 x (24 - 1.5) GiB are 135 GiB. But with 6 stages, a stage has 14 layers, which take 22.3 of its 22.5 GiB.
         ("Llama-3-70B", 24, ("TP1xPP7", "TP2xPP4", "TP4xPP2", "TP8xPP1")),
         ("Llama-3-70B", 40, ("TP1xPP4", "TP2xPP2", "TP4xPP1", "TP4xPP1")),
         ("Llama-3-70B", 80, ("TP1xPP2", "TP2xPP1", "TP2xPP1", "TP2xPP1")),
@@ -75,7 +75,7 @@ def test_the_cheapest_that_fits_on_1_2_4_and_8_accelerators_of_a_node(model, gib
         (QWEN3_32B, 1, 1, 65_524_246_528),
         # Embedding and head are the same matrix, which counts once: 134,515,008.
         (SMOLLM2, 1, 1, 269_030_016),
-        # Both stages have this matrix. A layer: 576 x (576 + 2 x 192) + 576 x 576 + 3 x 576 x 1536 + 2 x 576 =
+        # Both stages have the embedding. A layer: 576 x (576 + 2 x 192) + 576 x 576 + 3 x 576 x 1536 + 2 x 576 =
         # 3,540,096. The head costs as much as 4 layers, so the stages have 17 and 13: 17 x 3,540,096 + 49152 x 576 =
         # 88,493,184.
         (SMOLLM2, 1, 2, 176_986_368),
@@ -117,7 +117,7 @@ def test_two_nodes_for_sixteen_long_conversations():
 
 
 def test_a_context_that_the_spec_leaves_out_is_cut_to_fit():
-    # 58208 tokens fit, as above, and a sixteenth of them stays unused: 3638 x 15 / 16 = 3410 blocks.
+    # 3638 blocks fit, as above. The context leaves a sixteenth of them unused: 3638 x 15 / 16 = 3410 blocks.
     found = size(make_question(LLAMA31_8B, 24, 1))
 
     assert (found.shape, found.max_model_len, found.concurrent_requests) == ("TP1xPP1", 3410 * 16, 1)

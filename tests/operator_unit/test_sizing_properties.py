@@ -107,7 +107,7 @@ def test_a_candidate_that_fits_leaves_room_for_weights_and_a_step(question):
 @settings(deadline=None, print_blob=True)
 @given(models(), st.data())
 def test_no_stage_has_more_than_its_ranks_are_sized_for(facts, data):
-    """Compared with every stage of the split, layer by layer."""
+    """The size is compared with the layers of every stage of the split."""
     costs = facts.costs
     pipeline = data.draw(st.integers(1, costs.num_layers))
     kinds = [kind for number, kind in costs.runs for _ in range(number)]

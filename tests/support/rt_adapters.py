@@ -27,9 +27,10 @@ def write_adapter(
     size: float = 1.0,
     **settings: Any,
 ) -> Path:
-    """An adapter for the model in the folder `model`. `size`: its updates relative to the model's products.
+    """Writes an adapter for the model in the folder `model` into `folder`, and returns `folder`.
 
-    `settings`: further fields of adapter_config.json.
+    `size`: the adapter's updates, relative to the products of the model's matrices. `settings`: further fields of
+    adapter_config.json.
     """
     shape = read_shape(model)
     generator = torch.Generator().manual_seed(seed)

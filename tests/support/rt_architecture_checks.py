@@ -39,7 +39,7 @@ class Compared:
 
 
 def compare(folder: Path, architecture: TinyArchitecture) -> Compared:
-    """Writes a checkpoint into `folder`, and computes all prompts in each way. One rank, in this process."""
+    """Writes a checkpoint into `folder`, and computes the prompts by each of CHECKS, with ranks in this process."""
     architecture_checkpoint(folder, architecture)
     expected = greedy_tokens(folder, PROMPTS)
     rank = OneRank(folder)
@@ -60,10 +60,10 @@ def _of_two_stages(folder: Path) -> list[list[int]]:
     try:
         ranks = load_stages(stage_config(folder, 2))
     except ConfigError:
-        return []  # this backend cannot share the model's layers
+        return []  # this backend cannot divide the model's layers into stages
     return greedy(make_engine(StagesInARow(ranks)), PROMPTS, NUM_TOKENS)
 
 
 def _before_death(rank: OneRank) -> Sequence[Sequence[int]]:
-    """The first tokens, from an engine whose KV cache is lost afterwards."""
+    """The first tokens of each answer, from an engine whose KV cache is not used afterwards."""
     return greedy(rank.engine(), PROMPTS, _NUM_BEFORE_DEATH)

@@ -39,7 +39,7 @@ class Block:
 
     @property
     def is_client(self) -> bool:
-        """True if the block sends requests to that server."""
+        """True if the block sends requests to a server that another block starts."""
         return "127.0.0.1:800" in self.text
 
     @property

@@ -26,7 +26,7 @@ def write_bytecode(config: pytest.Config, files: Sequence[Path]) -> None:
     if sys.dont_write_bytecode:
         return
     num_processes = min(os.cpu_count() or 1, len(files))
-    # Processes are forked, because forks have pytest and its configuration.
+    # The processes are forks, so that they need not import pytest or read its configuration.
     fork = multiprocessing.get_context("fork")
     processes = [fork.Process(target=write_each, args=(config, files[i::num_processes])) for i in range(num_processes)]
     for process in processes:

@@ -1,4 +1,4 @@
-"""The tokens that any number of ranks must generate, namely those of one rank, for prompts of several lengths."""
+"""Prompts of several lengths, and the tokens that one rank generates for them. More ranks must generate the same."""
 
 from __future__ import annotations
 

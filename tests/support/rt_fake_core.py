@@ -88,7 +88,7 @@ class FakeCore:
         self.epoch = 1
         self.gateway_requests = GatewayRequests()
         self.cached: list[bytes] = []  # hashes of cached blocks, as `prompt_hashes` computes them
-        self.load = SchedulerLoad(decode_token_cost=2.0)  # not what a gateway assumes before a report
+        self.load = SchedulerLoad(decode_token_cost=2.0)  # differs from a gateway's assumption before the first report
         self.num_index_requests = 0
         self._index_number = 0
         self.num_blocks, self.num_free_blocks = 10, 7
@@ -97,7 +97,7 @@ class FakeCore:
         # adapters in the status, reported by the front or set by a test; None: the front has not reported them yet
         self.adapters: tuple[ServedAdapter, ...] | None = ()
         self.adapter_lists: list[tuple[ServedAdapter, ...]] = []  # all lists that the front has sent
-        self.drains: list[bool] = []  # drains that the front has reported
+        self.drains: list[bool] = []  # `is_draining` of each message of the front about its drain
         self.num_fetches = 0  # number of parts of text files that were requested
         self.model: ServedModel | None = ServedModel(
             path=str(model_folder),
@@ -124,9 +124,9 @@ class FakeCore:
         self.refusal: tuple[str, str] | None = None  # reason and message for every Submit
         self.is_silent = False  # ignores Submits
         self.submits: list[Submit] = []
-        self.num_prompts = 0  # number of prompts that were sent only once for several Submits
+        self.num_prompts = 0  # number of prompts that the front sent once for several Submits
         self.aborts: list[str] = []
-        self.completed: list[str] = []  # the part of `aborts` whose answer was complete
+        self.completed: list[str] = []  # those of `aborts` whose answer was complete
         self._released = asyncio.Event()
 
     async def serve(self, path: Path) -> None:
@@ -341,7 +341,7 @@ class FakeCore:
 
 
 def _logprobs(token_ids: Sequence[int], num_top: int | None) -> tuple[TokenLogprobs, ...]:
-    """-0.5 for each token, with "!" as the most likely token. Empty if the request has no logprobs."""
+    """A logprob of -0.5 for each token, with "!" as the most likely token. Empty if the request has no logprobs."""
     if num_top is None:
         return ()
     top = ((ord("!"), -0.25),)[:num_top]

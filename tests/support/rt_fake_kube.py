@@ -53,7 +53,7 @@ class FakeKube:
         self.version = 100
         self.may_write = lambda: True
         self.lists_endpoints = True
-        # False: like objects that were created by server-side apply without `replicas`
+        # False: `managedFields` does not name the writer of `replicas`, as if server-side apply had created the object
         self.records_scale_manager = True
         self._watches = []  # (path of the collection, params, queue)
         self._events = []  # (version, kind of event, path, object)
@@ -151,7 +151,7 @@ class FakeKube:
         self.put(known | {"spec": known["spec"] | {"replicas": replicas}})
 
     async def patch(self, path, body):
-        """A merge patch, as far as tests need it: of a Lease, and of a label of a gateway pod."""
+        """Applies a merge patch to a Lease, or to the labels of a gateway pod. Ignores patches of other objects."""
         self._note("patch", path)
         known = self.objects.get(path)
         if known is not None and "rayloom.dev/llmgateway" in known["metadata"].get("labels", {}):
@@ -205,7 +205,7 @@ class FakeKube:
             yield found[first : first + self.page_size], version
 
     async def watch(self, path, params, version, shape=dict):
-        """Yields events since `version`, so that none is lost after a list. Without `version`: only later events."""
+        """Yields the events after `version`, the version of a list. Without `version`, it yields only later events."""
         queue = asyncio.Queue()
         self._watches.append((path, params, queue))
         for at, kind, where, found in self._events:
@@ -249,7 +249,7 @@ def _without_status(found):
 
 
 def _is_of(path, collection):
-    """True if the object at `path` is in this collection, of the whole cluster or of one namespace."""
+    """True if the object at `path` is in this collection. A collection has one namespace or the whole cluster."""
     plural = path.split("/")[-2]
     start = collection.removesuffix(f"/{plural}")
     return collection.endswith(f"/{plural}") and path.startswith(start + "/")

@@ -66,8 +66,8 @@ def patch(runner):
 def patched(folder: Path, code: str, target: tuple[str, str] = _RUNNER) -> Iterator[None]:
     """Ranks that start within the block first call `code`'s function `patch(Runner)`.
 
-    Python loads `code` as `sitecustomize`, from a new folder in `folder`. `target`: module and name of the argument of
-    `patch`, which is called in every process that imports the module.
+    Python loads `code` as `sitecustomize`, from a new folder in `folder`. `target`: the module and the name of the
+    object that `patch` gets. Every process that imports this module calls `patch`.
     """
     plugin = folder / "plugin"
     plugin.mkdir()
@@ -103,7 +103,7 @@ def breakable_server(folder: Path, *arguments: str) -> Iterator[RunningServer]:
 def slow_steps(folder: Path) -> Iterator[None]:
     """Within the block, every step of the ranks of `breakable(folder)` takes 20 ms longer.
 
-    So a test that acts at an early token comes in time, even if it waits for a CPU for seconds.
+    Otherwise a test that acts at an early token could be too late, because it may wait for a CPU for seconds.
     """
     flag = _slow_flag(folder)
     flag.touch()
@@ -127,7 +127,7 @@ def aim(server: RunningServer, victim: str, fault: str) -> Callable[[], None]:
 
 
 def strike(server: RunningServer, victim: str, fault: str) -> None:
-    """Finds the victim, which takes a moment on a busy machine, and causes the fault."""
+    """Finds the victim and causes the fault. Finding it takes a moment on a busy machine."""
     aim(server, victim, fault)()
 
 
@@ -141,9 +141,9 @@ def outlive_supervisor(server: RunningServer) -> list[psutil.Process]:
     family = [supervisor, *supervisor.children(recursive=True)]
     for process in family:
         if process.name() == "raylet":
-            # Ray's shutdown gives the raylet one second to record that it ends on purpose. On a busy machine the raylet
-            # exceeds this second, and then Ray's agents try for 60 s to report a fault. A suspended raylet exceeds it,
-            # too. So only `local_ray`, which kills the agents, can end them in time.
+            # Ray's shutdown gives the raylet one second to record that it ends on purpose. If the raylet takes longer,
+            # as on a busy machine, Ray's agents try for 60 s to report a fault. A suspended raylet always takes longer.
+            # So only `local_ray`, which kills the agents, can end the agents in time.
             process.suspend()
     server.process.kill()
     return psutil.wait_procs(family, timeout=50.0)[1]

@@ -1,7 +1,7 @@
 """Processes of tests that start as forks of one process, which has imported their modules.
 
 The imports of a rank or of a front take a second of CPU time, longer than most tests. A fork has the environment of the
-test that starts it. But modules that read variables when they are imported have the values of the first test.
+test that starts it. But modules that read environment variables at their import have the values of the first test.
 """
 
 from __future__ import annotations

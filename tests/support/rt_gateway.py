@@ -77,7 +77,7 @@ def write_key(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def running_gateway(folder: Path, engines: dict[str, int], *arguments: str, name: str = "gateway") -> Iterator[Gateway]:
-    """A gateway for engines (name -> port) that is ready; its model is called m."""
+    """A gateway that is ready. `engines`: name -> port. The gateway's model is called m."""
     flags = [part for engine, port in engines.items() for part in ("--engine", f"{engine}=127.0.0.1:{port}")]
     flags += ["--served-model-name", "m", "--key-file", str(write_key(folder)), *arguments]
     with _running(folder, name, flags) as gateway:

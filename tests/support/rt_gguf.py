@@ -47,8 +47,8 @@ def write_gguf(
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Writes the checkpoint as GGUF. Returns Hugging Face name -> tensor with the values in the file.
 
-    Matrices are stored as `kind`, all other tensors as float32, as in llama.cpp. `kinds`: name of a layer's matrix,
-    such as v_proj -> another kind for it.
+    As in llama.cpp, matrices are stored as `kind`, and all other tensors as float32. `kinds` maps the name of a
+    layer's matrix, such as v_proj, to another kind for this matrix.
     """
     config = json.loads((checkpoint / "config.json").read_text())
     arch = _ARCHITECTURES[config["architectures"][0]]

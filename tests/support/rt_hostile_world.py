@@ -232,8 +232,8 @@ async def scenario(seconds, world):
     return {
         "seconds": time.monotonic() - began,
         "loop_cpu_ms": round(watchdog.cpu_s * 1000, 1),
-        # Other programs stall the loop in some rounds, tenants in all rounds. So the smallest of the rounds' longest
-        # stalls counts.
+        # Other programs stall the loop in some rounds, tenants in all rounds. So the result is the longest stall of
+        # the best round.
         "loop_wall_ms": round(min(walls_s) * 1000, 1),
         "loop_wall_ms_of_rounds": [round(each * 1000, 1) for each in walls_s],
         "rss_mib": _rss_kib() // 1024,

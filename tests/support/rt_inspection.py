@@ -90,7 +90,7 @@ def ended(words, seconds=0, code=0):
 def look(*attempts, seconds=0, stored=None, mount_failures=None, commit=None, may_refresh=False, **spec):
     """The inspection `seconds` seconds after noon. `attempts`: states of containers, oldest first; None: no pod.
 
-    `commit`: the commit that the Jobs inspect, if it is given.
+    `commit`: the commit that the Jobs inspect; None: the Jobs name no commit.
     """
     service = make_service(**({"model": HUB_MODEL} | spec))
     jobs = [make_job(number, service, commit=commit) for number in range(len(attempts))]

@@ -32,7 +32,7 @@ def running_job(
     with_torchrun: bool = False,
     until: Callable[[RunningJob], bool] = lambda job: is_ready(job.server),
 ) -> Iterator[RunningJob]:
-    """A server of several ranks, started by torchrun or rank by rank, until the block ends. Waits for `until` first."""
+    """A server of several ranks, started by torchrun or rank by rank. The block begins once `until(job)` is true."""
     master_port, _, api_port, admin_port = free_ports(4)  # ranks also use the port after MASTER_PORT
     serve = ["-m", "rayloom_engine", "serve", "--port", str(api_port), "--admin-port", str(admin_port), *arguments]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "RAYLOOM_RANK_TOKEN": secrets.token_hex(32)}

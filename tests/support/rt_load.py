@@ -47,7 +47,7 @@ class Seen:
 
 
 class LinearRank:
-    """Needs 5.2 ms for a step, 0.36 ms for a decode, 0.245 ms for a prompt's token, like SmolLM2-135M on 2 cores."""
+    """The times of SmolLM2-135M on 2 cores: 5.2 ms for a step, 0.36 ms for a decode, 0.245 ms for a prompt's token."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

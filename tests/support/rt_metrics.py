@@ -13,7 +13,7 @@ MODEL_NAME = 'a "quoted\\name"\n'
 
 
 def busy(metrics: Any, record: type) -> None:
-    """Adds an observation to every family. `record`: the class of recoveries."""
+    """Adds an observation to every family. `record`: the class whose objects describe a recovery."""
     rank = RankReport(
         rank=3,
         node="n",

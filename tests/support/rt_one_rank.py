@@ -42,7 +42,8 @@ def greedy(
 ) -> list[list[int]]:
     """The greedy tokens of all prompts, computed in one batch.
 
-    `resumed`: tokens of each prompt that another engine generated before it died, as a front submits them again.
+    `resumed`: the tokens that another engine generated for each prompt before it died. As after a real crash, the
+    sequences are submitted with these tokens.
     """
     ids: dict[str, list[int]] = {}
     params = DecodingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)

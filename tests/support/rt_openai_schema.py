@@ -1,8 +1,8 @@
 """Checks answers against OpenAI's published schemas in tests/data/openai-answers.json.
 
 The schemas are corrected where OpenAI's servers and documentation contradict the schemas. OpenAPI 3.0's `nullable` is
-written as JSON Schema. The first token of an echoed prompt has no log-probability. Except for the last chunk, chunks of
-a completion have no finish reason, and with include_usage no usage.
+written as JSON Schema. Other corrections allow null: for the log-probability of the first token of an echoed prompt,
+and for the finish reason and the usage of a completion's chunks.
 """
 
 from __future__ import annotations

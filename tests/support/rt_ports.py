@@ -6,9 +6,9 @@ import contextlib
 import random
 import socket
 
-# The ports are below the ports that Linux assigns to outgoing connections and to listeners at port 0, and below
-# Kubernetes' NodePorts. They are between the ports of local clusters (`Place.port`), which start and end beside these
-# tests: 22,470 is the last port of an etcd, and 26,443 the first port of an API server.
+# The ports are below Kubernetes' NodePorts, and below the ports that Linux assigns to outgoing connections and to
+# listeners at port 0. Local clusters (`Place.port`) may run beside these tests. The last port of their etcd is 22,470,
+# and the first port of their API servers is 26,443, so all ports in between are free.
 FIRST, LAST = 22_500, 26_399
 _reserved: list[socket.socket] = []  # until this process ends
 
@@ -18,7 +18,7 @@ def free_port() -> int:
 
 
 def free_ports(number: int) -> tuple[int, ...]:
-    """Returns consecutive ports without a listener. Until this process ends, no other process gets them from here."""
+    """Returns consecutive ports without a listener. While this process runs, no process gets the same ports again."""
     while True:
         first = random.randrange(FIRST, LAST + 2 - number)
         ports = tuple(range(first, first + number))

@@ -13,7 +13,7 @@ from rt_server import RunningServer
 
 
 def check_private_ray(server: RunningServer, home: Path) -> Path:
-    """Fails if other users can read the token of the server's Ray or connect to it, or if it kills or slows ranks.
+    """Fails if other users can read the token of the server's Ray or connect to it. Fails if Ray kills or slows ranks.
 
     `home`: the server's HOME. Returns the server's run folder.
     """

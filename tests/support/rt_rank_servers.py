@@ -1,4 +1,4 @@
-"""Ranks with a model, in processes of their own, with a pool in this process, for faults between two collectives.
+"""Ranks with a model in processes of their own, and their pool in this process. Faults happen between two collectives.
 
 The launcher here restarts a fenced rank without ending the old process, as if the rank's machine had lost power or its
 network. So only an Abort ends the wait of a rank for a stopped rank.

@@ -17,7 +17,7 @@ from rayloom_engine.worker.sampler import _kept_token_ids, adjust_logits
 from rayloom_engine.worker.slots import Slot
 from rt_slots import make_slot
 
-NEAR = 1e-5  # if two scores differ relatively by less, either token may be chosen
+NEAR = 1e-5  # if the relative difference of two scores is smaller, either token may be chosen
 _CPU = torch.device("cpu")
 
 

@@ -36,7 +36,7 @@ def seconds_on_file() -> Mapping[str, float]:
 
 
 def longest_first(nodeids: list[str], seconds: Mapping[str, float]) -> list[int]:
-    """The indices of `nodeids` in the order of execution. The tests of a unit keep their order, as do equal units.
+    """The indices of `nodeids` in the order of execution. The order of a unit's tests, and of equal units, is kept.
 
     `seconds`: file -> seconds. All other files count as shorter.
     """
@@ -50,15 +50,15 @@ def longest_first(nodeids: list[str], seconds: Mapping[str, float]) -> list[int]
 
 
 def starts_servers(unit: str) -> bool:
-    """True if the tests of a unit start whole servers, whose processes need more than a core."""
+    """True if the tests of a unit start whole servers. The processes of a server use more than one core."""
     return unit in FILES or any(folder in unit for folder in ("engine_real/", "tests/docs/"))
 
 
 def next_unit(waiting: Iterable[str], running: Iterable[str]) -> str:
-    """The first waiting unit. If `MOST_WITH_SERVERS` other processes run units with servers, the first without servers.
+    """The first waiting unit, or the first one without servers if `MOST_WITH_SERVERS` processes run units with servers.
 
-    `running`: the units of other processes that have not ended. If many tests ran servers at the same time, the servers
-    would compete for the cores.
+    `running`: the unfinished units of other processes. If many tests ran servers at the same time, the servers would
+    compete for the cores.
     """
     units = list(waiting)
     if sum(map(starts_servers, running)) < MOST_WITH_SERVERS:

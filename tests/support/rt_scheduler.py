@@ -64,12 +64,12 @@ def expected_ids(prompt: SequenceOf[int], num: int) -> list[int]:
 
 
 class SimulatedRank:
-    """A rank that stores, for each position of each block, the ids from which the KV was computed. Checks all reads.
+    """A rank that stores the ids from which the KV of each position of each block was computed. It checks all reads.
 
-    Like every stage except the last, it knows the ids that are in plans. For placeholders it also keeps the ids that it
-    has sampled, with 0 for logits that are not finite. Logits after POISON are not finite. If a sequence reads a block
-    that has another sequence's KV of POISON, even at a masked position, this is an error. The logprob of a prompt token
-    is minus its position.
+    Like every stage except the last, it knows the ids that are in plans. For placeholders in plans, it also keeps the
+    ids that it has sampled. Logits after POISON are not finite, and the id sampled from them is 0. A sequence must not
+    read a block with another sequence's KV of POISON, even at a masked position. The logprob of a prompt token is minus
+    its position.
     """
 
     def __init__(
@@ -92,7 +92,8 @@ class SimulatedRank:
         self._block_size = block_size
         self._window = window
         self._keys = keys or {}
-        self._content: dict[tuple[int, int], tuple[bytes, tuple[int, ...]]] = {}  # (block, offset) -> key, ids up to it
+        # (block, offset) -> cache key of the sequence, and its ids up to this place
+        self._content: dict[tuple[int, int], tuple[bytes, tuple[int, ...]]] = {}
         self._slots: dict[int, tuple[NewSlot, list[int], list[int]]] = {}  # slot -> (new, token ids, block table)
         self._adapters: dict[int, bytes] = {}  # adapter slot -> digest
         self.broken_adapters: set[bytes] = set()  # digests of adapters that cannot be loaded
@@ -192,7 +193,7 @@ class SimulatedRank:
         )
 
     def _verified(self, ids: SequenceOf[int], draft: SequenceOf[int]) -> tuple[list[int], bool]:
-        """Returns a slot's next tokens after a draft, and True if the draft is dirty: then some tokens are missing."""
+        """Returns a slot's tokens after a draft, and True if the draft is dirty. Then some tokens are missing."""
         tokens = [next_token(ids)]
         for token_id in draft:
             if token_id != tokens[-1]:

@@ -90,8 +90,8 @@ def wait_until(
 ) -> None:
     """Returns once `condition` holds; fails with `message` after `seconds`.
 
-    `every_s`: the pause between checks, in seconds. A check that sends a request to a starting server takes CPU time
-    from the start.
+    `every_s`: the pause between checks, in seconds. If a check sends a request to a server that is starting, frequent
+    checks delay the start.
     """
     deadline = time.monotonic() + seconds
     while not condition():
@@ -117,8 +117,8 @@ class Stream:
         """Streams an answer with logprobs, so that tokens can be compared one by one. No retries."""
         request = {**body, "stream": True, "logprobs": self.logprobs}
         try:
-            # verify=False, because reading certificates takes 16 ms of CPU time, in which the first stream would get
-            # ahead of the others.
+            # verify=False, because every client would read certificates for 16 ms of CPU time. The first stream would
+            # get ahead of the others in this time.
             with httpx.stream(
                 "POST", f"{url}{self.endpoint}", json=request, headers=headers, timeout=120.0, verify=False
             ) as response:

@@ -1,7 +1,7 @@
 """Servers that several test files use: a server starts with the first of its files and ends with the last.
 
-The files of a server run in one process of `make test`, one after the other. Otherwise each process would start the
-server. An idle server uses a second or two of CPU time a minute.
+The files of a server run in one process of `make test`, one after the other. Otherwise each process would start a
+server of its own. A server that is not used any more ends, because it would take a second or two of CPU time a minute.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class Cluster:
         return self.head is not None and self.head.node not in lost and not self.fault
 
     def is_ready(self, lost):
-        """True if the Service may send requests to the engine. During a recovery they wait in the engine."""
+        """True if the Service may send requests to the engine. During a recovery, requests wait in the engine."""
         return self.answers(lost) and self.was_whole and not self.is_drained
 
     def be_found(self, t, is_found):

@@ -1,7 +1,7 @@
 """A simulated cluster: RayClusters whose pods KubeRay creates, engines that start, nodes that are lost.
 
-The operator's pure functions decide, and `run_turn` makes the changes in the simulated cluster. No process runs.
-It asserts the invariants of every reconcile.
+The operator's pure functions decide. `run_turn` makes their changes in the simulated cluster, and asserts the
+invariants of every reconcile. No process runs.
 """
 
 from datetime import timedelta
@@ -161,7 +161,7 @@ class Simulation:
         raise AssertionError(f"decides without end: {self.rollout}")
 
     def run_turn(self, num_actions=None):
-        """Runs a reconcile. `num_actions`: the operator dies after so many changes, before it writes the status."""
+        """Runs a reconcile. `num_actions`: the operator dies after so many changes, and before it writes the status."""
         seen = self.seen()
         facts = {
             "previous": self.document,

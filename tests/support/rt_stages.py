@@ -196,7 +196,7 @@ class RankProcesses:
         return result
 
     def forget_all(self) -> None:
-        """Receives and drops the answers to the plans in flight. The following rebuild creates new, empty runners."""
+        """Drops the answers to the plans in flight. Slots need no reset, because `join` creates new, empty runners."""
         for _ in range(self._num_submitted):
             with contextlib.suppress(RuntimeError):
                 self._replies(range(self._config.world_size), "run")
@@ -209,7 +209,7 @@ class RankProcesses:
         return self._connections[rank].poll(within_s)
 
     def receive(self, rank: int, what: str) -> Any:
-        """The answer to the last request of this kind."""
+        """The rank's answer to the last request `what`."""
         return self._replies([rank], what)[0]
 
     def ask(self, rank: int, what: str, *details: object) -> Any:

@@ -1,8 +1,8 @@
 """Runs many streams at once, and checks that a fault causes only a pause of these streams.
 
 The rules: Clients do not retry. New requests arrive continuously. The fault happens when every stream has at least 16
-and at most three quarters of its tokens. Weights are float32. A request has failed on any HTTP error, error event,
-missing [DONE], changed or missing token.
+of its tokens, and at most three quarters of them. Weights are float32. A request has failed if there is any HTTP error
+or error event, or if [DONE] or a token is missing, or if a token differs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PROMPTS = [
 
 
 def completion_body(index: int, max_tokens: int = NUM_TOKENS) -> dict[str, object]:
-    """A request whose tokens can be compared: greedy for even indices, seeded for odd ones; half of them are JSON."""
+    """A request with reproducible tokens: greedy for even indices, seeded for odd ones. Half of them are for JSON."""
     form = {"structured_outputs": {"json": ENDLESS_JSON}} if index % 4 >= 2 else {}
     return {"model": "m", "prompt": PROMPTS[index % 8], "max_tokens": max_tokens, **_sampling(index), **form}
 
@@ -71,9 +71,9 @@ def start_streams(server: HasApi, bodies: list[dict[str, object]]) -> tuple[list
 def _start_together(
     server: RunningServer, bodies: list[dict[str, object]]
 ) -> tuple[list[Stream], list[threading.Thread]]:
-    """Like `start_streams`, but first the ranks build the grammars of the streams.
+    """Like `start_streams`, but the ranks have built the grammars of the streams before.
 
-    Otherwise streams without a grammar, or with a small grammar, would begin far ahead of the other streams.
+    Otherwise streams without a grammar, or with a small grammar, would begin long before the other streams.
     """
     slow = [body for body in bodies if body.keys() & {"tools", "structured_outputs"}]
     streams, threads = start_streams(server, [{**body, "max_tokens": 1} for body in slow])

@@ -1,4 +1,4 @@
-"""Two ranks in processes of their own. They load one tiny model after the other, and divide its layers."""
+"""Two ranks in processes of their own. They load one tiny model after the other, and divide the layers of each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rt_forks import WarmForks
 from rt_one_rank import greedy
 from rt_stages import RankProcesses, make_engine, stage_config
 
-_JOIN_SECONDS = 100.0  # only bounds a failure
+_JOIN_SECONDS = 100.0  # a join takes this long only if it fails
 _epochs = itertools.count(1)
 
 

@@ -25,7 +25,7 @@ _TARGETS: dict[Gpu, GPUTarget] = {
 
 
 def compiled_figures(shipped: Shipped, gpu: Gpu) -> Figures:
-    """Compiles nearly as for a launch: pointers are aligned. The compiler may raise any exception.
+    """Compiles as for a launch with aligned pointers, except for integers. The compiler may raise any exception.
 
     Integers are not specialised. A launch specialises integers that are 1 or divisible by 16, unless the kernel
     excludes them.

@@ -50,7 +50,7 @@ def amd_figures(assembly: str, shared_bytes: int) -> Figures:
         figures[name] = int(found[1])
     return Figures(
         registers=figures["vgpr_count"],
-        # Scalar registers spill into vector registers, and vector registers into accumulation registers: no memory.
+        # Other spills need no memory: scalar registers spill into vector registers, vector into accumulation registers.
         spilled_bytes=figures["private_segment_fixed_size"],
         shared_bytes=shared_bytes,
         matrix=_counts(name.upper() for name in _AMD_MATRIX.findall(assembly)),

@@ -66,7 +66,7 @@ def source_version(shipped: Shipped) -> str:
 
 
 def _sources(kernel: Any) -> dict[str, str]:
-    """Returns by qualified name: the code of a kernel and of its callees, and the constants that this code names."""
+    """Returns qualified name -> text, for the code of a kernel and its callees, and for the constants in this code."""
     found: dict[str, str] = {}
     waiting = [kernel]
     while waiting:
@@ -79,7 +79,7 @@ def _sources(kernel: Any) -> dict[str, str]:
         found[name] = ast.dump(tree)
         for named, value in _globals_named(tree, function.fn.__globals__):
             if hasattr(value, "fn") and hasattr(value, "src"):
-                if not value.fn.__module__.startswith("triton."):  # Triton's own code has Triton's version
+                if not value.fn.__module__.startswith("triton."):  # Triton's version stands for its own code
                     waiting.append(value)
             elif isinstance(getattr(value, "value", value), int | float | str | bool):
                 found[f"{function.fn.__module__}.{named}"] = repr(getattr(value, "value", value))

@@ -65,8 +65,8 @@ def _run(arguments: argparse.Namespace) -> None:
         case "parts":
             ensure_kubectl()
             if isinstance(cluster, LocalCluster):
-                # done here, because clusters that start at the same time cannot install packages and build parts
-                # themselves
+                # Both steps are done here, because clusters that start at the same time cannot install packages and
+                # build parts themselves.
                 ensure_packages(nodes=False, images=False)
                 build_parts()
                 if arguments.traefik:

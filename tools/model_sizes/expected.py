@@ -1,9 +1,9 @@
 """Bytes of a rank's weights, computed from the tensors of transformers' model without the engine's own arithmetic.
 
-In the engine's own decoder, tensor parallelism cuts rows of q, k, v, gate, up, embedding and head, and columns of o and
-down. Experts are divided equally: each rank has whole experts, or a part of the rows and columns of all. Every rank has
-all other tensors. Modules of transformers are cut by transformers' own plan, and embedding and head by rows. The table
-in docs/models.md gives the bytes of a quantised weight.
+In the engine's own decoder, tensor parallelism cuts rows of q, k, v, gate, up, embedding and head. It cuts columns of o
+and down. Experts are divided equally: each rank has whole experts, or a part of the rows and columns of all experts.
+Every rank has all other tensors. Modules of transformers are cut by transformers' own plan, but embedding and head are
+cut by rows. The table in docs/models.md gives the bytes of a quantised weight.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _ROUTERS = ("gate", "router")
 _HALF = 2  # bytes of a group's scale or offset in the C library; a group has at most 128 inputs
 _SMALLEST_GROUP = 32
 _FACTOR = 4  # bytes of the float32 factor that each output has in addition to its groups
-# GGUF type -> bytes of a weight on a rank. Groups have 32 inputs, those of Q4_K also an offset; Q6_K is held in 8 bits.
+# GGUF type -> bytes of a weight on a rank. A group has 32 inputs and a scale; a group of Q4_K also has an offset. A
+# weight of Q6_K takes 8 bits.
 _GGUF_HELD = {"Q8_0": 1 + _HALF / 32, "Q4_K": 0.5 + 2 * _HALF / 32, "Q6_K": 1 + _HALF / 32}
 
 
@@ -162,7 +163,7 @@ class _Held:
         return ((self._bits / 8 + of_groups) * stored_groups / num_groups + _FACTOR / inputs) * len(layers)
 
     def _gguf_bytes(self, tensor: Tensor, layer: int) -> float:
-        """Stacked matrices share one form: dense if any of them is dense, else 8 bits if their types differ."""
+        """Returns the bytes of a weight. Stacked matrices are all dense if one is. If types differ, all have 8 bits."""
         name = tensor.name.removesuffix(".weight").replace("*", str(layer))
         owner = name.removesuffix(tensor.module)
         stacked = next((group for group in _STACKED if tensor.module in group), (tensor.module,))
@@ -188,7 +189,7 @@ def _stored(config: Mapping[str, Any]) -> float:
     given = config["quantization_config"]
     bits, group, _ = _integers(given)
     if group is None:
-        return 1.0  # the scales of an output or of a block of 128 x 128 are less than 0.1 %
+        return 1.0  # scales, one for an output or for a block of 128 x 128, add less than 0.1 %
     has_zeros = given["quant_method"] in ("awq", "gptq")
     return bits / 8 + (_HALF + has_zeros * bits / 8) / group
 

@@ -93,7 +93,7 @@ def read_tensors() -> dict[str, tuple[Tensor, ...]]:
 
 
 def tensors_text(tensors: Mapping[str, tuple[Tensor, ...]]) -> str:
-    """Returns the text of tensors.json. Of two models with equal tensors, the second has only the name of the first."""
+    """Returns the text of tensors.json. A model has only the name of an earlier model if their tensors are equal."""
     names: dict[tuple[Tensor, ...], str] = {}
     lines = []
     for name, found in tensors.items():

@@ -38,10 +38,10 @@ class Fixed:
 
 
 class Kpa:
-    """Knative's rule: mean concurrency over 60 s; over 6 s (panic) once the 6 s mean needs twice the ready engines.
+    """Knative's rule: the number of engines follows from the mean concurrency over 60 s, and in a panic also over 6 s.
 
-    https://knative.dev/docs/serving/autoscaling/kpa-specific/. In panic the number only rises. Panic ends when the 6 s
-    mean has not needed twice the ready engines for 60 s.
+    https://knative.dev/docs/serving/autoscaling/kpa-specific/. A panic begins when the mean over 6 s needs at least
+    twice the ready engines. It ends when this has not happened for 60 s. In a panic the number only rises.
     """
 
     def __init__(self, target: float, most: int) -> None:

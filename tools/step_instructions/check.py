@@ -2,10 +2,10 @@
 
     .venv/bin/python tools/step_instructions/check.py [--record]
 
-A count does not depend on the load of the machine. valgrind executes the AVX2 kernels, because it does not know
-AVX-512; both are made of the same sources. The difference of two runs with different numbers of steps leaves out start
-and loading. Compilers give different counts, so instructions.json has numbers for each compiler. The check fails
-without numbers for the library's compiler, and if a tool that it needs is missing. --record adds the present counts.
+A count does not depend on the load of the machine. valgrind does not know AVX-512, so it executes the AVX2 kernels,
+which have the same sources. Start and loading do not count: a figure is the difference of two runs with different
+numbers of steps. Compilers give different counts, so instructions.json has numbers for each compiler. The check fails
+if it has no numbers for the library's compiler, or if a tool is missing. --record adds the present counts.
 """
 
 from __future__ import annotations

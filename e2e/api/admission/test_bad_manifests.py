@@ -1,4 +1,4 @@
-"""Mistakes in a manifest are refused with a message that names the solution, if possible by the API server."""
+"""The API server, or else the operator, refuses mistakes in a manifest with a message that names the solution."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def test_reserved_variables_are_out_of_reach_of_env_from(
     for kind, names in containers.items():
         for container in pods[kind]["spec"]["containers"][: len(names)]:
             assert container["envFrom"] == source
-            # `env` overrides `envFrom` if both have a name.
+            # If a name is in `env` and in `envFrom`, the value in `env` counts.
             variables = [each["name"] for each in container["env"]]
             assert {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ADDRESS", "RAYLOOM_ALIVE_FILE"} <= set(variables)
             assert len(set(variables)) == len(variables)

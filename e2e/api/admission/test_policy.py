@@ -114,7 +114,7 @@ def _is_created_counted(world: World, quotas: str, quota: dict[str, Any]) -> boo
 
 
 def _is_counted(world: World, path: str, manifest: dict[str, Any]) -> bool:
-    """False while the API server's quota admission, which has a cache of its own, does not know the quota's status."""
+    """True once the quota's status is in the cache of the API server's quota admission."""
     try:
         world.request("POST", path, manifest)
     except ApiError as error:

@@ -1,4 +1,4 @@
-"""An HTTPRoute for `spec.gateway.route`, and what the controllers of both kinds of routes write into them."""
+"""An HTTPRoute for `spec.gateway.route`, and the status that controllers write into HTTPRoutes and Ingresses."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ _ENGINES, _GATEWAYS = "chat-engines-tls-", "chat-gateway-tls-"
 
 
 class Behind:
-    """A service with a gateway, and what the API server has of its certificates."""
+    """A service with a gateway, and the Secrets with its certificates on the API server."""
 
     def __init__(self, world: World, namespace: str) -> None:
         self.world = world

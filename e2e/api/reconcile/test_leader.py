@@ -22,7 +22,7 @@ _LONG_LEASE = "--lease-seconds=30"
 @pytest.fixture
 def pair(world: World, request: pytest.FixtureRequest) -> Iterator[tuple[OperatorProcess, OperatorProcess]]:
     """(the leader, the waiting operator). A parameter is an additional flag of both operators."""
-    # Waits, or a new leader would first reconcile terminating services of earlier tests.
+    # Without this wait, a new leader would first reconcile terminating services of earlier tests.
     world.operator()
     wait_until(lambda: not world.services, "services of earlier tests to be gone", 240, world.story)
     world.stop_operators()
@@ -87,7 +87,7 @@ def test_a_leader_that_stood_still_for_twenty_seconds_changes_nothing_any_more(
     world.wait_serving(namespace, "old")
     leader.pause()
     paused_at = time.monotonic()
-    # Work for which the old leader would write after its pause: create, change, delete.
+    # A new, a changed and a deleted service. If the old leader still led after its pause, it would write for each.
     world.create(manifest("new"))
     world.create(manifest("old", engine={"args": {"threads": 2}}))
     wait_until(lambda: other.proxy.writes("new"), "the other one to write", story=world.story)

@@ -137,7 +137,7 @@ def _is_whole(world: World, namespace: str, name: str) -> bool:
     clusters = [each for each in objects if each.startswith("RayCluster/")]
     status = world.services[(namespace, name)].get("status", {})
     held = [each["spec"]["minAvailable"] for key, each in objects.items() if key.startswith("PodDisruptionBudget/")]
-    # Until its end, an engine replica of another revision may be the available replica.
+    # A replica of an earlier revision may make the service Available until it ends. So no such replica may be left.
     groups = [(f"RayCluster/{each['name']}", each["state"]) for each in status.get("groups", ())]
     return (
         len(clusters) == 1

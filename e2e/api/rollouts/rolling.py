@@ -202,7 +202,7 @@ def parallel_rolls(world: World, request: pytest.FixtureRequest) -> Iterator[Par
     for name in [name for space, name in list(world.services) if space == namespace]:
         world.delete(f"{LLM}/namespaces/{namespace}/llmservices/{name}")
     path = f"/api/v1/namespaces/{namespace}"
-    # If a namespace has pods, the namespace controller checks it again only after half of their grace period.
+    # Waits for the pods first: the controller checks a namespace with pods again only after half of their grace period.
     with contextlib.suppress(AssertionError):
         wait_until(lambda: not world.request("GET", f"{path}/pods")["items"], "the end of all pods")
     world.delete(path)

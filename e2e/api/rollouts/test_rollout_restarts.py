@@ -1,8 +1,8 @@
 """A rollout, a rollback and a scale-down reach the same end state if the operator is killed after every write.
 
-Unlike in test_restarts.py, all kills happen to one service: each operator carries out one more step and is killed, so
-that no operator has more state than the cluster itself. A write that changes nothing is no step, because a new operator
-applies existing objects again. An Event is no step either, because no operator reads Events. Each ConfigMap, Secret and
+In test_restarts.py each kill has a service of its own. Here all kills happen to one service: each operator carries out
+one more step and is killed, so all state is in the cluster. A write that changes nothing is no step: a new operator
+applies existing objects again. An Event is no step, because no operator reads Events. Each ConfigMap, Secret and
 ControllerRevision causes only one kill. An operator that finds no RayCluster writes these objects before it creates the
 RayCluster. So with a kill at every such write, no operator would ever create the RayCluster.
 """
@@ -123,7 +123,7 @@ def test_killed_after_every_write_the_end_is_the_same(name: str, world: World, a
 
 
 def _act(story: Story, service: Service, relay: Relay, *, kills: bool) -> None:
-    """Plays the story, and asserts invariants of all of it."""
+    """Plays the story, and asserts the invariants that hold during the whole story."""
     story.begin(service)
     engines = service.world.engines_of(*service.key)
     with service.traffic() as traffic:

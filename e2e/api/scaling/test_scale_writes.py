@@ -1,4 +1,4 @@
-"""The scaler's write on a real API server: from zero and to zero, and refused if the service was changed in between."""
+"""The scaler's writes to and from zero on a real API server, which refuses a write if the service has changed."""
 
 from __future__ import annotations
 

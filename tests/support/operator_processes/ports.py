@@ -9,9 +9,9 @@ import random
 import socket
 from collections.abc import Iterator
 
-# The ports are above those of local clusters (28,172 is a KubeRay's last port) and of rt_ports.py, and below the ports
-# that the kernel assigns to outgoing connections. Each worker of `pytest -n` has NUM ports; there is room for five
-# workers.
+# The ports are above those of rt_ports.py and of local clusters, whose last port is 28,172 (of a KubeRay). They are
+# below the ports that the kernel assigns to outgoing connections. Each worker of `pytest -n` has NUM ports; there is
+# room for five workers.
 FIRST, NUM = 28_200, 800
 
 
@@ -24,7 +24,7 @@ _ports = _shuffled()
 
 
 def operator_port() -> int:
-    """Returns a port on which no process listens, and that the last hundreds of calls have not returned."""
+    """Returns a port without a listener. The same port is returned again only after hundreds of other calls."""
     while True:
         port = next(_ports)
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):

@@ -25,7 +25,7 @@ from simulated_nodes.api_client import Document
 _T = TypeVar("_T")
 
 OPERATOR = (sys.executable, "-m", "rayloom_operator")
-# The longest wait for a state. Usually it takes seconds, but many times longer on a small machine with other work.
+# The longest wait for a state. Most states come within seconds, but on a small, busy machine a state may take minutes.
 PATIENCE_S = 120.0
 
 
@@ -48,9 +48,9 @@ class OperatorProcess:
     ) -> None:
         """Starts an operator that connects to simulated engines.
 
-        `server` is the operator's proxy, or the cluster entry of a kubeconfig. `folder` is for this process alone and
-        for its log. `arguments` are added to the arguments of every operator. `command` is a Python command line such
-        as OPERATOR. Without `command` the process is forked.
+        `server` is the operator's proxy, or the cluster entry of a kubeconfig. Only this process uses `folder`, which
+        also gets its log. `arguments` are added to the arguments of every operator. `command` is a Python command line
+        such as OPERATOR. Without `command` the process is forked.
         """
         folder.mkdir(parents=True)
         if isinstance(server, Proxy):
@@ -143,7 +143,7 @@ def direct(kubeconfig: Path) -> Document:
 def wait_for(
     read: Callable[[], _T | None], what: str, timeout_s: float = PATIENCE_S, story: Callable[[], object] | None = None
 ) -> _T:
-    """Calls `read` until it returns a true value, and returns this value. Fails like `wait_until`."""
+    """Waits until `read` returns a true value, and returns this value. Fails after `timeout_s`, like `wait_until`."""
     found: list[_T | None] = []
 
     def has_found() -> bool:

@@ -18,8 +18,8 @@ from simulated_nodes.api_client import tls
 _WRITES = ("POST", "PUT", "PATCH", "DELETE")
 # The first "resourceVersion" in an object is the object's own version.
 _VERSION = re.compile(rb'"resourceVersion": ?"(\d+)"')
-# The first "labels" in an object are the object's own labels. Their values are strings, so the map ends at the first
-# brace.
+# The first "labels" in an object are the object's own labels. All values in this map are strings, so the map ends at
+# the first closing brace.
 _LABELS = re.compile(rb'"labels": ?(\{[^{}]*\})')
 _HOP_HEADERS = {"host", "connection", "transfer-encoding", "content-length", "content-encoding", "accept-encoding"}
 
@@ -58,7 +58,7 @@ class Proxy:
         self._handlers: set[asyncio.Task[object]] = set()
         # The timeout is short, because watches end only by cancellation.
         self._runner = web.ServerRunner(web.Server(self._handle, access_log=None), shutdown_timeout=0.1)
-        # The context has no client certificate, so the API server authorizes the operator's own token.
+        # The context has no client certificate, so the API server authenticates the operator by its own token.
         context = tls(kubeconfig, with_client=False)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=context, limit=0),

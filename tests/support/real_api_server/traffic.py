@@ -33,7 +33,7 @@ class Traffic:
         self.num_sent = 0
         self.failures: list[str] = []
         self.addresses: tuple[str, ...] = ()  # addresses that a request may reach
-        self.fewest: int | None = None  # the smallest number of such addresses since the first request
+        self.fewest: int | None = None  # the smallest length of `addresses` since the first request
 
     def start(self) -> None:
         self._follower = asyncio.create_task(self._follow())

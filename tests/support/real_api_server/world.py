@@ -95,7 +95,7 @@ class World:
                     past.append(each)
 
     async def _record_drain(self, ip: str) -> None:
-        """Records how clients could still reach an engine when it received the request to drain."""
+        """Sets `found_at_drain`: how clients can still reach an engine when it receives the request to drain."""
         pod, engine = self.kubelets.pod_at(ip), self.engines.by_ip[ip]
         assert pod is not None
         meta = pod["metadata"]
@@ -195,7 +195,7 @@ class World:
 
     @contextlib.contextmanager
     def traffic(self, namespace: str, service: str, per_s: float = 10.0, seconds: float = 0.3) -> Iterator[Traffic]:
-        """Clients that send requests from the first endpoint on. The block ends after the end of all requests."""
+        """Clients that send requests once the service has an endpoint. The block ends when all requests have ended."""
         traffic = Traffic(self.api, self.engines, namespace, service, per_s=per_s, seconds=seconds)
         self.do(_called(traffic.start))
         try:
@@ -250,7 +250,7 @@ class World:
         self.do(_called(lambda: self.kubelets.changed(namespace, service)))
 
     def change(self, simulated: Engine | Gateway, **fields: object) -> None:
-        """Sets fields of an engine or a gateway at once: no answer has only some of the changes."""
+        """Sets all `fields` of an engine or a gateway together, so that no answer has only some of the changes."""
 
         def go() -> None:
             for name, value in fields.items():
@@ -313,7 +313,7 @@ class World:
     def wait_replaced(self, namespace: str, service: str, uids: set[str]) -> None:
         """Returns once none of the RayClusters with these uids exists, and all others serve.
 
-        Immediately after the loss of an engine, the status still says that the service is Available.
+        To wait for Available would not suffice: immediately after the loss of an engine, the condition is still True.
         """
 
         def is_so() -> bool:

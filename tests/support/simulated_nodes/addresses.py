@@ -1,10 +1,10 @@
 """Addresses of simulated pods: each pod has its own, and the operator reaches it on this machine's loopback.
 
 EndpointSlices must not have loopback addresses, and only root could add addresses to this machine. So the status of a
-pod has an address in 198.18.0.0/15, a range reserved for benchmarks (https://www.rfc-editor.org/rfc/rfc2544), and an
-operator that calls `redirect()` connects to 127.X.Y.Z instead of 198.X.Y.Z. An operator that is started as `python FILE
--m MODULE ...` or `python FILE -c CODE ...`, where FILE is this file, connects in the same way. The environment variable
-PORT replaces the port of each request, so that several sets of engines can run side by side.
+pod has an address in 198.18.0.0/15, a range reserved for benchmarks (https://www.rfc-editor.org/rfc/rfc2544). After a
+call of `redirect()`, the operator connects to 127.X.Y.Z instead of 198.X.Y.Z. An operator connects in the same way if
+it is started as `python FILE -m MODULE ...` or `python FILE -c CODE ...`, where FILE is this file. The environment
+variable PORT replaces the port of each request, so that several sets of engines can run side by side.
 """
 
 from __future__ import annotations

@@ -48,9 +48,9 @@ class Api:
     ) -> Document:
         """The parsed answer. Raises ApiError.
 
-        Like client-go, it repeats a request that the API server refuses temporarily, for example while it replaces the
-        storage of a CRD. A refused eviction has the same code, but its cause is a PodDisruptionBudget, so it is not
-        repeated.
+        Like client-go, it repeats a request that the API server refuses temporarily, for example while the storage of a
+        CRD is replaced. It does not repeat an eviction that a PodDisruptionBudget refuses, although the API server
+        answers with the same code.
         """
         data = None if body is None else json.dumps(body)
         for _ in range(_NUM_REPEATS):

@@ -1,6 +1,6 @@
 """The state of a container that crashes repeatedly, with a kubelet's back-off in seconds instead of minutes. Pure.
 
-A kubelet restarts the container at once, then after 10 s, 20 s, 40 s and so on up to 5 minutes.
+A real kubelet restarts the container at once, then after 10 s, 20 s, 40 s and so on up to 5 minutes.
 """
 
 from __future__ import annotations

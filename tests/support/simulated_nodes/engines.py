@@ -93,7 +93,7 @@ class Engine:
 
     @property
     def takes_requests(self) -> bool:
-        """True if the engine's front accepts requests. During a recovery they wait."""
+        """True if the engine's front accepts requests. During a recovery, requests wait."""
         return not self.is_silent and self.is_ready
 
     @property
@@ -157,7 +157,7 @@ class Engines:
 
     def __init__(self) -> None:
         self.by_ip: dict[str, Engine] = {}
-        self.gateways: dict[str, Gateway] = {}  # address -> engine
+        self.gateways: dict[str, Gateway] = {}  # address -> gateway
         self.num_answers = 0
         # Called for each request to drain, with the engine's address, before the answer is sent.
         self.on_drain: Callable[[str], None] = lambda ip: None
@@ -206,7 +206,7 @@ class Engines:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection with one request. A web framework would use CPU time that the benchmark measures."""
+    """One connection with one request. No web framework, because the benchmark would measure its CPU time, too."""
 
     def __init__(self, engines: Engines) -> None:
         self._engines = engines

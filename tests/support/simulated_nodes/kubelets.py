@@ -41,7 +41,7 @@ class Kubelets:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._again: set[str] = set()
         self._num_ips = 0
-        # The benchmark sets this: then a pod's first status is already ready, which saves a write for each pod.
+        # The benchmark sets this to True: a pod is then ready in its first status, which saves a write for each pod.
         self.skips_unready_pods = False
         self._background: list[asyncio.Task[None]] = []
 
@@ -82,7 +82,7 @@ class Kubelets:
         return next((self._pods[uid] for uid, each in self._ips.items() if each == ip and uid in self._pods), None)
 
     def changed(self, namespace: str, service: str) -> None:
-        """Updates the service's pods after a test has changed an engine, since their readiness may differ."""
+        """Updates the service's pods after a test has changed an engine: the change may affect their readiness."""
         for uid in self._of_service(namespace, service):
             self._sync_soon(uid)
 
@@ -141,7 +141,7 @@ class Kubelets:
                 try:
                     delay = await self._update(uid, pod)
                 except FAILURES:
-                    # If the pod has been deleted, the watch delivers this event, and there is no second attempt.
+                    # If the pod was deleted, the watch reports the deletion, and no second attempt follows.
                     delay = _RETRY_S
             if delay:
                 await asyncio.sleep(delay)

@@ -11,7 +11,7 @@ import aiohttp
 from simulated_nodes.api_client import MERGE, Api, ApiError, Document
 
 NODES = ("standin-a", "standin-b")
-FAILURES = (ApiError, aiohttp.ClientError, TimeoutError)  # of one request
+FAILURES = (ApiError, aiohttp.ClientError, TimeoutError)  # failures of a request
 _LABEL = "rayloom.dev/standin"
 # The node controller marks a node as unreachable 20 s after the last renewal of its lease.
 _HEARTBEAT_S = 4.0

@@ -22,7 +22,7 @@ class Play:
     is_oom: bool = False  # the kernel killed the container for lack of memory, with code 137
     mount_failure: str = ""  # the kubelet's message about a volume, in an Event
     is_never_ready: bool = False
-    container: str = ""  # name of the affected container; empty: the last one, in a head pod the engine's
+    container: str = ""  # name of the affected container; empty: the last container, which is the engine's in head pods
     message: str = ""  # termination message of a Job's container
 
     @property

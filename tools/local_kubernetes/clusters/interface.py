@@ -23,7 +23,7 @@ class Cluster(Protocol):
         """Removes everything that `up` created, even if only parts of the cluster run."""
 
     def build_images(self) -> tuple[str, ...]:
-        """Builds those of Rayloom's images whose sources changed. Returns the names of all of them."""
+        """Builds the images of Rayloom whose sources changed. Returns the names of all images of Rayloom."""
 
     def derive_image(self, name: str, folder: Path, arguments: Mapping[str, str]) -> None:
         """Builds the image `name` from the engine's image, by the Dockerfile in `folder` with these build arguments."""

@@ -35,7 +35,7 @@ class ControlPlane:
         self._kubectl = Kubectl(place.kubeconfig)
 
     def ensure_api(self) -> None:
-        """Starts those of etcd, the API server and the controllers that do not run, and waits until all work."""
+        """Starts etcd, the API server and the controllers, except those that run already. Waits until all work."""
         place = self._place
         client, peer = (f"http://127.0.0.1:{place.port(port)}" for port in (2379, 2380))
         self._component(

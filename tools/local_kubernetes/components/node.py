@@ -127,8 +127,8 @@ class Node:
         network = {
             "cniVersion": "1.0.0",
             "name": "pods",
-            # ptp instead of a bridge: on a bridge, a response between two pods of a node bypasses kube-proxy's rules
-            # unless the module br_netfilter is loaded. With ptp every packet is routed.
+            # ptp instead of a bridge, because with ptp every packet is routed. On a bridge, a response between two pods
+            # of a node bypasses kube-proxy's rules if the module br_netfilter is not loaded.
             "plugins": [
                 {
                     "type": "ptp",
@@ -143,8 +143,8 @@ class Node:
         }
         (cni / "10-pods.conflist").write_text(json.dumps(network))
         path = place.folder / "containerd.toml"
-        # The configuration sets every path that another containerd of this machine would share. restrict_oom_score_adj
-        # is set because a process without CAP_SYS_RESOURCE may not lower its score: without it every pod would fail.
+        # The configuration sets every path that another containerd of this machine would share. Every pod would fail
+        # without restrict_oom_score_adj, because a process without CAP_SYS_RESOURCE may not lower its score.
         config = f"""\
 version = 2
 root = "{place.folder}/containerd"

@@ -40,13 +40,13 @@ def graft(store: Store, name: str, socket: Path) -> None:
             _link(socket, layer, chain_id, parent)
             with_root.append(chain_id)
     _run(socket, "images", "import", "-", stdin=archive)
-    # From here on, the image protects its snapshots: containerd removes them only once the image is replaced and
-    # unused.
+    # From here on, the image protects its snapshots. containerd removes the snapshots only when the image has been
+    # replaced and is not in use.
     for snapshot in with_root:
         _run(socket, "snapshots", "label", snapshot, "containerd.io/gc.root=")
-    # containerd's CRI plugin notices a new image shortly after the import. A pod that starts before that would not find
-    # the image. The plugin never notices a replaced image, because it ignores names that have its label, and the import
-    # keeps labels. So this function removes the label and waits until the plugin has an entry of the image.
+    # containerd's CRI plugin notices a new image shortly after the import. A pod that starts earlier would not find the
+    # image. The plugin ignores names that have its label, and the import keeps labels, so the plugin would never notice
+    # a replaced image. So this function removes the label and waits until the plugin has an entry of the image.
     _run(socket, "images", "label", name, "io.cri-containerd.image=")
     known = _digest(config)
     wait_until(

@@ -39,7 +39,7 @@ def ensure_packages(*, nodes: bool, images: bool) -> None:
 
 
 def _missing(wanted: Mapping[str, str]) -> list[str]:
-    """The packages of those of `wanted` that do not exist on this machine."""
+    """The packages of the programs and files in `wanted` that this machine lacks."""
     return sorted({package for program, package in wanted.items() if not _exists(program)})
 
 

@@ -83,7 +83,7 @@ class Processes:
         return self._record(name) is not None
 
     def expect_all_alive(self) -> None:
-        """Raises ClusterError with the ends of logs when a process that this object ensured has ended."""
+        """Raises ClusterError with the last lines of the logs when a process that this object ensured has ended."""
         ended = sorted(name for name in self._wanted if not self.is_alive(name))
         if ended:
             logs = "\n".join(f"{self.log(name)}, its end:\n{_end_of(self.log(name))}" for name in ended)
@@ -105,7 +105,7 @@ class Processes:
         return tuple(_marked(f"{_CLUSTER}={self._state}".encode(), *names))
 
     def _end(self, *marks: bytes) -> None:
-        # An ending process loses its memory, and with it its environment, before it releases its ports.
+        # A process that ends loses its memory first, and so its environment with the mark. It releases its ports later.
         ending: dict[int, list[str]] = {}
 
         def all_gone() -> bool:

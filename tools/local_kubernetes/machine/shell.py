@@ -92,7 +92,7 @@ def stage(name: str) -> Iterator[None]:
 
 
 def wait_until(what: str, is_so: Callable[[], bool], timeout_s: float, hint: str = "") -> None:
-    """Returns as soon as `is_so()`. Raises ClusterError that names `what`, and `hint`, after `timeout_s` seconds."""
+    """Returns once `is_so()` is true. After `timeout_s` seconds, raises a ClusterError with `what` and `hint`."""
     deadline = time.monotonic() + timeout_s
     while not is_so():
         if time.monotonic() > deadline:
