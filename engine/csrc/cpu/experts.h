@@ -2,8 +2,9 @@
 // router selects for the token, and of the shared expert's output.
 //
 // The pairs of a token and one of its experts are sorted by expert, then by token, so that each expert multiplies all
-// of its rows at once. Every thread computes the number of pieces of a phase. This number must not depend on the
-// router's selection: when a late thread computes it, the tables may already have the selection of the next layer.
+// of its rows at once. A phase of the step is divided into pieces of work, and every thread computes for itself how
+// many pieces there are. Their number must not depend on the router's selection: when a late thread computes the
+// number, the tables may already have the selection of the next layer.
 
 #pragma once
 

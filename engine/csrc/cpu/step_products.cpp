@@ -8,8 +8,8 @@ namespace {
 
 // With fewer rows than this, the speed of memory limits a product, so it prefetches no weights of adapters.
 constexpr int64_t kLeastFetchingRows = 8;
-// The number of blocks of 16 outputs that are multiplied first by the first half of the rows, then by the second half.
-// It is so small that the weights of the blocks stay in the cache in between.
+// A product takes this many blocks of weights, of 16 outputs each, at a time. It multiplies them by one half of the
+// rows, then by the other half. The number is so small that the weights are still in the cache for the second half.
 constexpr int64_t kFetchedBlocks = 2;
 
 using LinearKernel = void (*)(const LinearTask&, int64_t, int64_t);

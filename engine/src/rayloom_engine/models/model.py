@@ -37,7 +37,7 @@ class RankModel(Protocol):
 
     @property
     def hidden_dtype(self) -> torch.dtype:
-        """Type of the hidden states between stages; the residual stream is not rounded when it is sent."""
+        """Type in which stages send hidden states: that of the residual stream, so that sending rounds nothing."""
 
     @property
     def weight_bytes(self) -> int:

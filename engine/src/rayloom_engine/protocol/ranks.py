@@ -119,7 +119,7 @@ class AbortOrders(msgspec.Struct, frozen=True, tag="abort_orders"):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded", kw_only=True):
-    """The weights are loaded. First message of every connection, even if the rank loaded the weights before a loss."""
+    """The rank has its weights. First message of every connection, even if the rank has kept its weights."""
 
     num_blocks: int  # KV blocks that the rank has memory for
     max_model_len: int

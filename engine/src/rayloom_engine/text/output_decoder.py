@@ -17,7 +17,7 @@ from rayloom_engine.text.tokenizer import Tokenizer
 class TextDelta(msgspec.Struct, frozen=True, kw_only=True):
     """The text of new tokens.
 
-    The text is empty if the tokens are only half a character, the possible start of a stop string or special tokens.
+    The text is empty if all tokens are special tokens, part of a character, or a possible start of a stop string.
     """
 
     text: str

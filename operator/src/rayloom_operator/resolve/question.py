@@ -10,7 +10,7 @@ from rayloom_operator.api.costs import Costs
 from rayloom_operator.api.model_facts import ModelShape
 from rayloom_operator.resolve.rank_memory import BLOCK_SIZE, AdapterRoom
 
-# The engine's own defaults. A contract test checks that they are equal.
+# Copies of the engine's defaults. A contract test compares them with the engine's.
 MAX_NUM_SEQS = 64
 CPU_STEP_TOKENS = 512
 GPU_STEP_TOKENS = 8192

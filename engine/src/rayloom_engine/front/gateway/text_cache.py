@@ -55,7 +55,7 @@ class TextCache:
     def last(self) -> ServedModel | None:
         """Returns the model that the service used last, with its folder in this cache as `path`.
 
-        Returns None if no model is recorded, or if the files of its text are damaged.
+        Returns None if no model is recorded, or if the files of the model's text in this cache are damaged.
         """
         try:
             name = self._last.read_text(encoding="utf-8").strip()

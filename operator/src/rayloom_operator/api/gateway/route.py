@@ -194,7 +194,7 @@ class GatewayRoute(Part):
 
         The operator reads no Gateway, so it does not know whether a listener uses TLS. The URL begins with https://
         unless every parentRef of the HTTPRoute names port 80. The URL has the port of the first parentRef, if that
-        parentRef names a port.
+        parentRef names a port other than 80 and 443.
         """
         if self.ingress is not None:
             scheme = "http" if self.ingress.tls_secret_name is None else "https"

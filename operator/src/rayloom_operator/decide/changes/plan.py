@@ -158,7 +158,7 @@ def _num_pods(situation: Situation, resolved: Resolved, step: Step) -> int:
 
 @dataclass(slots=True)
 class _Replicas:
-    """The objects to create or apply for engine replicas."""
+    """The objects of engine replicas that are created or applied."""
 
     wanted: list[Manifest] = field(default_factory=list)
     new: list[str] = field(default_factory=list)
