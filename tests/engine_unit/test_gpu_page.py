@@ -21,6 +21,6 @@ def test_the_page_names_the_torch_that_is_installed_and_its_cuda():
 
 def test_the_page_names_the_gpus_that_it_is_built_for():
     built = [f"{name[3:-1]}.{name[-1]}" for name in torch._C._cuda_getArchFlags().split() if name.startswith("sm_")]
-    (said,) = re.findall(r"compute capability ([\d., or]+), or a later one", PAGE)
+    (said,) = re.findall(r"compute capability ([\d., or]+), or a higher one", PAGE)
 
     assert re.findall(r"\d+\.\d", said) == built

@@ -19,7 +19,7 @@ _Key = TypeVar("_Key")
 
 
 class AdapterSlots:
-    """Which adapter is in each slot, and how many running sequences use each adapter. Digests identify adapters."""
+    """The adapter in each slot, and the number of running sequences that use it. Digests identify adapters."""
 
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots
