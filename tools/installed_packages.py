@@ -3,9 +3,10 @@
     python tools/installed_packages.py store .venv CACHE KEY
     python tools/installed_packages.py restore .venv CACHE KEY
 
-CACHE is a folder, and KEY identifies the pins of the packages. Files are hard links, so the cache takes no disk space.
-`store` does nothing if the cache is on another file system. pip replaces files and never writes into them, so
-environments that share files do not change each other. Our own packages are not kept: they belong to one checkout.
+CACHE is a folder, and KEY identifies the pins of the packages. Files are hard links, so the cache takes no disk space
+in addition to an environment with the same files. `store` does nothing if the cache is on another file system. pip
+replaces files and never writes into them, so environments that share files do not change each other. Our own packages
+are not kept: they belong to one checkout.
 """
 
 from __future__ import annotations

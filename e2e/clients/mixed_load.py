@@ -19,7 +19,7 @@ NUM_KINDS = 8
 NUM_REQUESTS = 2 * NUM_KINDS
 NUM_PAIRS = NUM_KINDS // 2
 _ROUNDING = 1e-3
-# The slice of the plain answer's text that is the stop string. A fault happens at earlier tokens than these.
+# The slice of the plain answer's text that is the stop string. A fault happens before the tokens of this slice.
 _STOP = slice(-24, -12)
 # A list that is longer than any answer, so that a disturbance always happens before the list is complete.
 _PEOPLE = {

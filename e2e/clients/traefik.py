@@ -44,8 +44,9 @@ _LOG_BYTES = 8000
 class Traefik:
     """A running Traefik. It needs the kinds of the Gateway API (`crds`) and CLASSES in the cluster.
 
-    Three settings are not the default: its ports, its address in the status of Ingresses, and TLS for every route at
-    `https_port`. Without TLS for every route, Traefik would serve no Ingress at this port.
+    These settings are not the defaults: the two providers, no check for new versions, the ports, the address in the
+    status of Ingresses, and TLS for every route at `https_port`. Without this TLS, Traefik would serve no Ingress at
+    this port.
     """
 
     def __init__(self, kubeconfig: Path, folder: Path, *, http_port: int, https_port: int) -> None:

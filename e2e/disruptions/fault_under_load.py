@@ -2,7 +2,7 @@
 
 The rules: Clients do not retry. New requests arrive continuously; with the setting `steady` they arrive until the fault
 is over. The fault happens when every stream has at least 16 of its tokens, and at most half of them. Weights are
-float32. `problem_of` in clients/load.py tells when a request has failed.
+float32. The docstring of clients/load.py tells when a request has failed.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ def trends(samples: Samples) -> dict[str, Trend]:
 def shortcomings(seconds: float, faults: Mapping[str, int], samples: Samples) -> list[str]:
     """Returns a sentence for each role whose memory grows, and for everything that was not tested but should have been.
 
-    Long runs must test more than short runs. `faults`: text returned by Strikes.strike -> number of faults, including
-    faults that had no victim.
+    `seconds`: the length of the run, because long runs must test more. `faults`: text returned by Strikes.strike ->
+    number of faults, including faults that had no victim.
     """
     found = []
     if not any(faults.get(what) for what in itertools.chain(*FAULTS.values())):

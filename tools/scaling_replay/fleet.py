@@ -24,8 +24,8 @@ class Outcome:
 def replay(requests: list[Request], rule: Rule, *, start_s: float, ttft_s: float) -> Outcome:
     """Returns the outcome of a service that begins with one engine, or with the number of engines of a fixed rule.
 
-    A request is sent to the serving engine with the fewest waiting tokens. An engine that is removed first finishes its
-    requests, and its time counts until their end.
+    A request is sent to the serving engine with the fewest waiting tokens. A removed engine finishes its requests, and
+    its time counts until their end.
     """
     engines = [SimulatedEngine(ready_at=0.0) for _ in range(max(1, rule.number([], 0.0)) if _is_fixed(rule) else 1)]
     ended: list[SimulatedEngine] = []

@@ -23,8 +23,8 @@ object.
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [list, watch, create]
-# patch sets two labels: Services select pods by the first, and the kubelet updates the models file of gateway pods
-# after a change of the second. delete is for pods on lost nodes, which no controller deletes.
+# patch sets two labels: Services select pods by the first, and a change of the second makes the kubelet update the
+# models file of gateway pods at once. delete is for pods on lost nodes, which no controller deletes.
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch, patch, delete]

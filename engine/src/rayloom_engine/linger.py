@@ -1,9 +1,9 @@
 """`python -m rayloom_engine.linger`: the preStop hook of a pod with ranks.
 
 When a whole engine replica is deleted, Kubernetes terminates all its pods at the same time. The engine then finishes
-its streams, and needs its ranks for this. So the pods with ranks wait here until the engine has exited. If a single pod
-with ranks is terminated, it waits a few seconds, in case the engine is about to drain. Then it exits, its ranks
-are replaced, and every stream continues.
+its streams, and needs its ranks for this. So the pods with ranks wait here until the engine has exited. If only pods
+with ranks are terminated, each waits a few seconds, in case the engine is about to drain. Then it exits, its ranks are
+replaced, and every stream continues.
 
 While the engine's pod terminates, the engine's DNS names do not resolve. So the hook takes the engine's address from
 open TCP connections. Ranks are connected to the rank port, and the pod's Ray is connected to Ray's head. Ray's head

@@ -2,7 +2,7 @@
 
 A block is in exactly one of these states:
 
-  held      ref_count > 0: the number of sequences that have the block in their block tables
+  held      ref_count > 0; that many sequences have the block in their block tables
   cached    ref_count = 0, with a hash: its content is part of a known prefix; a prefix hit makes it held again, or it
             is evicted
   free      ref_count = 0, without a hash; allocated before cached blocks

@@ -32,8 +32,8 @@ _KEPT_CONDEMNED = 1024
 class Suspicion(msgspec.Struct):
     """The evidence from the deaths so far: which sequences may crash the engine.
 
-    The entries of a front that never reconnects are not removed. So all fields are bounded: `suspects` by the number of
-    sequences in a step, the others by constants.
+    The entries of a front that never reconnects are not removed. So all fields are bounded: `deaths` and `condemned` by
+    constants, and `suspects` and each death by the number of sequences in flight.
     """
 
     deaths: list[dict[str, Span]] = []  # the last deaths outside trials: sequence id -> its positions in flight

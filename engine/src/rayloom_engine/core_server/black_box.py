@@ -1,8 +1,8 @@
 """BlackBox: two files that outlive the EngineCore.
 
 One file has the positions of each sequence that plans in flight compute (`core.planning.spans`). The other file has the
-sequences that are suspected of crashes. The files are written without fsync: they must survive the process, not a
-crash of the machine. An incomplete record is ignored: its process was killed during the write.
+sequences that are suspected of crashes. The files are written without fsync: they must survive the process, but need
+not survive a crash of the machine. An incomplete record is ignored: its process was killed during the write.
 """
 
 from __future__ import annotations

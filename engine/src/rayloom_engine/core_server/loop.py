@@ -43,7 +43,7 @@ class Core:
         box: BlackBox,
         check_ranks: Callable[[], None] = lambda: None,
     ) -> None:
-        """`check_ranks`: raises RankLost if a rank is lost. An idle engine calls it, as it runs no steps."""
+        """`check_ranks`: raises RankLost if a rank is lost. Called while no step runs, which would find a lost rank."""
         self.model = model
         self._engine = engine
         self._box = box
@@ -186,7 +186,7 @@ class Core:
         state.set_patience(patience_s(state.hang_seconds, forecast_s, is_trial=self._box.is_trial))
 
     def _end_step(self) -> None:
-        """Records the positions in flight after a step: in a trial, with several plans in flight, or if it had no plan.
+        """Records the positions in flight after a step in a trial, at a depth above 1, or if the step had no plan.
 
         Otherwise the record of the ended plan stays until the next plan is recorded, a message arrives, or the engine
         is idle.

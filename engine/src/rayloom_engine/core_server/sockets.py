@@ -87,7 +87,7 @@ class Inbox:
         return taken
 
     def wait(self, seconds: float, at_most: float) -> bool:
-        """Waits for an entry, at most for the smaller time. Returns True as soon as there is an entry, else False."""
+        """Waits for an entry, at most the smaller of both times. Returns True as soon as there is one, else False."""
         return self.event.wait(min(seconds, at_most))
 
 

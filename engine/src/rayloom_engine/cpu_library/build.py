@@ -184,7 +184,7 @@ def build_into(folder: Path, sources: Path, cache: Path | None = None) -> Path |
 
 
 def _copy(cached: Path, target: Path, compiler: str, sources: Path) -> None:
-    """Copies the library from the cache, and compiles it first if the cache lacks it. Ignores errors of the files."""
+    """Copies the library from the cache, and compiles it first if the cache lacks it. Gives up after an OSError."""
     with contextlib.suppress(OSError):  # the cache cannot be written
         build_library(compiler, sources, cached)
         target.parent.mkdir(parents=True, exist_ok=True)

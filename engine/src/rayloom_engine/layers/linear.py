@@ -26,7 +26,7 @@ class Linear:
         return self._apply(x)
 
     def replace_product(self, make: Callable[[Product], ProductT]) -> ProductT:
-        """Replaces the function that multiplies, `product`, by `make(product)`. Returns the new function."""
+        """Passes the function that multiplies to `make`, and replaces it by the result. Returns the new function."""
         product = make(self._apply)
         self._apply = product
         return product

@@ -8,7 +8,8 @@ is never too small, and it is exact if one rank has all the largest parts.
     bytes of a rank's weights = layers of its stage + embedding (first stage) or head (last) or both (only stage)
     bytes of a KV block       = block size x sum over the layers of its stage of `kv`
     bytes of a step           = tokens x step.token + sequences x step.sequence_bytes
-    bytes of a LoRA adapter   = layers of its stage x adapters.layer x LoRA rank, rounded up as in adapters/memory.py
+    bytes of a LoRA adapter   = layers of its stage x adapters.layer x LoRA rank,
+                                with rank and product rounded up as in adapters/memory.py
 
 To get bytes, multiply a part's `elements` by the bytes of the type in which a rank computes (for `kv`: in which it
 caches). `bytes` of a part are added as they are, whatever the type. If the checkpoint is quantised, `elements` counts

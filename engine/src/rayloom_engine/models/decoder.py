@@ -201,7 +201,7 @@ class CausalLM:
             self._weights.add_to_norms(self.shape.traits.norm_offset)
 
     def _add_layers(self, residual_TD: torch.Tensor, step: AttentionStep, group: TensorGroup[torch.Tensor]) -> None:
-        """Adds the outputs of all layers to the residual stream, for models with output norms or a residual scale."""
+        """Adds all layers' outputs to the residual stream in place, if there are output norms or a residual scale."""
         eps = self.shape.rms_norm_eps
         scale = self.shape.traits.residual_scale
 

@@ -141,7 +141,7 @@ def has_native_decoder(config: ConfigJson) -> bool:
 
 
 def missing_in_decoder(config: ConfigJson) -> str:
-    """Returns the value of config.json that the native decoder does not support; empty if it supports all values.
+    """Returns why the native decoder cannot compute a model of an architecture that it has; empty if it can.
 
     Also empty if the decoder does not have the architecture.
     """

@@ -132,7 +132,7 @@ def facts(resolved: ResolvedModel, shape: ModelShape) -> Inspection:
     """Returns the document for a model that can be served.
 
     If the costs for all numbers of ranks make the document too long, the largest numbers of ranks are left out. This
-    happens only if there are more than 30 of them. Published models have too few heads for that.
+    happens only with more than 30 possible numbers of ranks. Published models have too few heads for that.
     """
     known = {**dataclasses.asdict(shape), "attention_span": shape.attention_span}
     experts = shape.expert_sizes

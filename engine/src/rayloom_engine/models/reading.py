@@ -24,9 +24,10 @@ def read_model_shape(
 ) -> ModelShape:
     """Returns the shape of the model in a Hugging Face folder: a MeasuredShape if transformers' modules compute it.
 
-    With `auto`, the native decoder computes the architectures that it has. If it does not support a value of their
-    config.json, transformers' modules compute the model, and `MeasuredShape.not_native` names this value. `in_child`:
-    another process measures the model, so that this process imports no torch. `num_shards`: as in `measured_shape`.
+    With `auto`, transformers' modules compute all architectures that the native decoder does not have. They also
+    compute a model with a value in config.json that the native decoder does not support, and
+    `MeasuredShape.not_native` names this value. `in_child`: another process measures the model, so that this process
+    imports no torch. `num_shards`: as in `measured_shape`.
 
     Reads no weight. Raises ModelError if the backend cannot serve the model; the message names the reason.
     """

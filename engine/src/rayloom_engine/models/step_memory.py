@@ -18,8 +18,8 @@ def library_step_bytes(
 ) -> int:
     """Returns the bytes of a rank's largest step on the C library, without weights and KV cache.
 
-    `operand_bytes`: bytes of an element that a matrix product reads. csrc/cpu/step.cpp allocates the buffers that are
-    counted here.
+    `operand_bytes`: bytes of an element that a matrix product reads. csrc/cpu/step.cpp allocates most of the buffers
+    that are counted here.
     """
     query = shape.query_size // num_shards
     float32 = shape.hidden_size + query + 2 * shape.kv_size // num_shards  # residual stream, q, k and v

@@ -31,7 +31,7 @@ class WeightPacker:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pack")
         self._schemes: dict[str, PackedScheme] = {}  # by tensor name
         self._missing: dict[PackedScheme, set[str]] = {}  # names of a scheme's tensors that are not read yet
-        self._finishing: deque[Future[None]] = deque()  # calls of `finish`, oldest first, without a check for errors
+        self._finishing: deque[Future[None]] = deque()  # calls of `finish`, oldest first, not yet checked for errors
         for scheme in schemes:
             names = scheme.destinations().keys()
             self._schemes.update(dict.fromkeys(names, scheme))

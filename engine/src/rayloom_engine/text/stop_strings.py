@@ -62,8 +62,8 @@ class StopAutomaton:
     def _link(self) -> None:
         """Sets each state's fallback: the state of the longest proper suffix of the state's text.
 
-        The state's last character leads to it from the fallback of the state's predecessor. So the states of shorter
-        texts are linked first.
+        From the predecessor's fallback, the state's last character leads to the state's fallback. So the states of
+        shorter texts are linked first.
         """
         states = deque(self._next[0].values())
         while states:

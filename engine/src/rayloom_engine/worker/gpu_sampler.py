@@ -4,7 +4,7 @@ The host reads from the GPU once, at the end. Token ids equal the reference's, w
 library's. Rounding decides if two scores, or top_p and a sum of probabilities, are equal up to the last bits. If
 several tokens have logits that equal the threshold of top_k or top_p, those with the lowest ids are kept.
 
-Legend: N rows of logits, M those of these rows that are not plain greedy, V vocabulary, W words of a mask, E entries.
+Legend: N rows of logits, M of them that are not plain greedy, V vocabulary, W words of a mask, E entries.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ _IMAGE_FOLDERS = (
     "/var/run",
 )
 # Parents of some of _IMAGE_FOLDERS. A mount at one of these two paths would hide the folders of the image. A mount at
-# another subfolder is allowed.
+# another subfolder of these two is allowed.
 _IMAGE_PARENTS = ("/opt", "/var")
 _CLOSED = (ADAPTERS_FOLDER, *_IMAGE_FOLDERS)  # nothing can be mounted inside these folders
 _HIDING = sorted(  # a mount at one of these folders would hide a folder of the pod

@@ -103,7 +103,7 @@ def _status(name: str, reports: dict[str, dict[str, ReportedAdapter]], total: in
 
 
 def _present_reports(situation: Situation, replica: EngineReplica) -> dict[str, ReportedAdapter]:
-    """Returns name -> report, for the adapters that the engine has loaded or loads from their present sources."""
+    """Returns name -> report, for the adapters that the engine has, or tries to load, from their present sources."""
     model = _model(situation)
     made_from = _model_of(situation, replica)
     paths = adapter_paths(model) if made_from is None else mounted_paths(model, made_from)

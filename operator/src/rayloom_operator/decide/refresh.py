@@ -1,7 +1,8 @@
 """Limits the second inspections: Jobs for models whose facts an earlier operator stored without costs. Pure.
 
 A service with a valid sizing does not need the costs, so its Job may wait for the Jobs of other services, and may fail.
-A service without a valid sizing needs the costs. Its Job is no second inspection, and does not wait for other Jobs.
+A service whose sizing has to be computed needs the costs. Its Job is no second inspection, and does not wait for other
+Jobs.
 """
 
 from __future__ import annotations

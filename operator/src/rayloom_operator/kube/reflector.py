@@ -147,7 +147,7 @@ class Reflector:
         version = ""
         loop = asyncio.get_running_loop()
         while True:
-            began = math.inf  # loop time at which the watch began; infinity while there is no watch
+            began = math.inf  # loop time at which the watch began; infinity until it begins
             self._alive_at[path] = loop.time()
             try:
                 if not version:

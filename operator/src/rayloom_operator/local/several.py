@@ -55,8 +55,9 @@ class LocalRun:
 def serve_several(run: LocalRun, command: Path, signals: StopSignals) -> int:
     """Serves until a stop signal arrives, or until too few processes can be kept running.
 
-    Returns the exit code: 0 after a stop signal if no process has spent its restart budget, else the exit code of a
-    process that has spent it. Raises EngineUnavailable if a port is taken or a process cannot be started.
+    Returns the exit code. After a stop signal: 0 if no process has spent its restart budget, else the exit code of a
+    process that has spent it. Without a stop signal: the exit code of the process that ended, or 1 for another error.
+    Raises EngineUnavailable if a port is taken.
     """
     with ExitStack() as stack:
         ports = [stack.enter_context(closing(port)) for port in _reserve(run)]

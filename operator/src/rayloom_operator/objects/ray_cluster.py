@@ -352,7 +352,8 @@ def _environment(
 ) -> list[Manifest]:
     """Returns the environment of a container that runs Ray or the engine. spec.engine.env overrides `own` and `others`.
 
-    RAY_AUTH_MODE and RAY_AUTH_TOKEN are set here, because KubeRay sets them only in the first container of a pod.
+    RAY_AUTH_MODE and RAY_AUTH_TOKEN are set here to KubeRay's values, because KubeRay sets them only in the first
+    container of a pod.
     """
     variables: dict[str, Manifest] = {name: {"value": value} for name, value in own.items()}
     variables["RAY_AUTH_MODE"] = {"value": "token"}

@@ -69,8 +69,8 @@ def assemble(
 def replace_lost(pool: RankPool, loss: RankLost) -> RankLost:
     """Ends the waits for a lost rank, and drops disconnected ranks. Returns the loss, with the rank to blame.
 
-    If no rank is disconnected, the loss is a failure that a live rank has reported. This rank is kept the first time,
-    and dropped if it fails again before a step has succeeded.
+    If no rank is disconnected, a rank that is alive and has reported a failure is kept the first time. It is dropped if
+    it fails again before a step has succeeded.
     """
     # A lost rank whose process is stopped or whose machine is off closes no connection. Without an order to abort, its
     # peers would wait in their collectives, miss the next rendezvous and be replaced as well.

@@ -18,7 +18,7 @@ _ASSUMED_BLOCK_SIZE = 16
 @dataclass(frozen=True, slots=True)
 class PromptBlocks:
     block_size: int  # tokens in a block; 0: no engine has reported its block size
-    tie_key: bytes  # equal for prompts with the same first blocks; the router compares it if engines are equally good
+    tie_key: bytes  # equal for prompts with the same first blocks; decides between engines that are equally good
     hashes: tuple[int, ...] = ()  # hashes of the blocks, cut as in a PrefixIndex
 
     def of_size(self, block_size: int) -> tuple[int, ...]:

@@ -10,9 +10,11 @@ from rayloom_engine.errors import QueueFull, RequestError
 from rayloom_engine.front.core_link.core_client import CoreClient
 from rayloom_engine.sampling_params import SamplingParams
 
-# limit for prompt tokens in one answer: 262,144 tokens with 20 alternatives each, about 400 MB of JSON
+# limit of log-probabilities of prompt tokens in one answer: 262,144 tokens with 20 alternatives each, about 400 MB of
+# JSON
 MAX_PROMPT_LOGPROBS = 6_000_000
-# limit for output tokens in one answer; not applied to requests with at most FEW_ALTERNATIVES for each token
+# limit of log-probabilities of output tokens in one answer; not applied to requests with at most FEW_ALTERNATIVES for
+# each token
 MAX_LOGPROBS = MAX_PROMPT_LOGPROBS
 FEW_ALTERNATIVES = 20  # OpenAI's limit of alternatives for a token; up to this number, an answer may have any length
 

@@ -6,7 +6,7 @@ from rayloom_engine.front.generation.generation import Generation
 
 
 def answer_headers(generation: Generation) -> dict[str, str]:
-    """Returns the headers of an answer that engines with different rounding computed, or that waited for an engine.
+    """Returns headers if engines with different rounding computed the answer, or if it waited for an engine; else none.
 
     In a stream, X-Rayloom-Continuation reports a change of engines before the stream began; `warnings` reports later
     changes. If a stream's headers are sent during the wait, X-Rayloom-Cold-Start gives only the time so far. Then

@@ -31,7 +31,7 @@ class DeltaSink(Protocol):
         """Writes one event of `text_events`. Called only while `is_open`."""
 
     def text_events(self, index: int) -> EventsOfText | None:
-        """Returns the object that writes a choice's events with text alone; None if `write` must be called.
+        """Returns the writer of a choice's events that differ in their text alone; None if `write` must be called.
 
         Called after the choice's first delta. The result is used until the generation has a new warning.
         """

@@ -30,7 +30,7 @@ LINGER_BYTES = 4 * 1024 * 1024
 # before it could know of the shutdown. The first request of a connection gets more time than a later request.
 FIRST_REQUEST_S = 0.5
 NEXT_REQUEST_S = 0.1
-LATE_S = 1.0  # seconds; if a timer fires later than this, the event loop was blocked
+LATE_S = 1.0  # seconds; if a timer fires later than planned by more than this, the event loop was blocked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

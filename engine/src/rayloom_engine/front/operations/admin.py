@@ -100,7 +100,7 @@ def admin_app(
     drain_mark: Path | None = None,
     adapters: ManagedAdapters | None = None,
 ) -> Starlette:
-    """The ASGI application of the admin port. If there is no token, all programs on this machine may use the port.
+    """The ASGI application of the admin port. Without a token (loopback only) all programs on this machine may use it.
 
     The file `drain_mark` exists while a drain is requested, so the drain outlives this process. Its modification time
     is the time of the request. `adapters`: changed by PUT /adapters; None: PUT /adapters is refused.

@@ -1,4 +1,4 @@
-"""LibraryAdapter: a rank's part of a LoRA adapter, packed for the C library. LibraryAdapters: one for each slot.
+"""LibraryAdapter: a rank's part of a LoRA adapter, packed for the C library. LibraryAdapters: those in the slots.
 
 A matrix of the rank that stacks several matrices of the checkpoint (q, k, v; gate, up) has an update for each of them.
 A is cut by the columns that the rank holds, and B by the rows. So the sum over the ranks of a stage includes updates.

@@ -31,7 +31,7 @@ from rayloom_engine.models.shape import ModelShape
 class PlainWeights:
     """Memory for all tensors of a rank. The loader calls `finish` of each of `matrices` once its tensors are copied.
 
-    `destinations`: tensor name in the checkpoint -> where to copy it. The loader empties this dict, because it would
+    `destinations`: tensor name in the checkpoint -> where to copy it. The loader empties this dict. Otherwise it would
     keep the plain matrices alive next to their packed copies.
     """
 

@@ -202,7 +202,8 @@ def source_cut(rule: Any, cut: Cut | None) -> Cut | None:
     if cut is None or isinstance(rule, WeightRenaming):
         return cut
     # A cut counts dimensions from the last, so it also fits the single experts that a rule stacks in a new first
-    # dimension. A rule that joins gate and up joins rows: a cut of columns fits both, a cut of rows each separately.
+    # dimension. A rule that joins gate and up joins rows: a cut of columns fits both, and a cut of rows must be applied
+    # to each of the two.
     is_stack = [isinstance(each, MergeModulelist) and each.dim == 0 for each in rule.operations]
     is_join = [isinstance(each, Concatenate) and each.dim == 1 for each in rule.operations]
     if is_stack == [True] or (is_stack == [True, False] and is_join == [False, True] and cut.dim == -1):

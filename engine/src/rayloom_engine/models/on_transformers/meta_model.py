@@ -59,7 +59,7 @@ class MetaModel:
 
 
 def build_meta_model(config: Any, model_class: type[PreTrainedModel], dtype: torch.dtype) -> MetaModel:
-    """Returns the model of a configuration. Raises ModelError that names no file, if the model cannot be served."""
+    """Returns the model of a configuration. If it cannot be served, raises ModelError, which names no file."""
     register()
     try:
         with torch.device("meta"):

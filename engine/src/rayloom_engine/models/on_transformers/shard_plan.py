@@ -79,7 +79,7 @@ _TIED_VOCABULARY = Cut(-2, is_even=False)
 
 
 def read_shard_plan(meta: MetaModel) -> ShardPlan:
-    """Returns the plan of a model. Raises ModelError that names no file, if ranks cannot share its layers."""
+    """Returns the plan of a model. If ranks cannot share its layers, raises ModelError, which names no file."""
     model = meta.model
     rules: dict[str, str] = dict(getattr(model, "_tp_plan", None) or {})
     if not rules:

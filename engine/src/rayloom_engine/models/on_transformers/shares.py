@@ -137,7 +137,7 @@ def _joined(meta: MetaModel, plan: ShardPlan) -> list[int]:
 
 
 def _check_heads(whole: tuple[AttentionCall, ...], part: tuple[AttentionCall, ...], count: int) -> None:
-    """Raises ModelError if a rank computes neither all heads of a layer nor its share of them."""
+    """Raises ModelError unless a rank has its share of both query and key/value heads of a layer, or all of both."""
     for wanted, got in zip(whole, part, strict=True):
         heads = (got.num_heads, got.num_kv_heads)
         shares = [(wanted.num_heads / each, wanted.num_kv_heads / each) for each in (1, count)]

@@ -19,7 +19,7 @@ _SCALED_KINDS = ("linear", "dynamic", "yarn", "llama3")  # the kinds that must h
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeParameters:
-    """Rotary embedding. Only the kinds named in the comments of the fields after `rotated_share` use these fields."""
+    """Rotary embedding. After `rotated_share`, the comment on each group of fields names the only kinds that use it."""
 
     theta: float = 10000.0
     kind: RopeKind = "default"

@@ -32,7 +32,7 @@ class Goal(Part):
 
 
 class Autoscaling(Part):
-    """The operator computes `replicas`, within bounds, from the waiting and running tokens of the engines."""
+    """The operator sets `replicas`, within bounds, from the waiting and running tokens of the engines."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(

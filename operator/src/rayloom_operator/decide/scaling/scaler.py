@@ -13,8 +13,8 @@
 | the peak of the stable window needs fewer engines | as many as the peak needs, at least half |
 
 The windows are described in `windows.py`. Each engine should have 70 % of the load of a fully used engine, because
-waits grow fast beyond that share. An engine is removed only if each remaining engine then has at most 50 % of that
-load, so a steady load never makes the number go up and down.
+waits grow fast beyond that share. An engine is removed only if each remaining engine then has at most 50 % of the load
+of a fully used engine, so a steady load never makes the number go up and down.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def _constrained(
     if form is not None:
         form = dataclasses.replace(form, after=after)
     # If calls and the form begin with the same bracket, llguidance's lexer cannot tell them apart. Then the grammar has
-    # only the form.
+    # only the form, or only the calls if these are forced.
     is_distinct = "{" not in formats.tools.first_openers
     if form is not None and use.mode == "auto" and is_distinct and (form.json is not None or form.json_object):
         grammar = grammar_of(form)
