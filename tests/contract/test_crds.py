@@ -77,7 +77,8 @@ def test_the_schema_is_structural(either):
     for part in schemas(schema_of(either)):
         assert isinstance(part["type"], str)
         assert not {"$ref", "$defs", "anyOf", "const", "title"} & set(part)
-        # A map may have either `properties` or `additionalProperties`. The API server refuses both together.
+        # A map may have either `properties` or `additionalProperties`. The API server refuses both together, and also
+        # `additionalProperties: false`.
         assert not ("properties" in part and "additionalProperties" in part)
         assert part["type"] != "integer" or part["format"] == "int64"
 

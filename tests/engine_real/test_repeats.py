@@ -1,4 +1,4 @@
-"""Clients whose connections break repeat their requests to the real server. The tokens are computed once."""
+"""Clients whose connections break repeat their requests to the real server. Tokens are the same, and computed once."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ def test_the_kv_cache_leaves_the_memory_of_all_adapter_slots_free(
     one = adapter_bytes(read_shape(folder), ModelPart(whole_model(4)), 64, element_bytes=2)
     settings = {"max_num_seqs": 4096, "max_loras": 20, "max_lora_rank": 64}
     without = started(folder, 512 * MIB, monkeypatch, **settings)
-    # Beside adapters and a step, a quarter of the memory is free. Without adapters the cache would take half of it.
+    # Beside adapters and a step, a quarter of the memory is free. Without adapters the cache takes half the memory.
     of_step = without.loaded.step_bytes(512, 4096)
     free = (20 * one + 512 * adapter_token_bytes(read_shape(folder), 1) + of_step) * 4 // 3
     half = started(folder, free, monkeypatch, **settings)

@@ -37,8 +37,8 @@ BASE: dict[str, dict[str, Any]] = {
     "/tokenize": {"prompt": "Hi"},
     "/detokenize": {"tokens": [72, 105]},
 }
-# The same code checks all fields of WITHOUT_EFFECT, and the same code all fields of NOT_IMPLEMENTED. So each of these
-# fields gets every eighth value, and each value goes to several fields.
+# One function checks all fields of WITHOUT_EFFECT, and another all fields of NOT_IMPLEMENTED. So each of these fields
+# gets every eighth value, and each value goes to several fields.
 SHARE = 8
 PYTHON = re.compile(r"\b(?:False|True|None|Traceback|dict|tuple|str|pydantic|msgspec)\b|<class")
 

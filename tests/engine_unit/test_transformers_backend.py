@@ -56,7 +56,7 @@ TWO_RANKS = {
     "glm": ("pipeline", 1),
     "vaultgemma": ("pipeline", 0),
 }
-FEW = 2  # index in PROMPTS; this prompt and the later ones need more blocks for their answers than the ranks have
+FEW = 2  # index in PROMPTS; from this prompt on, prompts with their answers need more blocks than the ranks have
 
 
 class _Models:

@@ -82,7 +82,7 @@ def _ask(url: str, front: psutil.Process, found: Canary, stop: threading.Event) 
 
 
 def _cpu_s(process: psutil.Process) -> float:
-    """CPU time of all threads of a process: in nanoseconds if the kernel counts them, otherwise in clock ticks."""
+    """CPU seconds of all threads of a process, to the nanosecond if the kernel counts so, otherwise to a clock tick."""
     total = 0
     for task in Path(f"/proc/{process.pid}/task").iterdir():
         with contextlib.suppress(OSError, ValueError):  # the thread has just ended

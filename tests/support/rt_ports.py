@@ -8,7 +8,7 @@ import socket
 
 # The ports are below Kubernetes' NodePorts, and below the ports that Linux assigns to outgoing connections and to
 # listeners at port 0. Local clusters (`Place.port`) may run beside these tests. The last port of their etcd is 22,470,
-# and the first port of their API servers is 26,443, so all ports in between are free.
+# and the first port of their API servers is 26,443, so clusters use no port in between.
 FIRST, LAST = 22_500, 26_399
 _reserved: list[socket.socket] = []  # until this process ends
 
@@ -18,7 +18,7 @@ def free_port() -> int:
 
 
 def free_ports(number: int) -> tuple[int, ...]:
-    """Returns consecutive ports without a listener. While this process runs, no process gets the same ports again."""
+    """Returns consecutive ports without a listener. While this process runs, no process gets them again from here."""
     while True:
         first = random.randrange(FIRST, LAST + 2 - number)
         ports = tuple(range(first, first + number))

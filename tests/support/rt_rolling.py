@@ -16,7 +16,7 @@ from rayloom_operator.decide.rollout.planner import next_step
 START_S = 15
 # The first letter of a revision determines the fault of its engines. Engines of revisions with other letters work.
 FAILS_LATE, SLOW, CRASHES, FAILS_REQUESTS, NEVER_STARTS = "vwxyz"
-FOUND_AFTER_S = 30  # gateways find an engine only after these seconds; then requests of FAILS_LATE fail
+FOUND_AFTER_S = 30  # seconds until gateways find an engine of FAILS_LATE; its requests fail from then on
 
 __all__ = [
     "BEGIN",

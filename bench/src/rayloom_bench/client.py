@@ -101,7 +101,7 @@ def first_chat_token(endpoint: Endpoint) -> float:
 def completion_body(
     model_name: str, prompt: Prompt, workload: Workload, options: RequestOptions
 ) -> Mapping[str, object]:
-    """The JSON body of one request. Its answer is streamed, has the workload's exact length and ends with the usage."""
+    """The JSON body of one request with the workload's sampling and length: streamed, with the usage at the end."""
     body: dict[str, object] = {
         "model": model_name,
         "prompt": prompt,

@@ -25,7 +25,7 @@ from simulated_nodes.api_client import Document
 _T = TypeVar("_T")
 
 OPERATOR = (sys.executable, "-m", "rayloom_operator")
-# The longest wait for a state. Most states come within seconds, but on a small, busy machine a state may take minutes.
+# The longest wait for a state. Most states come within seconds, but a small, busy machine takes many times longer.
 PATIENCE_S = 120.0
 
 

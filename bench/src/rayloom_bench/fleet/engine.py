@@ -106,7 +106,7 @@ class EngineListener:
 
 
 class SimulatedEngine:
-    """Runs steps back to back while it has work. A request that arrives during a step waits for its end."""
+    """Runs steps back to back while it has work. Requests that arrive in a step wait for its end, as in the core."""
 
     def __init__(self, name: str, shape: EngineShape, clock: VirtualClock, listener: EngineListener) -> None:
         self.name = name

@@ -25,7 +25,7 @@ class ServerFigures:
 
     @property
     def token_us(self) -> tuple[float, ...]:
-        """CPU microseconds of the server for each token, by round. Less than `event_us` if an event has several."""
+        """CPU microseconds of the server for each token, by round. Below `event_us` if events have several tokens."""
         return tuple(1e6 * each.cpu_s / each.num_tokens for each in self.rounds)
 
     @property

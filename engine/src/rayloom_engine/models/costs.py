@@ -1,6 +1,6 @@
 """Costs: the memory that a model takes, and the work of its head, in parts that a reader adds up. Pure, without torch.
 
-Each part is given for every number of tensor-parallel ranks that can share a layer. The ranks of a stage need slightly
+Each part has a value for every tensor-parallel size that the model allows. The ranks of a stage need slightly
 different amounts. If a matrix cannot be cut evenly, some ranks have one more row. Biases that are added to a sum over
 ranks are on one rank alone. Each number here is the amount of the rank that needs most for this part. So a sum of parts
 is never too small, and it is exact if one rank has all the largest parts.

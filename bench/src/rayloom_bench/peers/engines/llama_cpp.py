@@ -71,7 +71,7 @@ def sampling_fields(workload: Workload) -> dict[str, object]:
     """Fields of a request that make llama.cpp sample from the workload's distribution, at the least cost.
 
     llama.cpp's default samplers also have top_k 40, min_p 0.05 and top_p 0.95. Without top_k, top_p sorts the whole
-    vocabulary for every token. A greedy request needs no such fields, because it only chooses the largest logit.
+    vocabulary for every token. A greedy request uses only top_k with 1, which chooses the largest logit.
     """
     # llama.cpp's /v1/completions ignores response_format
     form = {"json_schema": dict(LONG_ARRAY)} if workload.is_json else {}

@@ -73,7 +73,7 @@ class Mailbox:
         `reader` becomes the request's failure, and the pairs in that call of `reader` are dropped.
         """
         if not self._items and self._failure is None:
-            # This code runs for every token. A bare future and a timer cost a fraction of the time of asyncio.wait_for.
+            # This code runs for every token. asyncio.wait_for takes several times the CPU time of a future and a timer.
             loop = asyncio.get_running_loop()
             self._waiter = loop.create_future()
             self._reader = reader

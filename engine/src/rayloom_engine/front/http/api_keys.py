@@ -77,7 +77,7 @@ class ApiKeys:
         return sum(hmac.compare_digest(key, known) for known in self.accepted) > 0
 
     def num_keys_beside(self, _key: bytes) -> int:
-        """Returns `num_keys` for every key, because requests with an unknown key are refused."""
+        """Returns `num_keys` for any key: on paths that need a key, requests with other keys have been refused."""
         return self.num_keys
 
     async def watch(self, poll_s: float = POLL_S) -> None:

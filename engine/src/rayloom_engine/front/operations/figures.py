@@ -1,8 +1,8 @@
 """Metrics that handlers update: gauges, counters and histograms, cheap enough for every token of every stream.
 
 The Counter and Histogram of prometheus_client take a lock for each observation, and cannot record several equal
-observations in one call. So they are too slow to be called for every token. The classes of this module count without
-a lock; metrics.py gives their values to prometheus_client, which formats the answer of `/metrics`.
+observations in one call. This is too slow for a call at every token. The classes of this module count without a lock;
+metrics.py gives their values to prometheus_client, which formats the answer of `/metrics`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def power_of_two(number: int) -> int:
-    """Returns the smallest power of two that is at least the positive `number`. Block sizes must be powers of two."""
+    """Rounds `number` (at least 1) up to a power of two, because Triton requires this of block sizes."""
     return 1 << (number - 1).bit_length()
 
 
