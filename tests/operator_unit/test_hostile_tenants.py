@@ -23,9 +23,8 @@ def test_hostile_tenants_cost_the_others_nothing_that_they_notice():
     figures = json.loads(done.stdout)
     print(figures)
     assert figures["bad_engines_asked"] == 12
-    # CPU time of the loop between two ticks, because other work may use the machine.
+    # In the best round of three: CPU time of the loop between two ticks, and wall time without waits for a processor.
     assert figures["loop_cpu_ms"] < 200
-    # Wall time without waits for a processor, in the best round of three.
     assert figures["loop_wall_ms"] < 250
     assert figures["rss_mib"] < 256 and figures["rss_growth_mib"] < 64
     assert figures["passes"] > 50
@@ -34,7 +33,7 @@ def test_hostile_tenants_cost_the_others_nothing_that_they_notice():
     # A burst of 60 writes and then two a second, whatever the 12 engines answer.
     assert 0 < figures["bad_writes"] <= 60 + 2 * (figures["seconds"] + 2)
     assert figures["bad_status_bytes"] < 32_768
-    assert figures["reasons"] == {
+    reasons = {
         "looping": "ModelUnsupported",
         "layers": "ModelUnsupported",
         "largest": "DoesNotFit",
@@ -43,3 +42,4 @@ def test_hostile_tenants_cost_the_others_nothing_that_they_notice():
         "list": "InspectionFailed",
         "stored": "ModelUnsupported",
     }
+    assert figures["reasons"] == [reasons] * 3
