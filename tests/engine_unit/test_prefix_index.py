@@ -263,6 +263,14 @@ def test_a_waiting_prompt_counts_without_its_cached_prefix() -> None:
     assert load.tenants == (TenantLoad(tenant="", prefill_tokens=2 + 14),)
 
 
+def test_a_probe_does_not_count_as_load_while_it_waits_and_while_it_is_computed() -> None:
+    engine = Engine(make_scheduler(), LocalExecutor(SimulatedRank()), clock=time.monotonic)
+    engine.add_probe()
+    assert engine.load() == SchedulerLoad()
+    assert engine.scheduler.schedule() is not None
+    assert engine.load() == SchedulerLoad()
+
+
 @given(st.integers(0, 8))
 def test_the_number_of_leading_blocks_is_found_by_halves(num: int) -> None:
     pool = BlockPool(8)

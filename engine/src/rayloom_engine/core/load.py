@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from rayloom_engine.core.block_pool import BlockPool
+from rayloom_engine.core.probe import is_probe
 from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import Sequence
 
@@ -34,7 +35,11 @@ class SchedulerLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadCount:
-    """Adds up the tokens that sequences still have to compute, for a SchedulerLoad."""
+    """Adds up the tokens that sequences still have to compute, for a SchedulerLoad.
+
+    Probes do not count: otherwise an idle engine would look busy until its next report, and a router would prefer the
+    other engines meanwhile.
+    """
 
     def __init__(self, config: SchedulerConfig, pool: BlockPool) -> None:
         self._config = config
@@ -45,6 +50,8 @@ class LoadCount:
 
     def add_running(self, sequences: Iterable[Sequence]) -> None:
         for sequence in sequences:
+            if is_probe(sequence.request_id):
+                continue
             num_uncomputed = sequence.num_tokens - sequence.num_computed
             if num_uncomputed > 1:
                 self._prefill[sequence.tenant] += num_uncomputed
@@ -53,6 +60,8 @@ class LoadCount:
 
     def add_waiting(self, sequences: Iterable[Sequence]) -> None:
         for sequence in sequences:
+            if is_probe(sequence.request_id):
+                continue
             self._prefill[sequence.tenant] += sequence.num_tokens - self._num_cached(sequence)
 
     def load(self, decode_token_cost: float) -> SchedulerLoad:
