@@ -254,8 +254,8 @@ def test_each_prefix_is_computed_by_one_engine_and_both_engines_have_some(
     def is_idle() -> bool:
         return all(each["prefill_tokens"] == each["decodes"] == 0 for each in gateway.engines()["engines"].values())
 
-    # Earlier requests may still be in an engine's report. Until its next report, the other engine would get every prefix:
-    # the tiny model computes all of them in less time than passes between two reports.
+    # Earlier requests may still be in an engine's report. Until its next report, the other engine would get every
+    # prefix: the tiny model computes all of them in less time than passes between two reports.
     wait_until(is_idle, 30.0, lambda: str(gateway.engines()))
     first = [cached_tokens(number, "Why?") for number in range(NUM_PREFIXES)]
     assert [cached for _, cached in first] == [0] * NUM_PREFIXES
