@@ -7,6 +7,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 
 from local_kubernetes.components.certificates import Authority
+from local_kubernetes.components.short_crd import short_crd
 from local_kubernetes.machine.kubectl import Kubectl
 from local_kubernetes.machine.place import Place
 from local_kubernetes.machine.processes import Processes
@@ -98,10 +99,8 @@ class ControlPlane:
 
     def ensure_kuberay(self) -> None:
         if not self._processes.is_alive("kuberay"):
-            # The CRDs come first, because KubeRay exits when they do not exist. They are applied server-side, because
-            # client-side apply stores a copy in an annotation, and these manifests exceed an annotation's size.
-            apply = ("apply", "--server-side", "--force-conflicts", "--filename", self._parts.kuberay_crds)
-            self._kubectl(*apply, timeout_s=PROGRAM_S)
+            # The CRDs come first, because KubeRay exits when they do not exist.
+            self._apply_kinds_of_kuberay()
             # `kubectl wait` fails while a CRD's conditions are null. Conditions of a new CRD are null at first.
             kinds = ("wait", "--for=condition=Established", "crd", "--all", "--timeout=10s")
             self._wait("the kinds of KubeRay", lambda: self._kubectl.succeeds(*kinds), "kube-apiserver")
@@ -115,6 +114,17 @@ class ControlPlane:
             "--log-stdout-encoder=console",
         )
         self._wait("KubeRay", self._kuberay_is_ready, "kuberay")
+
+    def _apply_kinds_of_kuberay(self) -> None:
+        manifests = sorted(self._parts.kuberay_crds.glob("*.yaml"))
+        text = "---\n".join(short_crd(path.read_text(), has_fields="rayclusters" in path.name) for path in manifests)
+        folder = self._place.state / "manifests"
+        folder.mkdir(exist_ok=True)
+        (folder / "kuberay.yaml").write_text(text)
+        # Applied server-side, because client-side apply stores a copy in an annotation, and the manifest of RayCluster
+        # exceeds an annotation's size.
+        apply = ("apply", "--server-side", "--force-conflicts", "--filename", folder / "kuberay.yaml")
+        self._kubectl(*apply, timeout_s=PROGRAM_S)
 
     def ensure_scheduler(self) -> None:
         self._component(
