@@ -21,7 +21,9 @@ from simulated_nodes import addresses
 
 def _context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["rayloom_operator.__main__", "rayloom_operator.cli.run"])
+    context.set_forkserver_preload(
+        ["rayloom_operator.__main__", "rayloom_operator.cli.run", "operator_processes.frozen_modules"]
+    )
     return context
 
 
