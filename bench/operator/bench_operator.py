@@ -25,9 +25,10 @@ from local_kubernetes.machine.place import Place
 from local_kubernetes.machine.processes import Processes
 from local_kubernetes.machine.shell import say
 from operator_processes.chart import credentials, install_chart
-from operator_processes.process import OPERATOR, OperatorProcess, direct
+from operator_processes.process import OPERATOR, OperatorProcess
 from real_api_server.world import ENGINE_IMAGE, LEASE, LLM, World
 from simulated_endpoint_slices import EndpointSlices
+from simulated_nodes.api_client import cluster_of
 from simulated_ray_clusters import RayClusters
 
 # Index of the local cluster. Tests use other indices.
@@ -78,14 +79,14 @@ class Bench:
         self._world = world
         self._folder = folder
         self._numbers = itertools.count()
-        self._credentials = credentials(world.kubeconfig)
+        self._credentials = credentials(world.request)
         self._num_services = 0
         self.rows: list[dict[str, float | str]] = []
         self.operator = self._start()
 
     def _start(self) -> OperatorProcess:
         arguments = ("run", f"--engine-image={ENGINE_IMAGE}", "--log-level=warning", *LEASE)
-        where, folder = direct(self._world.kubeconfig), self._folder / str(next(self._numbers))
+        where, folder = cluster_of(self._world.kubeconfig), self._folder / str(next(self._numbers))
         return OperatorProcess(where, self._credentials, folder, *arguments, command=OPERATOR)
 
     def grow(self, size: int, what: str, timeout_s: float) -> None:

@@ -11,6 +11,7 @@ E2E_INDEX=6 chooses another local cluster, so that these tests can run beside a 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,6 +26,9 @@ from operator_processes.process import OperatorProcess
 from real_api_server.world import World
 from simulated_nodes.nodes import NODES
 
+# Percentage by which the heap of a Go program grows between two garbage collections. With 400 instead of the default of
+# 100, the API server needs a sixth less CPU time, and up to 1.4 GiB of memory.
+_HEAP_GROWTH = "400"
 _LEFT = "rayloom.dev/e2e=true"
 # Folders of the slowest test files, the slowest folder first.
 _LONG = ("api/rollouts/", "api/scaling/")
@@ -37,6 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    os.environ.setdefault("GOGC", _HEAP_GROWTH)
     cluster = LocalCluster(PLACE)
     cluster.up("api")
     kubectl = Kubectl(cluster.kubeconfig)

@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from operator_processes.proxy import Proxy
+from operator_processes.proxy import Connections, Proxy
 from rt_tls import Authority
 from simulated_nodes.api_client import Api, ApiError
 
@@ -129,9 +129,9 @@ def test_a_closed_proxy_leaves_no_watch_of_a_client_that_was_killed(tmp_path: Pa
 
     async def run() -> None:
         async with serving(tmp_path, answer) as kubeconfig:
-            server = json.loads(kubeconfig.read_text())["clusters"][0]["cluster"]["server"]
             before = asyncio.all_tasks()
-            proxy = await Proxy.start(kubeconfig, server)
+            connections = Connections(kubeconfig)
+            proxy = await Proxy.start(connections)
             proxy.is_open.set()
             async with aiohttp.ClientSession() as session:
                 watch = await session.get(f"http://127.0.0.1:{proxy.port}/things?watch=true")
@@ -141,5 +141,6 @@ def test_a_closed_proxy_leaves_no_watch_of_a_client_that_was_killed(tmp_path: Pa
             async with asyncio.timeout(30):
                 while asyncio.all_tasks() - before:
                     await asyncio.sleep(0.01)
+            await connections.close()
 
     asyncio.run(run())

@@ -48,6 +48,7 @@ class Service:
         self._operator = operator
         self._spec: dict[str, Any] = {}
         self._image = GOOD
+        self._applied_generation = 0
         for image, release in RELEASES.items():
             world.ship(image, release)
 
@@ -63,7 +64,8 @@ class Service:
         self._image = image or self._image
         self._spec |= spec
         engine = {**self._spec.get("engine", {}), "image": self._image}
-        self.world.create(llm_service(self.namespace, self.name, **{**self._spec, "engine": engine}))
+        made = self.world.create(llm_service(self.namespace, self.name, **{**self._spec, "engine": engine}))
+        self._applied_generation = made["metadata"]["generation"]
 
     @property
     def status(self) -> Document:
@@ -71,9 +73,9 @@ class Service:
         return found
 
     def condition(self, kind: str) -> Document:
-        """The condition for the present spec; empty while the operator has not observed this spec."""
+        """The condition for the last applied spec or a later spec; empty while the operator has not observed it."""
         found = self.world.condition(*self.key, kind)
-        return found if found.get("observedGeneration") == self._generation else {}
+        return found if found.get("observedGeneration", 0) >= self._applied_generation else {}
 
     @property
     def _generation(self) -> int:

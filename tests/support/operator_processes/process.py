@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-import yaml
-
 from operator_processes.forked import ForkedOperator
 from operator_processes.ports import operator_port
 from operator_processes.proxy import Proxy
@@ -55,7 +53,7 @@ class OperatorProcess:
         folder.mkdir(parents=True)
         if isinstance(server, Proxy):
             self.proxy = server
-            server = {"server": f"http://127.0.0.1:{server.port}"}
+            server = server.cluster
         self.log = folder / "log"
         self.health_port = operator_port()
         (folder / "key").write_text(credentials.key)
@@ -132,12 +130,6 @@ def _start(
             stderr=subprocess.STDOUT,
             env=environment,
         )
-
-
-def direct(kubeconfig: Path) -> Document:
-    """The cluster entry of a kubeconfig, for an operator without a proxy."""
-    found: Document = yaml.safe_load(kubeconfig.read_text())["clusters"][0]["cluster"]
-    return found
 
 
 def wait_for(

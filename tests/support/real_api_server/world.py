@@ -20,10 +20,12 @@ from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import uvloop
+
 from local_kubernetes.install import NAMESPACE
 from operator_processes.chart import credentials
 from operator_processes.process import PATIENCE_S, Credentials, OperatorProcess, wait_for, wait_until
-from operator_processes.proxy import Proxy
+from operator_processes.proxy import Connections, Proxy
 from real_api_server.history import History
 from real_api_server.traffic import SLICE_LABEL, Traffic, ready_addresses
 from simulated_nodes.api_client import Api, ApiError, Document
@@ -68,12 +70,14 @@ class World:
         self._numbers = itertools.count()
         self._operators: list[OperatorProcess] = []
         self._credentials: Credentials | None = None
-        self._loop = asyncio.new_event_loop()
+        # Half of this process's CPU time is TLS and sockets, which asyncio's own loop handles in Python.
+        self._loop = uvloop.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="simulated-nodes", daemon=True).start()
         self.do(self._start())
 
     async def _start(self) -> None:
         self.api = Api(self.kubeconfig)
+        self._connections = Connections(self.kubeconfig)
         self.engines = Engines()
         self.kubelets = Kubelets(self.api, self.engines)
         self.engines.on_drain = lambda ip: self._drain_records.add(asyncio.create_task(self._record_drain(ip)))
@@ -118,6 +122,7 @@ class World:
         await self.kubelets.close()
         await self.engines.close()
         await self.api.close()
+        await self._connections.close()
         # Requests that still wait in a proxy belong to operators that have ended.
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
@@ -336,13 +341,13 @@ class World:
         self, *flags: str, is_held: bool = False, command: tuple[str, ...] | None = None
     ) -> OperatorProcess:
         """Starts another operator. `is_held`: the operator's first request waits until `release`."""
-        proxy = self.do(Proxy.start(self.kubeconfig, self.api.server))
+        proxy = self.do(Proxy.start(self._connections))
         if not is_held:
             self.release(proxy)
         folder = self._folder / f"operator-{next(self._numbers)}"
         flags = flags or DEFAULT_FLAGS
         if self._credentials is None:
-            self._credentials = credentials(self.kubeconfig)
+            self._credentials = credentials(self.request)
         process = OperatorProcess(proxy, self._credentials, folder, "run", *flags, *LEASE, command=command)
         self._operators.append(process)
         return process

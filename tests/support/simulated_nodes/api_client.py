@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import yaml
 
 Document = dict[str, Any]
 
@@ -36,8 +35,7 @@ class Api:
     """A client for one event loop, in which it must be created."""
 
     def __init__(self, kubeconfig: Path) -> None:
-        config = yaml.safe_load(kubeconfig.read_text())
-        self.server = config["clusters"][0]["cluster"]["server"]
+        self.server = cluster_of(kubeconfig)["server"]
         self.session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls(kubeconfig), limit=0))
 
     async def close(self) -> None:
@@ -128,13 +126,19 @@ class Api:
                     yield event["type"], event["object"]
 
 
+def cluster_of(kubeconfig: Path) -> Document:
+    """The cluster entry of a local cluster's kubeconfig, which is JSON."""
+    found: Document = json.loads(kubeconfig.read_text())["clusters"][0]["cluster"]
+    return found
+
+
 def tls(kubeconfig: Path, *, with_client: bool = True) -> ssl.SSLContext:
     """A TLS context for the API server of this kubeconfig, with or without the certificate of its user."""
-    config = yaml.safe_load(kubeconfig.read_text())
-    cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
-    context = ssl.create_default_context(cadata=_decoded(cluster["certificate-authority-data"]).decode())
+    authority = cluster_of(kubeconfig)["certificate-authority-data"]
+    context = ssl.create_default_context(cadata=_decoded(authority).decode())
     if not with_client:
         return context
+    user = json.loads(kubeconfig.read_text())["users"][0]["user"]
     with tempfile.TemporaryDirectory() as folder:
         certificate = Path(folder, "certificate")
         key = Path(folder, "key")

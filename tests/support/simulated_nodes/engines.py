@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from simulated_nodes.addresses import PORT, pod_ip_at
 from simulated_nodes.gateways import Gateway
@@ -213,8 +213,8 @@ class _Connection(asyncio.Protocol):
         self._received = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # The cast is for mypy. isinstance would be False: uvloop's transports are no subclasses of asyncio.Transport.
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         self._received += data
