@@ -1,7 +1,7 @@
 """Fixtures of tests on a real API server, with real controllers, scheduler and KubeRay, and operators as processes.
 
 world        a World (tests/support/real_api_server/world.py), one for the session
-namespace    the name of a new namespace, deleted after the test
+namespace    the name of a new namespace, whose services are deleted after the test
 operator     a running operator with the default flags, which tests share
 manifest     a function that returns the manifest of an LLMService in `namespace`
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from api.namespaces import llm_service, new_namespace
+from api.namespaces import delete_services, llm_service, new_namespace
 from api.place import PLACE, WORKER
 from local_kubernetes.clusters.local import LocalCluster
 from local_kubernetes.machine.kubectl import Kubectl
@@ -52,10 +52,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     # A killed run may have left namespaces. The pods in them end only now, because their kubelets run only now.
     kubectl("delete", "namespace", "--selector", _LEFT, "--timeout=180s", timeout_s=190)
     yield found
-    kubectl("delete", "namespace", "--selector", _LEFT, "--wait=false")
+    # A cluster other than 0 is removed: the next tests need its memory and cores, and reuse only cluster 0. CI does not
+    # reuse cluster 0, because its next tests need nodes.
+    is_removed = bool(WORKER or os.environ.get("CI"))
+    if not is_removed:
+        kubectl("delete", "namespace", "--selector", _LEFT, "--wait=false")
     found.close()
-    # A cluster other than 0 is removed: the next tests need its memory and cores, and reuse only cluster 0.
-    if WORKER:
+    if is_removed:
         cluster.down()
 
 
@@ -68,7 +71,7 @@ def kubectl(world: World) -> Kubectl:
 def namespace(world: World, request: pytest.FixtureRequest) -> Iterator[str]:
     name = new_namespace(world, request.node.name)
     yield name
-    world.delete(f"/api/v1/namespaces/{name}")
+    delete_services(world, name)
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ def wait_same_end(world: World, namespace: str, name: str, other: str) -> None:
     def found() -> list[str]:
         return differences(end_state(world, namespace, name), end_state(world, namespace, other))
 
-    wait_until(lambda: not found(), f"{name} to be like {other}", story=lambda: "\n".join(found()))
+    wait_until(lambda: not found(), f"{name} to be like {other}", story=lambda: "\n".join(found()), pause_s=0.3)
 
 
 def differences(found: Any, wanted: Any, path: str = "") -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from api.namespaces import llm_service, new_namespace
+from api.namespaces import delete_services, llm_service, new_namespace
 from local_kubernetes.machine.place import REPOSITORY
 from operator_processes.process import OperatorProcess, wait_until
 from rayloom_operator.api.status import FAULTS, Reason
@@ -233,7 +233,7 @@ def stage(world: World) -> Iterator[str]:
             del known[name]
         world.request("PATCH", _CRD, {"spec": {"versions": versions}}, content_type=MERGE)
         wait_until(lambda: not _keeps_unknown_fields(world, namespace), "the restored CRD to take effect")
-        world.delete(f"/api/v1/namespaces/{namespace}")
+        delete_services(world, namespace)
 
 
 def _create(world: World, manifest: dict[str, Any], **options: str) -> dict[str, Any]:

@@ -20,6 +20,8 @@ from real_api_server.world import LLM, World
 
 # Upper bound of the writes of a story. A story needs about 20.
 _MAX_WRITES = 60
+# Between two checks of all objects of a service, which are ten requests.
+_PAUSE_S = 0.2
 
 
 Act = Callable[[World, str, str], None]
@@ -105,6 +107,7 @@ def _play(
             lambda: not operator.is_alive or (_knows(world, namespace, name) and _has_served(world, namespace, name)),
             f"write {kill_at} or the end",
             story=operator.story,
+            pause_s=_PAUSE_S,
         )
         if operator.is_alive:
             return False
@@ -156,4 +159,5 @@ def _wait_whole(world: World, namespace: str, name: str) -> None:
         lambda: _has_served(world, namespace, name),
         "one RayCluster of the last revision, and nothing of another",
         story=lambda: f"{sorted(world.objects(namespace, name))}\n{world.story()}",
+        pause_s=_PAUSE_S,
     )

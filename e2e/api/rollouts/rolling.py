@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from api.namespaces import llm_service, new_namespace
+from api.namespaces import delete_services, llm_service, new_namespace
 from api.parallel_tests import ParallelTests, parallel_tests
 from operator_processes.process import OperatorProcess, wait_for, wait_until
 from operator_processes.proxy import Request
@@ -192,7 +192,7 @@ def went_by_the_book(service: Service, cluster: str, engine: Engine) -> None:
 
 
 def parallel_rolls(world: World, request: pytest.FixtureRequest) -> Iterator[ParallelTests]:
-    """The fixture `started_tests` of a module. All its services are in one namespace, which is removed at the end."""
+    """The fixture `started_tests` of a module. All its services are in one namespace."""
     operator = world.operator()
     namespace = new_namespace(world, "rolls")
 
@@ -201,10 +201,8 @@ def parallel_rolls(world: World, request: pytest.FixtureRequest) -> Iterator[Par
 
     with parallel_tests(request, service, _NUM_AT_ONCE) as tests:
         yield tests
-    for name in [name for space, name in list(world.services) if space == namespace]:
-        world.delete(f"{LLM}/namespaces/{namespace}/llmservices/{name}")
-    path = f"/api/v1/namespaces/{namespace}"
-    # Waits for the pods first: the controller checks a namespace with pods again only after half of their grace period.
+    delete_services(world, namespace)
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    # Some engines fill a node, so the next tests need the end of these pods.
     with contextlib.suppress(AssertionError):
-        wait_until(lambda: not world.request("GET", f"{path}/pods")["items"], "the end of all pods")
-    world.delete(path)
+        wait_until(lambda: not world.request("GET", path)["items"], "the end of all pods", pause_s=0.3)

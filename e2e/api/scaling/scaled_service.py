@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from api.namespaces import llm_service, new_namespace
+from api.namespaces import delete_services, llm_service, new_namespace
 from api.parallel_tests import ParallelTests, parallel_tests
 from local_kubernetes.machine.kubectl import Kubectl
 from operator_processes.process import OperatorProcess, wait_for, wait_until
@@ -49,7 +49,7 @@ def parallel_scaling(world: World, request: pytest.FixtureRequest) -> Iterator[P
     with parallel_tests(request, setting, _NUM_AT_ONCE) as tests:
         yield tests
     for namespace in namespaces:
-        world.delete(f"/api/v1/namespaces/{namespace}")
+        delete_services(world, namespace)
 
 
 class ScaledService:

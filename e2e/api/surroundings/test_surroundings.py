@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from api import gateway_api
+from api.namespaces import new_namespace
 from local_kubernetes.machine.kubectl import Kubectl
 from operator_processes.process import OperatorProcess, wait_until
 from real_api_server.world import LLM, World
@@ -22,6 +23,14 @@ def _example(name: str, namespace: str) -> dict[str, Any]:
     document: dict[str, Any] = yaml.safe_load((_EXAMPLES / f"{name}.yaml").read_text())
     document["metadata"]["namespace"] = namespace
     return document
+
+
+@pytest.fixture
+def namespace(world: World, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The name of a new namespace, deleted after the test: a left autoscaler would be evaluated every 15 s."""
+    name = new_namespace(world, request.node.name)
+    yield name
+    world.delete(f"/api/v1/namespaces/{name}")
 
 
 @pytest.fixture

@@ -148,13 +148,18 @@ def wait_for(
     return value
 
 
-def wait_until(is_so: object, what: str, timeout_s: float = PATIENCE_S, story: object = None) -> float:
-    """Waits until `is_so()` is true, and returns the seconds. Fails with `what` and `story()` after `timeout_s`."""
+def wait_until(
+    is_so: object, what: str, timeout_s: float = PATIENCE_S, story: object = None, *, pause_s: float = 0.05
+) -> float:
+    """Waits until `is_so()` is true, and returns the seconds. Fails with `what` and `story()` after `timeout_s`.
+
+    A check that sends many requests has a longer pause, because otherwise it would be a load for the API server.
+    """
     assert callable(is_so)
     began = time.monotonic()
     while not is_so():
         if time.monotonic() - began >= timeout_s:
             more = f"\n{story()}" if callable(story) else ""
             raise AssertionError(f"waited {timeout_s:g} s for {what}{more}")
-        time.sleep(0.05)
+        time.sleep(pause_s)
     return time.monotonic() - began
