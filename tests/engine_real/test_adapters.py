@@ -19,10 +19,10 @@ import pytest
 import torch
 
 from rt_adapters import write_adapter
-from rt_faults import strike
+from rt_faults import aim, breakable_server, slow_steps
 from rt_gateway import running_gateway, write_key
 from rt_ports import free_port
-from rt_server import RunningServer, is_ready, running_server, wait_until
+from rt_server import RunningServer, Stream, is_ready, wait_until
 from rt_streams import join_streams, start_streams
 from rt_tiny import VOCAB_SIZE, tiny_checkpoint, tiny_tokenizer
 
@@ -31,6 +31,7 @@ WITH_PEFT = slice(0, NUM_ADAPTERS, 5)  # adapters whose tokens PEFT computes, to
 NUM_PROMPTS = 16
 PROMPT_TOKENS = 12
 NUM_TOKENS = 8
+STREAM_TOKENS = 64  # enough that streams still run when a process is killed, because steps are slow until then
 ARGUMENTS = ("--dtype", "float32", "--served-model-name", "m", "--max-model-len", "1024", "--num-kv-blocks", "1024")
 PROMPTS = [random.Random(index).choices(range(4, VOCAB_SIZE), k=PROMPT_TOKENS) for index in range(NUM_PROMPTS)]
 
@@ -60,7 +61,7 @@ def server(
 ) -> Iterator[RunningServer]:
     given = [f"{folder.name}={folder}" for folder in adapters]
     folder = tmp_path_factory.mktemp("server")
-    with running_server(
+    with breakable_server(
         folder,
         *("--front-port", str(front_port), "--front-host", "127.0.0.1", "--front-key-file", str(write_key(folder))),
         *("--model", str(model), *ARGUMENTS, "--max-num-seqs", "512", "--max-loras", str(NUM_ADAPTERS)),
@@ -86,6 +87,17 @@ def complete(
     answer = server.client.post(f"{server.api_url}/v1/completions", json=body(name, prompts, max_tokens))
     assert answer.status_code == 200, answer.text
     return [choice["token_ids"] for choice in answer.json()["choices"]]
+
+
+def kill_beside_streams(server: RunningServer, names: tuple[str | None, ...], victim: str) -> list[Stream]:
+    """Kills a process while a stream of each adapter runs. Returns the ended streams."""
+    kill = aim(server, victim, "killed")
+    with slow_steps(server.log.parent):
+        streams, threads = start_streams(server, [body(name, PROMPTS[0], STREAM_TOKENS) for name in names])
+        wait_until(lambda: all(len(stream.tokens) >= 16 for stream in streams), 60.0, server.log_text)
+        kill()
+    join_streams(threads)
+    return streams
 
 
 def refusal(server: RunningServer, path: str, document: dict[str, Any]) -> tuple[int, str]:
@@ -188,7 +200,7 @@ def test_a_gateway_serves_the_adapters_of_its_engine(
 
 def test_adapters_come_and_go_while_requests_run(server: RunningServer, model: Path, tmp_path: Path) -> None:
     folder = write_adapter(tmp_path / "new", model, seed=99)
-    expected = complete(server, "a0", PROMPTS[0], 400)
+    [expected] = complete(server, "a0", PROMPTS[0])
     streams, threads = start_streams(server, [body("a0", PROMPTS[0], 400), body(None, PROMPTS[1], 400)])
     for round_number in range(3):
         name = f"new{round_number}"
@@ -202,7 +214,7 @@ def test_adapters_come_and_go_while_requests_run(server: RunningServer, model: P
         assert (answer.status_code, answer.text) == (200, f"Success: LoRA adapter '{name}' removed successfully.")
         assert refusal(server, "/v1/completions", body(name, PROMPTS[0]))[0] == 404
         running.join()
-        assert first != [expected[0][:NUM_TOKENS]]
+        assert first != [expected]
     join_streams(threads)
     assert [stream.failure for stream in streams] == [None, None]
     assert server.status()["requests"]["failed"] == 0
@@ -258,16 +270,13 @@ def test_a_killed_process_loses_no_adapter(server: RunningServer, model: Path, t
     load = {"lora_name": name, "lora_path": str(folder)}
     assert server.client.post(f"{server.api_url}/v1/load_lora_adapter", json=load).status_code == 200
     names = (name, "a1", None)
-    alone = [complete(server, each, PROMPTS[0], 600)[0] for each in names]
-    streams, threads = start_streams(server, [body(each, PROMPTS[0], 600) for each in names])
-    wait_until(lambda: all(len(stream.tokens) >= 16 for stream in streams), 60.0, server.log_text)
-    strike(server, victim, "killed")
-    join_streams(threads)
+    alone = [complete(server, each, PROMPTS[0], STREAM_TOKENS)[0] for each in names]
+    streams = kill_beside_streams(server, names, victim)
     if victim == "core":
         assert [stream.failure for stream in streams] == [None] * len(names)
-        assert all(len(stream.tokens) == 600 for stream in streams)
+        assert all(len(stream.tokens) == STREAM_TOKENS for stream in streams)
     wait_until(lambda: is_ready(server), 60.0, server.log_text)
-    assert [complete(server, each, PROMPTS[0], 600)[0] for each in names] == alone
+    assert [complete(server, each, PROMPTS[0], STREAM_TOKENS)[0] for each in names] == alone
     shutil.rmtree(folder)
 
 
@@ -275,9 +284,9 @@ def test_ranks_that_share_a_model_share_its_adapters_and_load_them_again(
     server: RunningServer, model: Path, adapters: list[Path], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     names = ("a0", "a1", None)
-    expected = [complete(server, name, PROMPTS[0], 200)[0] for name in names]
+    expected = [complete(server, name, PROMPTS[0], STREAM_TOKENS)[0] for name in names]
     changed = write_adapter(tmp_path_factory.mktemp("adapters") / "changed", model, seed=21)
-    with running_server(
+    with breakable_server(
         tmp_path_factory.mktemp("shared"),
         *("--model", str(model), *ARGUMENTS, "--executor", "mp"),
         *("--tensor-parallel-size", "2", "--pipeline-parallel-size", "2"),
@@ -290,13 +299,10 @@ def test_ranks_that_share_a_model_share_its_adapters_and_load_them_again(
             f"{changed}: the files of the adapter have changed since it was loaded; load it again",
         )
         assert shared.status()["recoveries"] == []
-        assert [complete(shared, name, PROMPTS[0], 200)[0] for name in names] == expected
-        streams, threads = start_streams(shared, [body(name, PROMPTS[0], 200) for name in names])
-        wait_until(lambda: all(len(stream.tokens) >= 16 for stream in streams), 60.0, shared.log_text)
-        strike(shared, "rank 3", "killed")
-        join_streams(threads)
-        assert [(stream.failure, len(stream.tokens)) for stream in streams] == [(None, 200)] * 3
-        assert [complete(shared, name, PROMPTS[0], 200)[0] for name in names] == expected
+        assert [complete(shared, name, PROMPTS[0], STREAM_TOKENS)[0] for name in names] == expected
+        streams = kill_beside_streams(shared, names, "rank 3")
+        assert [(stream.failure, len(stream.tokens)) for stream in streams] == [(None, STREAM_TOKENS)] * 3
+        assert [complete(shared, name, PROMPTS[0], STREAM_TOKENS)[0] for name in names] == expected
         wanted = {"a1": str(adapters[1]), "a2": str(adapters[2]), "lost": str(changed / "lost")}
         answer = shared.client.put(f"{shared.admin_url}/adapters", json={"adapters": wanted})
         assert answer.status_code == 202

@@ -20,11 +20,10 @@ from rt_message_events import read_messages_stream
 from rt_raw_client import RawClient, streamed_text
 from rt_response_events import read_responses_stream
 from rt_server import RunningServer, wait_until
-from rt_streams import Said, completion_body, disturb
+from rt_streams import NUM_TOKENS, Said, completion_body, disturb
 from rt_torch_users import users_of_torch
 
 SLOW = pytest.mark.slow
-NUM_TOKENS = 256  # more tokens than a stream receives before the fault, because steps are slow until then
 ARGUMENTS = ("--dtype", "float32", "--served-model-name", "m", "--max-model-len", "1024", "--num-kv-blocks", "512")
 
 
@@ -54,7 +53,7 @@ def test_a_fault_of_the_core_costs_a_pause_and_no_request(
     children = server.children()
 
     victim = "rank 0" if fault == "stuck" else "core"
-    seen = disturb(server, expected, aim(server, victim, fault), NUM_TOKENS)
+    seen = disturb(server, expected, aim(server, victim, fault))
     assert seen.failures == []
     assert seen.after["recoveries"][-1]["process"] == "core"
     assert seen.after["recoveries"][-1]["replayed_requests"] >= len(expected)

@@ -23,7 +23,7 @@ from rt_ports import free_port
 from rt_server import START_EVERY_S, wait_until
 from rt_streams import ENDLESS_JSON, PROMPTS
 
-NUM_TOKENS = 160  # enough that streams still run when an engine is killed, because steps are slow until then
+NUM_TOKENS = 64  # enough that streams still run when an engine is killed, because steps are slow until then
 WORDS = " ".join(f"{number} and" for number in range(40))  # text that makes prompts long enough for several KV blocks
 NUM_PREFIXES = 12
 EARLY_EVENTS = 6  # events of every stream before the fault
@@ -328,7 +328,7 @@ def test_a_gateway_starts_without_an_engine_and_its_death_ends_only_its_own_sequ
 ) -> None:
     wait_for_engines(gateway, {"first"})
     body = undisturbed[1][0].body
-    unseeded = {**body, "max_tokens": 900, "temperature": 0.9}
+    unseeded = {**body, "max_tokens": 200, "temperature": 0.9}
     kept, lost = Request("/v1/completions", body), Request("/v1/completions", unseeded, key="order-66")
     with running_gateway(tmp_path, {"first": engines.ports["first"]}, name="second-gateway") as other:
         wait_for_engines(other, {"first"})

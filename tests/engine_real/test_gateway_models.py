@@ -21,7 +21,7 @@ from rt_server import START_EVERY_S, wait_until
 from rt_streams import PROMPTS
 
 ARGUMENTS = ("--dtype", "float32", "--device", "cpu", "--num-kv-blocks", "128", "--port", "0")
-NUM_TOKENS = 160  # enough that the stream still runs when the engine is suspended, because steps are slow
+NUM_TOKENS = 64  # enough that the stream still runs when the engine is suspended, because steps are slow
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 ALIAS = {"targets": [{"model": "first", "weight": 90}, {"model": "second", "weight": 10}], "sticky_by": "user"}
 

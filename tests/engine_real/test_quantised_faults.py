@@ -13,7 +13,6 @@ from rt_server import RunningServer, running_server
 from rt_streams import Said, disturb, undisturbed
 from rt_tiny import tiny_checkpoint, tiny_tokenizer
 
-NUM_TOKENS = 256
 ARGUMENTS = ("--dtype", "bfloat16", "--device", "cpu", "--served-model-name", "m", "--num-kv-blocks", "512")
 
 
@@ -30,7 +29,7 @@ def quantised(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def expected(quantised: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Said]:
     with running_server(tmp_path_factory.mktemp("one"), "--model", str(quantised), *ARGUMENTS) as server:
         assert server.status()["model"]["quantization"] == "awq-int4-g32"
-        return undisturbed(server, NUM_TOKENS)
+        return undisturbed(server)
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +41,6 @@ def server(quantised: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 def test_tokens_are_those_of_one_rank_also_after_a_kill(server: RunningServer, expected: list[Said]) -> None:
     pids = {f"rank {rank['rank']}": rank["pid"] for rank in server.status()["ranks"]}
-    seen = disturb(server, expected, aim(server, "rank 0", "killed"), NUM_TOKENS)
+    seen = disturb(server, expected, aim(server, "rank 0", "killed"))
     assert seen.failures == []
     assert [rank for rank, pid in seen.pids(after=True).items() if pid != pids[rank]] == ["rank 0"]

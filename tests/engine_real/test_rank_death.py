@@ -25,7 +25,6 @@ HANG_SECONDS = 4
 class Served:
     executor: str
     model: str
-    num_tokens: int  # enough that streams still run when the fault happens
 
 
 @pytest.fixture(scope="module", params=["mp tiny", "ray tiny", pytest.param("mp embedded", marks=pytest.mark.slow)])
@@ -33,8 +32,8 @@ def served(request: pytest.FixtureRequest, three_layers: str) -> Served:
     """A server of a tiny model or of the embedded model. Tests on pods cause the same faults with Ray."""
     executor, model = request.param.split()
     if model == "embedded":
-        return Served(executor, "builtin://smollm2-135m", NUM_TOKENS)
-    return Served(executor, three_layers, 256)
+        return Served(executor, "builtin://smollm2-135m")
+    return Served(executor, three_layers)
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +45,9 @@ def expected(
 ) -> list[Said]:
     """The tokens of one rank, undisturbed."""
     if served.model == three_layers:
-        return said_by_one_rank(served.num_tokens)
+        return said_by_one_rank(NUM_TOKENS)
     with running_server(tmp_path_factory.mktemp("one"), "--model", served.model, *ARGUMENTS) as server:
-        return undisturbed(server, served.num_tokens)
+        return undisturbed(server)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +87,7 @@ def test_a_fault_costs_a_pause_and_no_request(
     pids = {f"rank {rank['rank']}": rank["pid"] for rank in server.status()["ranks"]}
     pids |= {role: child.pid for role, child in server.children().items()}
 
-    seen = disturb(server, expected, aim(server, victim, fault), served.num_tokens)
+    seen = disturb(server, expected, aim(server, victim, fault))
     assert seen.failures == []
     ranks = seen.pids(after=True)
     if victim == "launcher":
@@ -133,7 +132,7 @@ def test_two_stages_are_two_processes_beside_the_core_and_count_their_steps(serv
 def test_a_killed_front_costs_its_connections_alone(
     server: RunningServer, served: Served, expected: list[Said], measured: Callable[[str], None]
 ) -> None:
-    before, body = server.status(), completion_body(0, served.num_tokens)
+    before, body = server.status(), completion_body(0)
     kill = aim(server, "front", "killed")
     with slow_steps(server.log.parent):
         streams, threads = start_streams(server, [body])

@@ -18,11 +18,10 @@ import pytest
 
 from rt_faults import breakable, breakable_server
 from rt_server import RunningServer, running_server, wait_until
-from rt_streams import Said, disturb
+from rt_streams import NUM_TOKENS, Said, disturb
 
 pytestmark = pytest.mark.slow
 
-NUM_TOKENS = 256  # enough that streams still run when the fault happens, because steps are slow until then
 ARGUMENTS = ("--dtype", "float32", "--device", "cpu", "--served-model-name", "m", "--num-kv-blocks", "256")
 FOUR = ("--tensor-parallel-size", "2", "--pipeline-parallel-size", "2", "--restart-budget", "20")
 # With these settings, Ray notices a lost node in about 3 s instead of a minute.
@@ -103,7 +102,7 @@ def _check(
     measured: Callable[[str], None],
 ) -> dict[int, tuple[str, int]]:
     """Causes a fault while streams run. No request may fail, and every token must be as expected. Returns `_places`."""
-    seen = disturb(server, expected, strike, NUM_TOKENS)
+    seen = disturb(server, expected, strike)
     assert seen.failures == []
     assert seen.survivors_read_nothing()
     measured(f"{fault}; tokens again after {seen.seconds:.2f} s, 0 of {seen.num_requests} requests failed")

@@ -14,9 +14,8 @@ import pytest
 
 from rt_faults import aim, breakable_server
 from rt_server import RunningServer, wait_until
-from rt_streams import Said, completion_body, disturb, join_streams, start_streams
+from rt_streams import NUM_TOKENS, Said, completion_body, disturb, join_streams, start_streams
 
-NUM_TOKENS = 256
 ARGUMENTS = ("--dtype", "float32", "--device", "cpu", "--served-model-name", "m", "--num-kv-blocks", "256")
 LAYOUTS = {
     "2 x 2": ("--tensor-parallel-size", "2", "--pipeline-parallel-size", "2"),
@@ -63,7 +62,7 @@ def test_a_stuck_rank_whose_peers_wait_in_a_sum_costs_a_pause_and_no_request(
 
 
 def check_fault(server: RunningServer, expected: list[Said], victim: str, fault: str) -> None:
-    seen = disturb(server, expected, aim(server, victim, fault), NUM_TOKENS)
+    seen = disturb(server, expected, aim(server, victim, fault))
     assert seen.failures == []
     before, after = seen.pids(after=False), seen.pids(after=True)
     assert [rank for rank in after if after[rank] != before[rank]] == [victim]

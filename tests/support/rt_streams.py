@@ -19,7 +19,7 @@ from rt_faults import slow_steps
 from rt_server import RunningServer, Stream, wait_until
 
 NUM_STREAMS = 4
-NUM_TOKENS = 64
+NUM_TOKENS = 64  # enough that streams still run when a fault happens, because steps are slow until then
 LATE_TOKENS = 16
 LATE_EVERY_S = 0.3
 MOST_LATE = 16  # the most requests that arrive after a fault
