@@ -18,7 +18,7 @@ import pytest
 
 from rayloom_engine.config import load_config, parse_config
 from rayloom_engine.launcher import fork_server, process_ranks
-from rayloom_engine.launcher.fork_server import Killed, KillRank, RankEnd, Ready, StartRank
+from rayloom_engine.launcher.fork_messages import Killed, KillRank, RankEnd, Ready, StartRank
 from rayloom_engine.launcher.process_ranks import ProcessRanks
 from rayloom_engine.models.checkpoint.progress import no_progress
 from rt_server import wait_until

@@ -91,9 +91,11 @@ def test_a_core_that_still_imports_names_its_server_and_ends_with_it(how: signal
                 core.kill()
 
 
-def test_only_a_server_that_will_start_has_a_prepared_core() -> None:
+def test_only_a_server_that_will_start_has_a_prepared_core(monkeypatch: pytest.MonkeyPatch) -> None:
     for arguments in ([], ["doctor"], ["serve", "--help"], ["serve", "a-model", "-h"]):
         assert prepared_core(arguments) is None
+    monkeypatch.setenv("RANK", "1")
+    assert prepared_core(["serve", "a-model"]) is None, "rank 1 of a job has no core"
 
 
 def test_the_prepared_process_runs_with_the_arguments_of_its_message() -> None:

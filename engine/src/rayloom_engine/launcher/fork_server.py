@@ -22,10 +22,10 @@ import msgspec
 
 from rayloom_engine.common.process import die_with_parent, name_process, without_garbage_collection
 from rayloom_engine.config import load_config
+from rayloom_engine.launcher.fork_messages import MAX_MESSAGE_BYTES, Killed, KillRank, RankEnd, Ready, StartRank
 from rayloom_engine.worker import process as rank_process
 from rayloom_engine.worker.start import set_threads
 
-MAX_MESSAGE_BYTES = 4096
 # Modules that every rank imports sooner or later.
 _PRELOAD = (
     "torch",
@@ -37,31 +37,6 @@ _PRELOAD = (
     "rayloom_engine.parallel.process_link",
     "rayloom_engine.parallel.shared_sums",
 )
-
-
-class StartRank(msgspec.Struct, frozen=True, tag=True):
-    rank: int
-    incarnation: int
-    device: str | None  # the rank's CUDA device; None = CPU
-
-
-class KillRank(msgspec.Struct, frozen=True, tag=True):
-    rank: int
-
-
-class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The fork server has finished its imports."""
-
-
-class Killed(msgspec.Struct, frozen=True, tag=True):
-    """The rank has been sent SIGKILL. RankEnd follows once its process has ended."""
-
-    rank: int
-
-
-class RankEnd(msgspec.Struct, frozen=True, tag=True):
-    rank: int
-    code: int  # exit code, or the negative number of the signal that killed it
 
 
 class ForkServer:

@@ -16,7 +16,7 @@ import msgspec
 
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.errors import ConfigError
-from rayloom_engine.launcher.fork_server import MAX_MESSAGE_BYTES, Killed, KillRank, RankEnd, Ready, StartRank
+from rayloom_engine.launcher.fork_messages import MAX_MESSAGE_BYTES, Killed, KillRank, RankEnd, Ready, StartRank
 from rayloom_engine.launcher.starter import NO_CORE
 from rayloom_engine.models.checkpoint.progress import Progress
 from rayloom_engine.worker.machine import visible_devices

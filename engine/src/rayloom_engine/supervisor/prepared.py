@@ -54,7 +54,12 @@ class PreparedProcess:
 
 
 def prepared_core(arguments: Sequence[str]) -> PreparedProcess | None:
-    """Returns the core of the server that the command line will start; None for other commands and for --help."""
+    """Returns the core of the server that the command line will start; None for other commands and for --help.
+
+    In a job (executor external), only the process of rank 0 has a core.
+    """
     if not arguments or arguments[0] != "serve" or "--help" in arguments or "-h" in arguments:
+        return None
+    if os.environ.get("RANK", "0") != "0":
         return None
     return PreparedProcess("rayloom_engine.core_server.process")

@@ -1,0 +1,36 @@
+"""Messages between the launcher and its fork server. A packet of their connection is one message.
+
+They are in a module of their own, because the fork server imports all that a rank needs, and the launcher needs none of
+it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+MAX_MESSAGE_BYTES = 4096
+
+
+class StartRank(msgspec.Struct, frozen=True, tag=True):
+    rank: int
+    incarnation: int
+    device: str | None  # the rank's CUDA device; None = CPU
+
+
+class KillRank(msgspec.Struct, frozen=True, tag=True):
+    rank: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The fork server has finished its imports."""
+
+
+class Killed(msgspec.Struct, frozen=True, tag=True):
+    """The rank has been sent SIGKILL. RankEnd follows once its process has ended."""
+
+    rank: int
+
+
+class RankEnd(msgspec.Struct, frozen=True, tag=True):
+    rank: int
+    code: int  # exit code, or the negative number of the signal that killed it
