@@ -3,10 +3,14 @@
 The block that starts the server runs in the background. Meanwhile other blocks send requests to this server. Then the
 server gets Ctrl-C, and all of its processes must end. `make test` inside `make test` would never end. So targets of
 make other than `run` are only expanded by `make -n`, and benchmarks only parse their flags (`rt_blocks.runnable`).
+
+Benchmarks and Python clients run in this process, because most of their CPU time would be that of imports.
 """
 
 import contextlib
+import io
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -18,9 +22,10 @@ import psutil
 import pytest
 import yaml
 
+from rayloom_engine.cli import commands
 from rayloom_operator.api.llmgateway.spec import parse_gateway
 from rayloom_operator.api.spec import parse
-from rt_blocks import Block, blocks_of, install_stand_in_curl, runnable
+from rt_blocks import Block, blocks_of, install_stand_in_curl, is_benchmark, runnable
 from rt_server import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,7 +48,7 @@ def by_name(block):
 
 
 def run_shell(block, first_on_path=None):
-    script = "\n".join(runnable(command) for command in block.commands)
+    script = "\n".join(runnable(command) for command in block.commands if not is_benchmark(command))
     environment = dict(ENVIRONMENT)
     if first_on_path is not None:
         environment["PATH"] = f"{first_on_path}:{environment['PATH']}"
@@ -71,8 +76,14 @@ def test_every_shell_block_is_marked_bash():
     [block for block in SHELL if not block.is_server and not block.is_client and not block.is_engine],
     ids=by_name,
 )
-def test_a_shell_block_works(block):
-    run_shell(block)
+def test_a_shell_block_works(block, capsys):
+    if any(not is_benchmark(command) for command in block.commands):
+        run_shell(block)
+    for command in filter(is_benchmark, block.commands):
+        with pytest.raises(SystemExit) as end:
+            commands.run(shlex.split(runnable(command))[1:])
+        assert end.value.code == 0, capsys.readouterr().err
+        assert capsys.readouterr().out.startswith("usage: rayloom-engine bench")
 
 
 @pytest.mark.parametrize("block", [block for block in PYTHON if not block.is_client], ids=by_name)
@@ -80,11 +91,22 @@ def test_a_python_block_works(block):
     run_python(block)
 
 
+def run_client(block):
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        exec(compile(block.text, block.name, "exec"), {"__name__": "__main__"})
+
+    check_answer(block, output.getvalue())
+
+
 def run_python(block):
     done = subprocess.run([sys.executable, "-c", block.text], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
 
     assert done.returncode == 0, done.stderr
-    assert "Paris" in done.stdout or "Paris" not in block.text
+    check_answer(block, done.stdout)
+
+
+def check_answer(block, output):
+    assert "Paris" in output or "Paris" not in block.text
 
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "yaml"], ids=by_name)
@@ -137,7 +159,7 @@ def test_the_server_answers_its_blocks_and_ends_on_ctrl_c(server, tmp_path):
                 assert run_shell(block)
         for block in PYTHON:
             if block.is_client:
-                run_python(block)
+                run_client(block)
         assert interrupt(process, log) >= 5  # make, local, supervisor, front, core
 
 

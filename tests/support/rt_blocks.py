@@ -71,9 +71,15 @@ def runnable(command: str) -> str:
     words = command.split()
     if words[0] == "make" and words[1:2] != ["run"]:
         return "make -n " + " ".join(words[1:])
-    if words[0].endswith("rayloom-engine") and words[1:2] == ["bench"]:
+    if is_benchmark(command):
         return command + " --help"
     return command
+
+
+def is_benchmark(command: str) -> bool:
+    """True for `rayloom-engine bench` with flags that the shell does not change."""
+    program, *words = command.split()
+    return program.endswith("rayloom-engine") and words[:1] == ["bench"] and not set("$`|<>&;*?") & set(command)
 
 
 def install_stand_in_curl(folder: Path) -> Path:
