@@ -137,7 +137,6 @@ def disturb(
     server: RunningServer,
     expected: list[Said],
     strike: Callable[[], None],
-    num_tokens: int = NUM_TOKENS,
     strike_at: int = 16,
 ) -> Disturbance:
     """Calls `strike` by the rules above, when each stream has `strike_at` tokens.
@@ -147,7 +146,7 @@ def disturb(
     """
     before = server.status()
     with slow_steps(server.log.parent):
-        streams, threads = _start_together(server, [stream_body(index, num_tokens) for index in range(NUM_STREAMS)])
+        streams, threads = _start_together(server, [stream_body(index) for index in range(NUM_STREAMS)])
         wait_until(
             lambda: all(len(stream.tokens) >= strike_at and _is_inside(stream) for stream in streams),
             60.0,
@@ -156,7 +155,7 @@ def disturb(
         struck_at, struck_time = time.monotonic(), time.time()
         strike()
         received = [len(stream.tokens) for stream in streams]
-    assert max(received) <= num_tokens * 3 // 4, f"the fault came too late: {received}"
+    assert max(received) <= NUM_TOKENS * 3 // 4, f"the fault came too late: {received}"
 
     late: list[Stream] = []
     late_threads: list[threading.Thread] = []
