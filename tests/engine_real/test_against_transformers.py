@@ -83,11 +83,11 @@ def test_the_tokens_on_file_are_those_of_transformers(folder: Path, prompts: lis
 def test_tokens_are_the_same_alone_and_with_a_hot_prefix_cache(
     llm: LLM, prompts: list[list[int]], all_at_once: list[tuple[int, ...]]
 ) -> None:
-    short = SamplingParams(temperature=0.0, max_tokens=18, ignore_eos=True)  # few, because each takes a step
+    short = SamplingParams(temperature=0.0, max_tokens=18, ignore_eos=True)  # begins a new block after the prompt
     for prompt, ids in zip(prompts[7::7], all_at_once[7::7], strict=True):
         assert _ids(llm.generate([prompt], short, use_tqdm=False)) == [ids[:18]]
-    hot = llm.generate(prompts, SHORTER, use_tqdm=False)
-    assert _ids(hot) == [ids[:40] for ids in all_at_once]
+    hot = llm.generate(prompts, short, use_tqdm=False)
+    assert _ids(hot) == [ids[:18] for ids in all_at_once]
     # Every full block except the last token's block was found in the cache.
     assert [output.num_cached_tokens for output in hot] == [(len(prompt) - 1) // 16 * 16 for prompt in prompts]
 

@@ -6,6 +6,7 @@ test_against_transformers.py compares its tokens one by one with those of transf
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,13 +47,19 @@ def test_texts_have_known_tokens(folder: Path, text: str, ids: list[int], tokens
     assert (encoding.ids, encoding.tokens) == (ids, tokens)
 
 
-@pytest.mark.parametrize("text", ["naïve 日本語 🙂", "x = [1,  2]\n\tfor i in x: pass", "1e-05 ½ ٣", "don't  stop "])
-def test_transformers_reads_the_same_tokenizer(folder: Path, text: str) -> None:
-    from tokenizers import Tokenizer
+@pytest.fixture(scope="module")
+def theirs(folder: Path) -> Any:
+    """The tokenizer as transformers reads it."""
     from transformers import AutoTokenizer
 
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("text", ["naïve 日本語 🙂", "x = [1,  2]\n\tfor i in x: pass", "1e-05 ½ ٣", "don't  stop "])
+def test_transformers_reads_the_same_tokenizer(folder: Path, theirs: Any, text: str) -> None:
+    from tokenizers import Tokenizer
+
     ours = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    theirs = AutoTokenizer.from_pretrained(folder)
     assert theirs(text)["input_ids"] == ours.encode(text).ids
     assert ours.decode(ours.encode(text).ids) == text
     assert (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id, theirs.unk_token_id) == (1, 2, 2, 0)
@@ -69,14 +76,11 @@ def test_the_shape_is_that_of_smollm2(folder: Path) -> None:
     assert shape.kv_bytes_per_token(4) == 46_080
 
 
-def test_the_capital_of_france_is_paris(folder: Path) -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+def test_the_capital_of_france_is_paris(folder: Path, theirs: Any) -> None:
     question = {"role": "user", "content": "What is the capital of France? Answer in one sentence."}
-    prompt = tokenizer.apply_chat_template([question], tokenize=False, add_generation_prompt=True)
+    prompt = theirs.apply_chat_template([question], tokenize=False, add_generation_prompt=True)
     assert prompt.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face")
-    token_ids = tokenizer(prompt)["input_ids"]
+    token_ids = theirs(prompt)["input_ids"]
 
     model = load_tiny(folder)
     cache = make_cache(model.shape, num_blocks=8, block_size=16)
@@ -86,7 +90,7 @@ def test_the_capital_of_france_is_paris(folder: Path) -> None:
         (logits,) = advance(model, cache, [(sequence, len(token_ids) - sequence.num_computed)])
         answer.append(int(torch.argmax(logits[-1])))
         token_ids.append(answer[-1])
-    assert tokenizer.decode(answer) == "The capital of France is Paris.<|im_end|>"
+    assert theirs.decode(answer) == "The capital of France is Paris.<|im_end|>"
 
 
 @pytest.mark.parametrize(("word", "num_choices"), [("", MAX_CHOICES), ("choice ", 4_000)])

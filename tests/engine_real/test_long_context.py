@@ -2,7 +2,7 @@
 
 The streams continue during the prompt, and no process counts as hung.
 
-The prompt has 12,000 tokens in `make test`, and 100,000 in `make long-context`.
+The prompt has 9,000 tokens in `make test`, more than the context before YaRN, and 100,000 in `make long-context`.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def expected_token(folder: Path, prompt: list[int]) -> tuple[int, float]:
 @pytest.mark.parametrize(
     ("model", "num_tokens", "most_seconds"),
     [
-        ("tiny", 12_000, 2.0),  # a large limit, because other tests run at the same time
+        ("tiny", 9_000, 2.0),  # a large limit, because other tests run at the same time
         pytest.param("tiny", 100_000, 0.1, marks=pytest.mark.slow),
         pytest.param("smollm2", 100_000, 2.0, marks=pytest.mark.slow),
     ],
