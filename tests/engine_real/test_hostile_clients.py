@@ -193,7 +193,7 @@ def test_bodies_of_8_mib(server: RunningServer, kind: str) -> None:
     body = BODIES[kind]()
     path = "/v1/chat/completions" if b'"messages"' in body[:100] else "/v1/completions"
     with watched(server, most_mib=160):
-        for _ in range(3):
+        for _ in range(2):
             status, message = post(server, path, body)
             assert (status, message != "") == (400, True), message
 
