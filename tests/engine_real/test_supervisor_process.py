@@ -20,6 +20,7 @@ import pytest
 
 from rt_server import RunningServer, Stream, running_server, wait_until
 from rt_tiny import tiny_checkpoint, tiny_tokenizer
+from rt_torch_users import users_of_torch
 
 # How long a process takes to end depends on the machine's load. These limits only bound the time of a failing test.
 ENDS_S = 60.0
@@ -50,9 +51,13 @@ def _family(server: RunningServer) -> list[psutil.Process]:
     return [psutil.Process(server.process.pid), *psutil.Process(server.process.pid).children(recursive=True)]
 
 
-def test_sigterm_lets_a_stream_finish_and_ends_with_0(tmp_path: Path, model: str) -> None:
-    with _serve(tmp_path, model) as server:
+def test_sigterm_lets_a_stream_finish_and_ends_with_0_and_no_process_imported_torch_in_bfloat16(
+    tmp_path: Path, model: str
+) -> None:
+    with _serve(tmp_path, model, "--dtype", "bfloat16") as server:
         family = _family(server)
+        assert server.status()["model"]["compute_dtype"] == "bfloat16"
+        assert users_of_torch(server) == []
         stream, thread = _stream(server, {**BODY, "max_tokens": 600})
         server.process.send_signal(signal.SIGTERM)
         thread.join(120.0)
@@ -74,6 +79,7 @@ def test_a_front_that_dies_while_it_drains_is_not_started_again(tmp_path: Path, 
         assert "front died (signal SIGKILL) while it drained" in server.log_text()
 
 
+@pytest.mark.slow  # test_tensor_parallel.py stops a server of four ranks in the same way
 def test_a_hard_stop_ends_everything_and_no_stream_is_finished_first(
     tmp_path: Path, model: str, measured: Callable[[str], None]
 ) -> None:
