@@ -223,7 +223,7 @@ HOSTILE: list[dict[str, Any]] = [
 
 def test_hostile_forms_leave_other_streams_their_pace(server: RunningServer) -> None:
     stream = Stream()
-    body = {"prompt": "Once", "max_tokens": 150, "ignore_eos": True, "temperature": 0.0, "stream": True}
+    body = {"prompt": "Once", "max_tokens": 100, "ignore_eos": True, "temperature": 0.0, "stream": True}
     with ThreadPoolExecutor(2) as pool:
         running = pool.submit(stream.run, server.api_url, body, AUTH)
         statuses = set()
