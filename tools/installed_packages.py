@@ -29,7 +29,7 @@ _UNFINISHED = ".new-"  # beginning of the name of a folder that `store` has not 
 _UNFINISHED_S = 3600.0  # an unfinished folder of this age is left from a process that was killed
 _PREFIX_FILE = "made-in"  # has the path of the environment in which the scripts were installed
 # Beginnings of the names of files that belong to one environment.
-_OWN = ("installed-", "cpu-library-", "triton-cache", "pyvenv.cfg", "lib64")
+_OWN = ("installed-", "cpu-library-", "triton-cache", "pyvenv.cfg", "lib64", ".lock")
 _OWN_SCRIPTS = ("python", "activate", "Activate", "rayloom")  # beginnings of names
 _OWN_PACKAGES = ("rayloom_", "__editable__.rayloom_", "__editable___rayloom_")  # beginnings of names
 

@@ -18,7 +18,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rayloom_bench.peers.engines.installation import installed, make_environment, pip
+import pip_or_uv
+from rayloom_bench.peers.engines.installation import PeerMissing, installed, make_environment
 from rayloom_engine.models.checkpoint.source import cache_folder, resolve
 from rt_server import RunningServer, running_server
 
@@ -45,7 +46,8 @@ def client_environment(cache: Path) -> Path:
 
     def install(into: Path) -> None:
         python = make_environment(into, print)
-        pip(python, "install", "--quiet", "-c", CONSTRAINTS, "-r", REQUIREMENTS, log=print)
+        if pip_or_uv.install(python, "--quiet", "-c", CONSTRAINTS, "-r", REQUIREMENTS) != 0:
+            raise PeerMissing("the clients could not be installed, see above")
 
     return installed(folder, install, what="the clients", log=print) / "bin" / "python"
 

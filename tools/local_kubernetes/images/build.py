@@ -54,7 +54,8 @@ class Image:
     def inputs(self, base: str) -> str:
         """A digest of the base and of all files that determine the image's content."""
         folder = REPOSITORY / self.project
-        files = [REPOSITORY / "constraints.txt", self.dockerfile, folder / "pyproject.toml"]
+        files = [REPOSITORY / name for name in ("constraints.txt", "tools/pip_or_uv.py")]
+        files += [self.dockerfile, folder / "pyproject.toml"]
         files += [self.dockerfile.parent / name for name in self.scripts]
         files += [folder / name for name in self.build_files]
         for name in ("src", *self.more_sources):
