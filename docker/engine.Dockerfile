@@ -29,7 +29,7 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=secret,id=ca,ta
     pip uninstall --quiet --yes pip; \
     packages=$(python -c 'import site; print(site.getsitepackages()[0])'); \
     echo /opt/rayloom/code > "$packages/rayloom.pth"; \
-    unused='site-packages/(.*/tests?/|transformers/models/(?!auto/)|ray/(data|llm|rllib|serve|train|tune)/|sympy/(combinatorics|parsing|physics|stats)/|torch/testing/)'; \
+    unused='site-packages/(.*/tests?/|transformers/models/(?!auto/)|ray/(data|llm|rllib|train|tune)/|sympy/(combinatorics|physics|stats)/)'; \
     python -m compileall -q -j 0 -x "$unused" --invalidation-mode unchecked-hash "$packages" > /dev/null || true; \
     rm -rf /opt/rayloom/build /opt/rayloom/venv/.lock /tmp/* ~/.cache
 
