@@ -6,6 +6,7 @@ Not covered: two processes under load or cut off from the API server, which test
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 
 from rt_api_server import serving
 from rt_ports import free_port
+from rt_warm_python import warm_python
 from rt_world import service
 
 SERVICES = "/apis/rayloom.dev/v1alpha1/llmservices"
@@ -25,7 +27,7 @@ LEASE = "/apis/coordination.k8s.io/v1/namespaces/system/leases/rayloom-operator"
 
 
 class Operator:
-    def __init__(self, folder, port, *more):
+    def __init__(self, folder, port, *more, is_fork):
         self.folder = folder
         self.port = port
         (folder / "key").write_text("0123456789abcdef")
@@ -36,11 +38,20 @@ class Operator:
             "--log-format=json",
             *more,
         ]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "rayloom_operator", "run", *flags, "--lease-namespace=system", "--lease-seconds=8"],
-            env=os.environ | {"KUBECONFIG": str(folder / "kubeconfig")},
-            stderr=(folder / "log").open("w"),
-        )
+        arguments = ["run", *flags, "--lease-namespace=system", "--lease-seconds=8"]
+        environment = os.environ | {"KUBECONFIG": str(folder / "kubeconfig")}
+        with (folder / "log").open("w") as log:
+            if is_fork:
+                self.process = warm_python("rayloom_operator.__main__", "rayloom_operator.cli.run").start(
+                    "rayloom_operator.__main__:main",
+                    arguments,
+                    environment=environment,
+                    stdout=log.fileno(),
+                    stderr=log.fileno(),
+                )
+            else:
+                command = [sys.executable, "-m", "rayloom_operator", *arguments]
+                self.process = subprocess.Popen(command, env=environment, stderr=log)
 
     def get(self, path):
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=20) as response:
@@ -62,7 +73,9 @@ class Operator:
     def end(self):
         """The exit code. Fails if the main thread sleeps for 4 s, because kopf waits 5 s for tasks that do not end."""
         began, busy_s = time.monotonic(), self._busy_s()
-        os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
+        end = os.pidfd_open(self.process.pid)
+        select.select([end], [], [])  # the process has ended, and its files in /proc are still there
+        os.close(end)
         slept_s = time.monotonic() - began - (self._busy_s() - busy_s)
         assert slept_s < 4, self.log()
         return self.process.wait()
@@ -81,11 +94,11 @@ def cluster(tmp_path):
     """Yields (server, a function that starts an operator which uses the server)."""
     operators = []
 
-    def start(*more, port=0):
+    def start(*more, port=0, is_fork=True):
         folder = tmp_path / str(len(operators))
         folder.mkdir()
         (folder / "kubeconfig").write_text((tmp_path / "kubeconfig").read_text())
-        operators.append(Operator(folder, port or free_port(), *more))
+        operators.append(Operator(folder, port or free_port(), *more, is_fork=is_fork))
         return operators[-1]
 
     with serving(tmp_path) as server:
@@ -99,8 +112,9 @@ def cluster(tmp_path):
 
 @pytest.fixture
 def world(cluster):
+    """The server, and an operator with its own interpreter. Operators of other tests are forks, which start faster."""
     server, start = cluster
-    return server, start()
+    return server, start(is_fork=False)
 
 
 def test_it_leads_works_and_releases_the_lease_when_it_is_stopped(world):

@@ -5,22 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import stat
-import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
+from rt_warm_python import warm_python
+
 FAKE_ENGINE = Path(__file__).with_name("rt_fake_engine.py")
-# `local` looks for the engine beside sys.executable, so sys.executable is a Python beside the fake engine. SIGHUP is
-# set to its default action, because a process under nohup inherits an ignored SIGHUP.
-PROGRAM = """
-import signal, sys
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
-sys.executable = sys.argv.pop(1)
-from rayloom_operator.__main__ import main
-sys.exit(main())
-"""
 DEADLINE_S = 120.0
 
 
@@ -61,22 +53,26 @@ class Local:
         self.temporary.mkdir()
         self.output = ""
         arguments = ["local", "-f", manifest, "--port", "0", "--admin-port", "0", *flags]
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, python or install_fake_engine(folder), *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "TMPDIR": str(self.temporary)},
-            start_new_session=True,
+        output, theirs = os.pipe()
+        self._output = output
+        # `local` looks for the engine beside sys.executable, so sys.executable is a Python beside the fake engine.
+        self._process = warm_python("rayloom_operator.__main__").start(
+            "rayloom_operator.__main__:main",
+            arguments,
+            environment={**os.environ, "TMPDIR": str(self.temporary)},
+            executable=python or install_fake_engine(folder),
+            stdout=theirs,
+            stderr=theirs,
         )
+        os.close(theirs)
         self.pid = self._process.pid
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
-        while piece := os.read(self._process.stdout.fileno(), 65536):
-            self.output += piece.decode()
+        with open(self._output, "rb", buffering=0) as stream:
+            while piece := stream.read(65536):
+                self.output += piece.decode()
 
     def wait_for(self, text: str) -> None:
         """Returns once `text` was printed. Fails with the output at the deadline, or if the process ends first."""

@@ -20,15 +20,15 @@ _LOG_LINES_SHOWN = 30
 _PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
 
-def find_engine(executable: str = sys.executable, path: str | None = None) -> Path:
+def find_engine() -> Path:
     """Returns the path of `rayloom-engine`: beside this Python's executable, or else from PATH.
 
     Raises EngineUnavailable if it is in neither place.
     """
-    beside = Path(executable).parent / COMMAND
+    beside = Path(sys.executable).parent / COMMAND
     if os.access(beside, os.X_OK):
         return beside
-    found = shutil.which(COMMAND, path=path)
+    found = shutil.which(COMMAND)
     if found is None:
         raise EngineUnavailable(
             f"{COMMAND} is not installed: it is neither in {beside.parent} nor on PATH. "
