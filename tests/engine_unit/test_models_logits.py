@@ -7,7 +7,7 @@ decode and others prefill. Does not cover real weights (tests/engine_real) and t
 from __future__ import annotations
 
 import random
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,9 +20,10 @@ from rt_tiny import (
     TinySequence,
     advance,
     load_tiny,
+    logits_of,
     make_cache,
     tiny_variant,
-    transformers_logits,
+    transformers_model,
 )
 
 TOLERANCE = 1e-4
@@ -30,9 +31,10 @@ NUM_TOKENS = 27  # seven blocks of 4, of which the last is not full; longer than
 
 
 @pytest.fixture(scope="module", params=[*VARIANTS, *WIDE_NORMS])
-def variant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RankModel]:
+def variant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, RankModel]:
+    """The model of transformers and ours."""
     folder = tiny_variant(tmp_path_factory.mktemp(str(request.param)), str(request.param))
-    return folder, load_tiny(folder)
+    return transformers_model(folder), load_tiny(folder)
 
 
 def tokens(seed: int, count: int = NUM_TOKENS) -> list[int]:
@@ -45,10 +47,10 @@ def assert_close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     torch.testing.assert_close(ours, theirs, atol=TOLERANCE, rtol=0)
 
 
-def test_a_prompt_computed_in_any_cut_has_the_logits_of_transformers(variant: tuple[Path, RankModel]) -> None:
-    folder, model = variant
+def test_a_prompt_computed_in_any_cut_has_the_logits_of_transformers(variant: tuple[Any, RankModel]) -> None:
+    reference, model = variant
     token_ids = tokens(1)
-    expected = transformers_logits(folder, token_ids)
+    expected = logits_of(reference, token_ids)
     for cut in ([NUM_TOKENS], [5, 9, 1, 12], [1] * NUM_TOKENS, [20, *[1] * 7]):
         cache = make_cache(model.shape)
         sequence = TinySequence(token_ids, block_table=[9, 2, 17, 3, 40, 11, 5])
@@ -56,8 +58,8 @@ def test_a_prompt_computed_in_any_cut_has_the_logits_of_transformers(variant: tu
         assert_close(logits, expected)
 
 
-def test_sequences_in_one_batch_do_not_disturb_each_other(variant: tuple[Path, RankModel]) -> None:
-    folder, model = variant
+def test_sequences_in_one_batch_do_not_disturb_each_other(variant: tuple[Any, RankModel]) -> None:
+    reference, model = variant
     decoding = TinySequence(tokens(2), block_table=[7, 1, 30, 31, 4, 12, 50])
     late = TinySequence(tokens(3, 6), block_table=[2, 63])
     chunked = TinySequence(tokens(4), block_table=[8, 6, 33, 10, 15, 13, 60])
@@ -76,11 +78,11 @@ def test_sequences_in_one_batch_do_not_disturb_each_other(variant: tuple[Path, R
     step((chunked, 4), (decoding, 1), (late, 1))
     step((decoding, 1))
     for sequence in (decoding, late, chunked, fresh):
-        assert_close(torch.cat(parts[id(sequence)]), transformers_logits(folder, sequence.token_ids))
+        assert_close(torch.cat(parts[id(sequence)]), logits_of(reference, sequence.token_ids))
 
 
-def test_a_copied_block_continues_like_the_original(variant: tuple[Path, RankModel]) -> None:
-    folder, model = variant
+def test_a_copied_block_continues_like_the_original(variant: tuple[Any, RankModel]) -> None:
+    reference, model = variant
     prompt, ending = tokens(6, 10), tokens(7, 5)
     cache = make_cache(model.shape)
     original = TinySequence(prompt + ending, block_table=[1, 2, 3, 4])
@@ -89,5 +91,5 @@ def test_a_copied_block_continues_like_the_original(variant: tuple[Path, RankMod
     other_ending = [(token_id + 1) % VOCAB_SIZE for token_id in ending]
     copy = TinySequence(prompt + other_ending, block_table=[1, 2, 9, 5], num_computed=10)
     ours, theirs = advance(model, cache, [(original, 5), (copy, 5)])
-    assert_close(ours, transformers_logits(folder, prompt + ending)[10:])
-    assert_close(theirs, transformers_logits(folder, prompt + other_ending)[10:])
+    assert_close(ours, logits_of(reference, prompt + ending)[10:])
+    assert_close(theirs, logits_of(reference, prompt + other_ending)[10:])

@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rayloom_engine.core.output import SequenceOutput
 from rayloom_engine.errors import ConfigError, ModelError
 from rayloom_engine.models.checkpoint.progress import no_progress
 from rayloom_engine.models.loader import load_model
@@ -89,13 +90,22 @@ def test_ranks_of_a_stage_are_neighbours(tmp_path: Path) -> None:
     assert [(stage.is_first, stage.is_last) for stage in stages[::2]] == [(True, False), (False, False), (False, True)]
 
 
+@pytest.fixture(scope="module", params=VARIANTS)
+def whole_model(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, list[SequenceOutput]]]:
+    """A checkpoint of four layers, and the answers of the whole model."""
+    architecture, overrides = VARIANTS[request.param]
+    folder = tmp_path_factory.mktemp(request.param)
+    tiny_checkpoint(folder, architecture, **{**overrides, "num_hidden_layers": 4})
+    return folder, answers(make_engine(StagesInARow(load_stages(stage_config(folder)))))
+
+
 @pytest.mark.parametrize("num_stages", [2, 3])
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_stages_compute_the_tokens_of_the_whole_model(variant: str, num_stages: int, tmp_path: Path) -> None:
-    architecture, overrides = VARIANTS[variant]
-    folder = tiny_checkpoint(tmp_path, architecture, **{**overrides, "num_hidden_layers": 4})
-    whole = make_engine(StagesInARow(load_stages(stage_config(folder))))
-    expected = answers(whole)
+def test_stages_compute_the_tokens_of_the_whole_model(
+    num_stages: int, whole_model: tuple[Path, dict[str, list[SequenceOutput]]]
+) -> None:
+    folder, expected = whole_model
     engine = make_engine(StagesInARow(load_stages(stage_config(folder, num_stages))), depth=num_stages)
     got = answers(engine)
     assert ids_by_request(got) == ids_by_request(expected)

@@ -234,10 +234,19 @@ def tiny_tokenizer(folder: Path, *, has_tools: bool = False, opens_reasoning: bo
 
 def transformers_logits(folder: Path, token_ids: Sequence[int]) -> torch.Tensor:
     """Logits of every position, [T, V], float32, by transformers' eager attention."""
+    return logits_of(transformers_model(folder), token_ids)
+
+
+def transformers_model(folder: Path) -> Any:
+    """The model in float32, with eager attention."""
     import transformers
 
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    model.eval()
+    return model.eval()
+
+
+def logits_of(model: Any, token_ids: Sequence[int]) -> torch.Tensor:
+    """Logits of every position, [T, V], by a model of transformers."""
     with torch.no_grad():
         logits: torch.Tensor = model(torch.tensor([list(token_ids)])).logits[0]
     return logits
