@@ -21,8 +21,8 @@ from rayloom_engine.launcher import fork_server, process_ranks
 from rayloom_engine.launcher.fork_messages import Killed, KillRank, RankEnd, Ready, StartRank
 from rayloom_engine.launcher.process_ranks import ProcessRanks
 from rayloom_engine.models.checkpoint.progress import no_progress
+from rt_malformed import sound_folder
 from rt_server import wait_until
-from rt_tiny import tiny_checkpoint
 
 # A fork server needs 2 s of CPU time to import torch. This fork server does not import torch, and is otherwise the real
 # one.
@@ -33,6 +33,11 @@ _WITHOUT_TORCH = (
     "main.__globals__['_preload'] = lambda: None\n"
     "raise SystemExit(main())",
 )
+
+# This fork server never ends its imports, as if it was stopped.
+_STUCK = (*_WITHOUT_TORCH[:2], _WITHOUT_TORCH[2].replace("lambda: None", "__import__('signal').pause"))
+# psutil finds children by reading the files of all processes of the machine.
+_EVERY_S = 0.1
 
 
 @pytest.fixture
@@ -74,9 +79,9 @@ def _start(ranks: ProcessRanks, *numbers: int) -> tuple[psutil.Process, list[psu
     for number in numbers:
         ranks.start(number, 1)
     # The command line by which the fork server is found appears only some time after its start.
-    wait_until(lambda: len(_fork_servers()) == 1, 60.0, lambda: "there is no fork server")
+    wait_until(lambda: len(_fork_servers()) == 1, 60.0, lambda: "there is no fork server", _EVERY_S)
     (server,) = _fork_servers()
-    wait_until(lambda: len(server.children()) == len(numbers), 60.0, lambda: "the ranks do not start")
+    wait_until(lambda: len(server.children()) == len(numbers), 60.0, lambda: "the ranks do not start", _EVERY_S)
     return server, sorted(server.children(), key=lambda each: each.pid)
 
 
@@ -99,7 +104,7 @@ def test_the_end_of_a_rank_has_its_cause_and_its_successor_has_imported(ranks: P
     assert _ended(ranks) == [(1, "SIGKILL")]
     ranks.kill(1)  # the rank has ended
     ranks.start(0, 2)
-    wait_until(lambda: len(server.children()) == 1, 60.0, lambda: "the rank does not start")
+    wait_until(lambda: len(server.children()) == 1, 60.0, lambda: "the rank does not start", _EVERY_S)
     (successor,) = server.children()
     assert any("libtorch" in each.path for each in successor.memory_maps())
     wait_until(lambda: successor.name() == "rank0", 60.0, successor.name)
@@ -131,7 +136,7 @@ def test_nothing_outlives_a_killed_launcher(tmp_path: Path, config: Path, core_a
     )
     launcher = psutil.Popen([sys.executable, "-c", script, str(config), core_address])
     try:
-        wait_until(lambda: len(launcher.children(recursive=True)) == 2, 60.0, lambda: "no rank starts")
+        wait_until(lambda: len(launcher.children(recursive=True)) == 2, 60.0, lambda: "no rank starts", _EVERY_S)
         family = launcher.children(recursive=True)
         if is_stopped:
             family[0].suspend()
@@ -145,8 +150,10 @@ def test_a_fork_server_that_is_stopped_while_it_imports_is_replaced(
     ranks: ProcessRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process_ranks, "_IMPORT_SECONDS", 0.2)
+    monkeypatch.setattr(process_ranks, "_FORK_SERVER", _STUCK)
     ranks.prepare(no_progress)
     assert _fork_servers() == []
+    monkeypatch.setattr(process_ranks, "_FORK_SERVER", _WITHOUT_TORCH)
     _start(ranks, 0)
 
 
@@ -274,7 +281,7 @@ def test_closing_ends_every_rank_and_the_fork_server_though_an_end_was_not_read(
     monkeypatch.setattr(process_ranks, "_CLOSE_SECONDS", 10.0)  # because other processes use the same CPU cores
     server, (first, second) = _start(ranks, 0, 1)
     first.kill()
-    wait_until(lambda: server.children() == [second], 60.0, lambda: "the rank is not waited for")
+    wait_until(lambda: server.children() == [second], 60.0, lambda: "the rank is not waited for", _EVERY_S)
     process = ranks._server[0]  # type: ignore[index]
     ranks.close()
     assert process.returncode == 0
@@ -315,7 +322,7 @@ print(sorted(name for name in set(sys.modules) - before if name.startswith("rayl
 
 
 def test_a_rank_imports_no_module_of_the_engine_after_its_fork(tmp_path: Path) -> None:
-    model = tiny_checkpoint(tmp_path / "model")
+    model = sound_folder(tmp_path / "model")
     config = tmp_path / "config.json"
     settings = {"model": str(model), "device": "cpu", "num_kv_blocks": 64, "threads": 1}
     config.write_text(parse_config(settings).model_dump_json())

@@ -13,6 +13,7 @@ from rayloom_engine.models.inspection import failure, inspect_model
 from rt_gguf import write_gguf
 from rt_hub import COMMIT, serve_hub
 from rt_tiny import tiny_variant
+from rt_warm_python import warm_python
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -37,13 +38,32 @@ def model(tmp_path_factory):
     return folder
 
 
+# Imports of `inspect`, without the hub library, which reads settings at its import.
+MODULES = (
+    "rayloom_engine.cli.commands",
+    "rayloom_engine.models.inspection",
+    "rayloom_engine.models.on_transformers.child",
+    "filelock",
+    "httpx2",
+    "tqdm",
+)
+
+
 def run_inspect(model, home, url="", *flags, **environ):
-    """(exit code, termination message, stderr) of a new process, because the hub library reads settings at import."""
+    """(exit code, termination message, stderr) of a process that has not imported the hub library."""
     words = home / "words"
     own = {"HF_ENDPOINT": url, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0", "RAYLOOM_TERMINATION_LOG": str(words)}
-    command = [sys.executable, "-m", "rayloom_engine", "inspect", "--model", model, *flags]
-    done = subprocess.run(command, env={**os.environ, **own, **environ}, capture_output=True, text=True, timeout=120)
-    return done.returncode, json.loads(words.read_text()), done.stderr
+    with (home / "stderr").open("w+") as stderr:
+        process = warm_python(*MODULES).start(
+            "rayloom_engine.__main__:main",
+            ["inspect", "--model", model, *flags],
+            environment={**os.environ, **own, **environ},
+            stdout=stderr.fileno(),
+            stderr=stderr.fileno(),
+        )
+        code = process.wait(120)
+        stderr.seek(0)
+        return code, json.loads(words.read_text()), stderr.read()
 
 
 def test_a_models_facts_come_from_its_configuration_alone(model, tmp_path):
