@@ -20,8 +20,6 @@ from rayloom_engine.errors import ConfigError, ModelError
 from rayloom_engine.models.checkpoint.progress import no_progress
 from rayloom_engine.models.inspection import facts, inspect_model
 from rayloom_engine.models.measured_shape import MeasuredShape
-from rayloom_engine.models.on_transformers.measure import read_meta_model
-from rayloom_engine.models.on_transformers.shard_plan import Cut, read_shard_plan
 from rayloom_engine.models.reading import read_model_shape
 from rayloom_engine.models.shard_counts import check_shards
 from rayloom_engine.parallel.shard import Shard
@@ -36,9 +34,14 @@ from rt_architectures import (
     config_alone,
     greedy_tokens,
 )
+from rt_lazy import LazyModule
 from rt_one_rank import OneRank
 from rt_stages import load_stages, stage_config
 from rt_two_ranks import TwoRanks
+
+# These modules import most of transformers.
+measure = LazyModule("rayloom_engine.models.on_transformers.measure")
+shard_plan = LazyModule("rayloom_engine.models.on_transformers.shard_plan")
 
 ONE_RANK = {
     **dict.fromkeys(("cohere2", "gpt2", "dots1", "deepseek_v3", "gpt_oss", "phi"), "transformers"),
@@ -314,15 +317,15 @@ def test_ranks_that_cannot_share_a_layer_are_refused_with_numbers_that_can(
 def test_a_plan_that_ranks_cannot_follow_is_refused(
     name: str, rule: str, style: str, reason: str, tmp_path: Path
 ) -> None:
-    meta = read_meta_model(config_alone(tmp_path, ARCHITECTURES[name]), torch.float32)
+    meta = measure.read_meta_model(config_alone(tmp_path, ARCHITECTURES[name]), torch.float32)
     meta.model._tp_plan = {**meta.model._tp_plan, rule: style}
     with pytest.raises(ModelError) as refused:
-        read_shard_plan(meta)
+        shard_plan.read_shard_plan(meta)
     assert str(refused.value) == f"transformers' tensor parallel plan for the model {reason}"
 
 
 def test_matrices_that_are_joined_in_one_are_cut_one_by_one() -> None:
-    gate_and_up = Cut(-2, num_packed=2)
+    gate_and_up = shard_plan.Cut(-2, num_packed=2)
     assert gate_and_up.ranges(12, Shard(1, 2)) == (range(3, 6), range(9, 12))
     assert [gate_and_up.divides(12, count) for count in (2, 3, 4)] == [True, True, False]
 
