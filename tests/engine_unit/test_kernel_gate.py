@@ -79,7 +79,7 @@ def test_a_kernel_that_spills_is_found() -> None:
         name="shares",
         kernel=share_kernel,
         signature={"x_ptr": "*fp32", "out_ptr": "*fp32"},
-        constants={"SIZE": 16 * 1024},
+        constants={"SIZE": 8 * 1024},  # 256 elements in each thread of a warp
         num_warps=1,
         num_stages=1,
     )

@@ -11,7 +11,14 @@ import torch
 
 from rayloom_engine import LLM, SamplingParams
 from rayloom_engine.errors import ConfigError, EngineDead, ModelError, RequestError
-from rt_tiny import tiny_checkpoint, tiny_tokenizer, tiny_variant, transformers_logits
+from rt_tiny import (
+    logits_of,
+    tiny_checkpoint,
+    tiny_tokenizer,
+    tiny_variant,
+    transformers_logits,
+    transformers_model,
+)
 
 PROMPT = [5, 17, 33, 8, 90, 121, 7, 7, 60, 200, 14, 3, 77, 41, 2, 9, 130, 55, 21, 6]
 
@@ -54,9 +61,10 @@ def test_families_have_the_tokens_of_transformers_in_chunks_and_after_preemption
         outputs = _ask(small, prompts, temperature=0.0, max_tokens=24)
         # All layers of phi3 have windows, so blocks become free before a preemption is needed.
         assert (small._engine.stats().num_preemptions > 0) is (variant != "phi3")
+    reference = transformers_model(folder)
     for prompt, output in zip(prompts, outputs, strict=True):
         ids = output.outputs[0].token_ids
-        logits = transformers_logits(folder, [*prompt, *ids])
+        logits = logits_of(reference, [*prompt, *ids])
         assert tuple(logits[len(prompt) - 1 : -1].argmax(dim=-1).tolist()) == ids
 
 
