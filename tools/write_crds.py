@@ -145,7 +145,9 @@ def custom_resource_definition(kind: Kind) -> Schema:
 def crd_text(kind: Kind) -> str:
     """The definition as YAML, with the file's header."""
     head = "# Made by `make crds` from the typed models of the operator. Change those, not this file.\n"
-    return head + yaml.safe_dump(custom_resource_definition(kind), sort_keys=False, width=120, allow_unicode=True)
+    # yaml.safe_dump writes the same bytes, and needs a second for a definition.
+    definition = custom_resource_definition(kind)
+    return head + yaml.dump(definition, Dumper=yaml.CSafeDumper, sort_keys=False, width=120, allow_unicode=True)
 
 
 def _column(column: Column) -> Schema:

@@ -1,5 +1,6 @@
 """The CustomResourceDefinitions in `crds/` and in the chart are those that are generated from the typed models."""
 
+import functools
 import importlib.util
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
+LOADER = yaml.CSafeLoader  # yaml.SafeLoader needs a second for a definition
 
 
 def load_tool():
@@ -21,16 +23,17 @@ def load_tool():
 TOOL = load_tool()
 
 
-# This takes a second or two. As a fixture, it runs only in the process that runs these tests, and not in every process
-# that collects this file.
+crd_text = functools.cache(TOOL.crd_text)
+
+
 @pytest.fixture(scope="module")
 def text():
-    return TOOL.crd_text(TOOL.SERVICES)
+    return crd_text(TOOL.SERVICES)
 
 
 @pytest.fixture(scope="module")
 def definition(text):
-    return yaml.safe_load(text)
+    return yaml.load(text, LOADER)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +48,7 @@ def schema(version):
 
 
 def schema_of(either):
-    (version,) = yaml.safe_load(either[1])["spec"]["versions"]
+    (version,) = yaml.load(either[1], LOADER)["spec"]["versions"]
     return version["schema"]["openAPIV3Schema"]
 
 
@@ -62,7 +65,7 @@ def schemas(schema):
 @pytest.fixture(scope="module", params=TOOL.KINDS, ids=lambda kind: kind.name)
 def either(request):
     """(kind, text of its definition), for each kind."""
-    return request.param, TOOL.crd_text(request.param)
+    return request.param, crd_text(request.param)
 
 
 @pytest.mark.parametrize("folder", TOOL.FOLDERS, ids=lambda folder: folder.name)

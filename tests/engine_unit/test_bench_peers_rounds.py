@@ -186,7 +186,7 @@ def test_the_command_measures_our_engine_and_writes_the_page(
 ) -> None:
     file = tmp_path / "peers.json"
     flags = ["--engines", "rayloom", "--workloads", "W3", "--scale", "0.1", "--rounds", "1", "--no-sweep"]
-    flags += ["--no-answers", "--neighbour-seconds", "1", "--page", str(tmp_path / "page"), "--json", str(file)]
+    flags += ["--no-answers", "--neighbour-seconds", "0.2", "--page", str(tmp_path / "page"), "--json", str(file)]
     assert run(["bench", "peers", *flags]) == 0
     printed = capsys.readouterr().out
     page = (tmp_path / "page" / "peers.md").read_text()
