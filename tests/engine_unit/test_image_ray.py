@@ -1,4 +1,7 @@
-"""The image's program `ray` answers KubeRay's check quickly, and runs Ray's own command for everything else."""
+"""The image's program `ray` answers KubeRay's check quickly, and starts Ray without agents in the operator's pods.
+
+It runs Ray's own command for everything else.
+"""
 
 import os
 import socket
@@ -70,6 +73,22 @@ def test_everything_else_is_rays_own(image, arguments):
     command = ["ray", *arguments.split(" ")] if arguments else ["ray"]
     done = subprocess.run(command, env=image, input="typed", capture_output=True, text=True, timeout=20)
     assert (done.stdout, done.returncode) == (f"{' '.join(command[1:])}\ntyped", 7)
+
+
+@pytest.mark.parametrize(
+    ("variables", "arguments", "is_lean"),
+    [
+        ({"RAYLOOM_LEAN_RAY": "1"}, "start --head", True),
+        ({"RAYLOOM_LEAN_RAY": "1"}, "status --head", False),
+        ({"RAYLOOM_LEAN_RAY": ""}, "start --head", False),
+    ],
+)
+def test_in_the_operators_pods_ray_starts_without_agents(image, tmp_path, variables, arguments, is_lean):
+    (tmp_path / "python3").symlink_to(tmp_path / "ray")
+    command = ["ray", *arguments.split()]
+    done = subprocess.run(command, env=image | variables, input="typed", capture_output=True, text=True, timeout=20)
+    python = "-P -m rayloom_engine.launcher.lean_ray " if is_lean else ""
+    assert (done.stdout, done.returncode) == (f"{python}{arguments}\ntyped", 7)
 
 
 def test_without_ray_the_command_names_the_searched_paths(image, tmp_path):

@@ -141,6 +141,11 @@ def test_ranks_get_cpu_time_like_other_processes_of_the_node():
     assert values(containers()["ray-worker"])["RAY_worker_niceness"] == "0"
 
 
+def test_every_ray_node_starts_without_agents():
+    found = containers()
+    assert {values(found[name]).get("RAYLOOM_LEAN_RAY") for name in ("ray-head", "ray-worker")} == {"1"}
+
+
 def before_the_end(container):
     return container["lifecycle"]["preStop"]["exec"]["command"]
 

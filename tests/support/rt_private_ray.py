@@ -20,6 +20,7 @@ def check_private_ray(server: RunningServer, home: Path) -> Path:
     processes = [psutil.Process(server.process.pid), *psutil.Process(server.process.pid).children(recursive=True)]
     found = _listeners(processes)
     assert {"gcs_server", "raylet"} <= found.keys()
+    assert not [each.cmdline() for each in processes if _is_named(each, "ray::Dashboard", "ray::RuntimeEnv")]
     assert {name for name, addresses in found.items() if not all(map(_is_loopback, addresses))} == set()
     assert not (home / ".ray").exists()
 
@@ -50,9 +51,9 @@ def _listeners(processes: list[psutil.Process]) -> dict[str, set[str]]:
     return found
 
 
-def _is_named(process: psutil.Process, name: str) -> bool:
+def _is_named(process: psutil.Process, *beginnings: str) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
-        return process.name() == name
+        return process.name().startswith(beginnings)
     return False
 
 

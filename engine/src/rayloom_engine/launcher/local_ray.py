@@ -20,6 +20,7 @@ import psutil
 
 from rayloom_engine.common.process import end_with_parent, set_up_logging
 from rayloom_engine.config import load_config
+from rayloom_engine.launcher.lean_ray import leave_out_agents
 from rayloom_engine.worker.machine import usable_cores
 
 logger = logging.getLogger(__name__)
@@ -121,6 +122,8 @@ def main() -> NoReturn:
     use_private_ray(args.run_dir)
     import ray
 
+    if config.ray_runtime_env is None:
+        leave_out_agents()
     try:
         ray.init(
             address="local",

@@ -65,7 +65,7 @@ _SHARED_MIB, _NCCL_MIB = 512, 512
 # the same settings. The drain time-out is 0: with the default, a terminating Ray node waits 30 s for Ray's own tasks.
 # Ray's memory monitor is off, because it kills ranks when other pods fill the node's memory. The kernel and the kubelet
 # enforce the pod's own limit. Workers get no niceness: with Ray's default of 15, ranks lose their CPU time to the other
-# processes of the node.
+# processes of the node. With RAYLOOM_LEAN_RAY the engine's image starts Ray without its agents.
 _RAY_VARIABLES = {
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "1000",
@@ -76,6 +76,7 @@ _RAY_VARIABLES = {
     "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
     "RAY_memory_monitor_refresh_ms": "0",
     "RAY_worker_niceness": "0",
+    "RAYLOOM_LEAN_RAY": "1",
 }
 _ENGINE_PROBE = {"periodSeconds": 1, "timeoutSeconds": 2, "failureThreshold": 2}
 _ENGINE_VARIABLES = {
