@@ -89,4 +89,6 @@ def test_a_head_runs_actors_without_agents_and_ends_with_its_raylet(head: Head) 
     agents = [each for each in raylet.children() if each.name() == "cat"]
     raylet.send_signal(signal.SIGKILL)
     assert psutil.wait_procs(agents, timeout=60)[1] == [], "no agent outlives its raylet"
-    wait_until(lambda: not head.command.is_running() or head.command.status() == psutil.STATUS_ZOMBIE, 60.0, head.log.read_text)
+    wait_until(
+        lambda: not head.command.is_running() or head.command.status() == psutil.STATUS_ZOMBIE, 60.0, head.log.read_text
+    )
