@@ -34,6 +34,9 @@ MODE ?= full
 CLUSTER := PYTHONPATH=tools $(PYTHON) -m local_kubernetes
 # All processes of a run on the cluster have this variable, by which cluster-down finds those that a killed run left.
 parts e2e e2e-full e2e-tool soak test-api bench-operator images cluster-up cluster-down: export RAYLOOM_E2E_RUN := $(CURDIR)
+# Go's garbage collector in the programs of the cluster: with Go's default of 100 the API server's start takes 13 s of CPU
+# time and 0.9 GB of memory, with 200 it takes 10 s and 1.3 GB.
+e2e cluster-up: export GOGC ?= 200
 
 # What another checkout with the same pins or sources can use again.
 CACHE := $(or $(RAYLOOM_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rayloom)

@@ -19,6 +19,7 @@ the folder of the test, because `.ci/run` runs the tests of api/ and tool/ at th
 from __future__ import annotations
 
 import calendar
+import contextlib
 import os
 import shutil
 import time
@@ -28,6 +29,7 @@ from pathlib import Path
 import pytest
 
 from clients.client_pod import Client
+from clients.kept_kubectl import KeptKubectl
 from clients.namespaces import new_namespace, slug
 from clients.service import wait
 from local_kubernetes.clusters.choice import chosen_cluster
@@ -53,13 +55,13 @@ def cluster() -> Cluster:
 def operator(cluster: Cluster) -> Iterator[Kubectl]:
     if not os.environ.get("E2E_PREPARED"):  # `make e2e` has run `prepare` just before
         prepare(cluster)
-    kubectl = Kubectl(cluster.kubeconfig)
-    # A killed run may have left namespaces.
-    delete = ("delete", "namespace", "--selector", "rayloom.dev/e2e=true", "--timeout=120s")
-    kubectl(*delete, timeout_s=130)
-    yield kubectl
-    # No finalizer of ours may keep a namespace. The namespaces of the last tests may need a little longer.
-    wait(lambda: _kept_namespaces(kubectl) == [], _NAMESPACE_WAIT_S, lambda: f"kept: {_kept_namespaces(kubectl)}")
+    with contextlib.closing(KeptKubectl(cluster.kubeconfig)) as kubectl:
+        # A killed run may have left namespaces.
+        delete = ("delete", "namespace", "--selector", "rayloom.dev/e2e=true", "--timeout=120s")
+        kubectl(*delete, timeout_s=130)
+        yield kubectl
+        # No finalizer of ours may keep a namespace. The namespaces of the last tests may need a little longer.
+        wait(lambda: _kept_namespaces(kubectl) == [], _NAMESPACE_WAIT_S, lambda: f"kept: {_kept_namespaces(kubectl)}")
 
 
 def _kept_namespaces(kubectl: Kubectl) -> list[str]:
@@ -75,10 +77,11 @@ def _age_s(timestamp: str) -> float:
 
 
 @pytest.fixture(scope="session")
-def kubectl(cluster: Cluster) -> Kubectl:
+def kubectl(cluster: Cluster) -> Iterator[Kubectl]:
     if not os.environ.get("E2E_PREPARED"):
         cluster.up("full")
-    return Kubectl(cluster.kubeconfig)
+    with contextlib.closing(KeptKubectl(cluster.kubeconfig)) as kubectl:
+        yield kubectl
 
 
 @pytest.fixture

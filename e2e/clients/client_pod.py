@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+import subprocess
+from dataclasses import dataclass, field
 from typing import Any
 
+from clients.kept_requests import PROGRAM, Answer, KeptRequests
 from local_kubernetes.images.build import OPERATOR
 from local_kubernetes.machine.kubectl import Kubectl
-
-_REQUEST = """
-import json, sys, urllib.error, urllib.request
-url, body, timeout_s, headers = json.load(sys.stdin)
-data = None if body is None else json.dumps(body).encode()
-request = urllib.request.Request(url, data, {"Content-Type": "application/json", **headers})
-try:
-    with urllib.request.urlopen(request, timeout=timeout_s) as answer:
-        status, content = answer.status, answer.read()
-except urllib.error.HTTPError as error:
-    status, content = error.code, error.read()
-except OSError as error:
-    status, content = 0, str(error).encode()
-print(json.dumps([status, content.decode(errors="replace")]))
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +18,10 @@ class Client:
     kubectl: Kubectl
     namespace: str
     name: str = "client"
+    _requests: KeptRequests = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_requests", KeptRequests(self._start_requests))
 
     @classmethod
     def start(cls, kubectl: Kubectl, namespace: str, name: str = "client", node: str = "") -> Client:
@@ -55,13 +45,16 @@ class Client:
 
     def python(self, code: str, stdin: bytes | None = None, timeout_s: float = 60) -> str:
         """Standard output of the code, run by the pod's Python."""
-        command = ("exec", "--stdin", "--namespace", self.namespace, self.name, "--", "python3", "-c", code)
-        return self.kubectl(*command, stdin=stdin or b"", timeout_s=timeout_s + 10)
+        return self.kubectl(*self._exec("-c", code), stdin=stdin or b"", timeout_s=timeout_s + 10)
 
     def request(
         self, url: str, json_body: object = None, timeout_s: float = 60, headers: dict[str, str] | None = None
-    ) -> tuple[int, str]:
+    ) -> Answer:
         """HTTP status and body of a GET, or of a POST of `json_body`. Without an answer: status 0 and the reason."""
-        question = json.dumps([url, json_body, timeout_s, headers or {}]).encode()
-        status, content = json.loads(self.python(_REQUEST, question, timeout_s))
-        return status, content
+        return self._requests.send(url, json_body, timeout_s, headers or {})
+
+    def _start_requests(self) -> subprocess.Popen[str]:
+        return self.kubectl.start(*self._exec("-u", "-c", PROGRAM))
+
+    def _exec(self, *arguments: str) -> tuple[str, ...]:
+        return ("exec", "--stdin", "--namespace", self.namespace, self.name, "--", "python3", *arguments)

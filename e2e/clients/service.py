@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 from collections.abc import Callable
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -117,15 +119,12 @@ class Service:
         if not groups or not heads or "podIP" not in heads[0]:
             raise ClusterError(f"{self.name} has no engine replica with a running head pod")
         secret = self.kubectl.json("get", "secret", f"{groups[0]['name']}-admin", "--namespace", self.namespace)
-        address = heads[0]["podIP"]
-        code = (
-            "import base64, sys, urllib.request\n"
-            f"token = base64.b64decode({secret['data']['token']!r}).decode()\n"
-            f"request = urllib.request.Request('http://{address}:8001/status')\n"
-            "request.add_header('Authorization', 'Bearer ' + token)\n"
-            "print(urllib.request.urlopen(request, timeout=30).read().decode())"
-        )
-        status: dict[str, Any] = json.loads(self.client.python(code))
+        token = base64.b64decode(secret["data"]["token"]).decode()
+        url = f"http://{heads[0]['podIP']}:8001/status"
+        code, body = self.client.request(url, timeout_s=30, headers={"Authorization": f"Bearer {token}"})
+        if code != HTTPStatus.OK:
+            raise ClusterError(f"{url}: {code} {body}")
+        status: dict[str, Any] = json.loads(body)
         return status
 
 
