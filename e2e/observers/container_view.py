@@ -1,4 +1,7 @@
-"""Views from inside a container: its processes with their rights, and the listening ports of its pod."""
+"""Views from inside a container: its processes with their rights, and the listening ports of its pod.
+
+Also the rights that a container's manifest gives it.
+"""
 
 from __future__ import annotations
 
@@ -97,3 +100,18 @@ _RESTRICTED = {
     "NoNewPrivs": "1",
     "Seccomp": "2",
 }
+
+
+def containers_of(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    """The pod's containers, with its init containers."""
+    return [*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]]
+
+
+def is_restricted(container: dict[str, Any]) -> bool:
+    """True if the container's manifest takes away every right that no container of ours needs."""
+    rights = container.get("securityContext", {})
+    return (
+        rights.get("readOnlyRootFilesystem") is True
+        and rights.get("allowPrivilegeEscalation") is False
+        and rights.get("capabilities") == {"drop": ["ALL"]}
+    )

@@ -25,7 +25,7 @@ _rollout_rows: list[str] = []
 _gateway_rows: list[str] = []
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The tokens of an engine with one rank on this machine, in float32."""
     log = tmp_path_factory.mktemp("engine") / "log"

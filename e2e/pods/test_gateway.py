@@ -64,6 +64,7 @@ def test_streams_of_a_head_pod_that_is_deleted_at_once_continue_on_the_other_eng
         "a head pod is deleted, grace 0",
         lambda: service.delete_pod(head["metadata"]["name"], *_AT_ONCE),
         scene.is_recreated(head, 2),
+        late_every_s=1.0,  # pauses between streams, which leave CPU time for the start of the new engine
     )
 
 

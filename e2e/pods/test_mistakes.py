@@ -30,6 +30,7 @@ from disruptions.mistakes import (
 from disruptions.model_folders import link_model
 from local_kubernetes.clusters.interface import Cluster
 from local_kubernetes.machine.kubectl import Kubectl
+from observers.kv_cache import expect_predicted_kv_cache
 
 NAMES = sorted(MISTAKES)
 ENOUGH = {"spec": {"engine": {"resources": {"limits": {"memory": "3Gi"}}}}}
@@ -96,6 +97,9 @@ def test_it_serves_without_help_once_the_cause_is_gone(mended: Scene, name: str)
     service.wait_available()
     status, body = service.chat(max_tokens=1)
     assert status == 200, body
+    if name == "folder":
+        assert len(service.engine_status()["ranks"]) == 1
+        expect_predicted_kv_cache(service)
 
 
 def test_no_pod_was_made_twice(mended: Scene) -> None:

@@ -41,8 +41,11 @@ EXPOSED_SECONDS = 30.0
 # Limit of the seconds from a change of the route label until clients' requests and the timeline reflect it.
 ROUTE_SECONDS = 10.0
 # The hold is short, because there are three such rollouts. One stream and one probe per second give each of two engines
-# ten requests.
+# ten requests in it.
 HOLD_SECONDS, MIN_REQUESTS = 10, 20
+# Seconds between the beginnings of a client's streams in the tests of `make e2e`. Without pauses between its streams,
+# the load would take a core from the start of new engines.
+PAUSED_SECONDS = 2.0
 STEPS = ("Starting", "Analyzing", "Promoting", "Complete")
 
 
@@ -104,7 +107,8 @@ def _expect_reason(service: Service, reason: str, words: str) -> None:
 def test_a_release_that_fails_requests_is_taken_back_within_seconds(
     cluster: Cluster, rolling: tuple[Service, StreamTokens], show_rollout: Callable[[RolloutRecord], None]
 ) -> None:
-    seen = _release(cluster, rolling, show_rollout, FAILS_REQUESTS, "requests fail", "AnalysisFailed")
+    settings = {"late_every_s": PAUSED_SECONDS}
+    seen = _release(cluster, rolling, show_rollout, FAILS_REQUESTS, "requests fail", "AnalysisFailed", **settings)
     plotted(seen, "rollback")
     service, _ = rolling
     _expect_reason(service, "AnalysisFailed", r"\d+ of \d+ requests failed in the new revision, 0 of \d+ in the old")
@@ -142,7 +146,12 @@ def test_a_release_that_is_ten_times_slower_is_taken_back_and_no_request_fails(
 
 
 def _roll(
-    rolling: tuple[Service, StreamTokens], show: Callable[[RolloutRecord], None], what: str, most: int, **spec: Any
+    rolling: tuple[Service, StreamTokens],
+    show: Callable[[RolloutRecord], None],
+    what: str,
+    most: int,
+    late_every_s: float = 1.0,
+    **spec: Any,
 ) -> RolloutRecord:
     """Rolls the change out, and expects no failed request and an Event for each step. `most` is replicas + maxSurge."""
     service, expected = rolling
@@ -154,6 +163,7 @@ def _roll(
         lambda: service.change(**spec),
         is_over=is_rolled(service, old),
         events=[f" {step}:" for step in STEPS],
+        late_every_s=late_every_s,
     )
     expect_unnoticed(seen, show)
     assert seen.timeline.most_clusters <= most and len(seen.timeline.sampled) > HOLD_SECONDS // 2
@@ -170,7 +180,8 @@ def test_a_changed_argument_is_rolled_out_and_nobody_notices(
     service, _ = rolling
     engine = {"image": None, "args": {"threads": 1, "maxNumSeqs": 128}}  # replaces the image of a bad release
     analysis = {"holdSeconds": HOLD_SECONDS, "minRequests": MIN_REQUESTS}
-    seen = _roll(rolling, show_rollout, "an argument", 2, engine=engine, rollout={"analysis": analysis})
+    change = {"engine": engine, "rollout": {"analysis": analysis}}
+    seen = _roll(rolling, show_rollout, "an argument", 2, PAUSED_SECONDS, **change)
     plotted(seen, "roll")
     for step in STEPS:
         assert seen.timeline.step_at(step) is not None, f"{step} was not among {seen.timeline.steps}"

@@ -1,54 +1,112 @@
-"""From `kubectl apply` to tokens on real pods: two ranks on two nodes, deleted pods, a restart of the operator."""
+"""The quick start's page, and its service on real pods: two ranks on two nodes, deleted pods, a restarted operator."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
+import signal
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clients.client_pod import Client
-from clients.namespaces import new_namespace
-from clients.service import (
-    OPERATOR_NAMESPACE,
-    READY_SECONDS,
-    ROOT,
-    STATUS_SECONDS,
-    Service,
-    is_ready,
-    manifest,
-    wait,
-)
-from disruptions.model_folders import claim_on_the_nodes
+from clients.service import OPERATOR_NAMESPACE, READY_SECONDS, ROOT, STATUS_SECONDS, Service, is_ready, wait
+from local_kubernetes.clusters.interface import Cluster
 from local_kubernetes.machine.kubectl import Kubectl
-from observers.container_view import excess, look_inside
+from observers.container_view import containers_of, excess, is_restricted, look_inside
+from observers.kv_cache import expect_predicted_kv_cache
+from rt_blocks import blocks_of
 
-EXAMPLE = ROOT / "examples" / "smollm2-pp2.yaml"
+PAGE = ROOT / "docs" / "quickstart-kubernetes.md"
 # Ports of a head: Ray's control store, and the engine's port for ranks.
 _HEAD_PORTS = {6379, 8002}
-_MUCH_MEMORY_KIB = 14 << 20
 # Linux' range of ephemeral ports.
 _ANY_PORT = range(32768, 61000)
 
 
+@dataclass(frozen=True)
+class Quickstart:
+    """The service of the page, and the outputs of the page's shell blocks up to the one that deletes the service."""
+
+    service: Service
+    first_token_s: float  # seconds from `kubectl apply` to a client's first token
+    outputs: list[str]
+
+
 @pytest.fixture(scope="module")
-def pipeline(operator: Kubectl) -> Iterator[tuple[Service, float]]:
-    """The service of smollm2-pp2.yaml, and the seconds from `kubectl apply` to a client's first token."""
-    with new_namespace(operator, "pp2") as namespace:
-        client = Client.start(operator, namespace)
-        service = Service(operator, client, namespace, "smollm2-pp2")
+def quickstart(cluster: Cluster, operator: Kubectl) -> Iterator[Quickstart]:
+    """Runs the page's shell blocks, unchanged and one after the other. The last block runs after the tests."""
+    install, start, ask, delete = [block.text for block in blocks_of(ROOT, PAGE) if block.language == "bash"]
+    socket.create_server(("127.0.0.1", 18000)).close()  # the bind fails while another process listens at the port
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig), "PATH": path}
+    with _clean_default(operator):
+        outputs = [_run(install, environment)]
+        service = Service(operator, Client.start(operator, "default"), "default", "smollm2-pp2")
         began = time.monotonic()
-        operator.apply(manifest(EXAMPLE, namespace))
-        wait(
-            # A short timeout: a connection that begins while a node changes its rules for the Service hangs.
-            lambda: service.chat(timeout_s=5, max_tokens=1)[0] == 200,
-            READY_SECONDS,
-            service.story,
-        )
-        yield service, time.monotonic() - began
+        outputs.append(_run(start, environment))
+        # A short timeout: a connection that begins while a node changes its rules for the Service hangs.
+        wait(lambda: service.chat(timeout_s=5, max_tokens=1)[0] == 200, READY_SECONDS, service.story)
+        first_token_s = time.monotonic() - began
+        outputs.append(_run(ask, environment))
+        yield Quickstart(service, first_token_s, outputs)
+        _run(delete, environment)
+
+
+@contextlib.contextmanager
+def _clean_default(operator: Kubectl) -> Iterator[None]:
+    """Removes the page's objects and the client's pod from the namespace `default`, before the block and after it."""
+
+    def clean() -> None:
+        operator("delete", "llm", "--all", "--namespace", "default", timeout_s=180)
+        operator("delete", "pod", "client", "--namespace", "default", "--ignore-not-found", timeout_s=180)
+        pods = ("pods", "--namespace", "default", "--selector", "rayloom.dev/service")
+        operator("wait", "--for=delete", *pods, "--timeout=180s", timeout_s=200)
+
+    clean()
+    try:
+        yield
+    finally:
+        clean()
+
+
+def _run(text: str, environment: dict[str, str]) -> str:
+    command = ["bash", "-euo", "pipefail", "-c", text]
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=600)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # also ends a port-forward that the block has started
+    assert process.returncode == 0, f"{text}\n{output}"
+    return output
+
+
+@pytest.fixture(scope="module")
+def service(quickstart: Quickstart) -> Service:
+    return quickstart.service
+
+
+def test_the_page_on_kubernetes_works_as_printed(quickstart: Quickstart) -> None:
+    assert "Serving" in quickstart.outputs[1]
+    assert "Paris" in quickstart.outputs[2]
 
 
 def _seconds(later: str, earlier: str) -> float:
@@ -56,10 +114,8 @@ def _seconds(later: str, earlier: str) -> float:
     return time.mktime(time.strptime(later, form)) - time.mktime(time.strptime(earlier, form))
 
 
-def test_the_first_token_and_where_the_seconds_went(
-    pipeline: tuple[Service, float], capsys: pytest.CaptureFixture[str]
-) -> None:
-    service, seconds = pipeline
+def test_the_first_token_and_where_the_seconds_went(quickstart: Quickstart, capsys: pytest.CaptureFixture[str]) -> None:
+    service, seconds = quickstart.service, quickstart.first_token_s
     created = service.get()["metadata"]["creationTimestamp"]
     rows = []
     for pod in [*service.pods("head"), *service.pods("worker")]:
@@ -80,10 +136,7 @@ def test_the_first_token_and_where_the_seconds_went(
             print(f"    engine: {name:<20} took  {value:5.2f} s")
 
 
-def test_two_ranks_on_two_nodes_say_what_one_rank_says_here(
-    pipeline: tuple[Service, float], expected: list[str]
-) -> None:
-    service, _ = pipeline
+def test_two_ranks_on_two_nodes_say_what_one_rank_says_here(service: Service, expected: list[str]) -> None:
     assert service.tokens() == expected
     service.wait_available()
     status = service.engine_status()
@@ -95,8 +148,7 @@ def test_two_ranks_on_two_nodes_say_what_one_rank_says_here(
     assert {pod["metadata"]["name"] for pod in service.pods("worker")} == {rank["host"] for rank in status["ranks"]}
 
 
-def test_kubectl_get_shows_model_shape_ready_reason_rollout_url_age(pipeline: tuple[Service, float]) -> None:
-    service, _ = pipeline
+def test_kubectl_get_shows_model_shape_ready_reason_rollout_url_age(service: Service) -> None:
     wait(lambda: service.condition("Progressing")["reason"] == "Complete", STATUS_SECONDS, service.story)
     service.wait_available()
     header, row = service.kubectl("get", "llm", "--namespace", service.namespace).splitlines()
@@ -107,26 +159,11 @@ def test_kubectl_get_shows_model_shape_ready_reason_rollout_url_age(pipeline: tu
     assert (status, json.loads(body)["data"][0]["id"]) == (200, "smollm2-pp2")
 
 
-def test_the_kv_cache_is_as_large_as_predicted(pipeline: tuple[Service, float]) -> None:
-    _expect_predicted_kv_cache(pipeline[0])
+def test_the_kv_cache_is_as_large_as_predicted(service: Service) -> None:
+    expect_predicted_kv_cache(service)
 
 
-def _expect_predicted_kv_cache(service: Service) -> None:
-    """Compares both sizes of the KV cache, if other work leaves the node enough memory.
-
-    The prediction for a CPU is 4 GiB. A rank that starts with less than 8 GiB of free memory allocates half of this.
-    """
-    predicted = service.get()["status"]["sizing"]["kvTokens"]
-    cache = service.engine_status()["kv_cache"]
-    measured = cache["num_blocks"] * cache["block_size"]
-    found = re.search(r"MemAvailable: +(\d+) kB", service.client.python("print(open('/proc/meminfo').read())"))
-    assert found is not None
-    least = 0.95 if int(found[1]) > _MUCH_MEMORY_KIB else 0.0
-    assert least <= measured / predicted <= 1.05, f"{predicted / measured - 1:+.1%}, {found[0]}"
-
-
-def test_processes_have_no_rights_and_write_nowhere_but_to_their_volumes(pipeline: tuple[Service, float]) -> None:
-    service, _ = pipeline
+def test_processes_have_no_rights_and_write_nowhere_but_to_their_volumes(service: Service) -> None:
     head, *workers = [*service.pods("head"), *service.pods("worker")]
     places = [(head, "ray-head"), (head, "engine"), *((pod, "ray-worker") for pod in workers)]
     found = {(pod["metadata"]["name"], name): look_inside(service.kubectl, pod, name) for pod, name in places}
@@ -134,9 +171,9 @@ def test_processes_have_no_rights_and_write_nowhere_but_to_their_volumes(pipelin
     names = {process["Name"][0] for each in found.values() for process in each.processes}
     assert {"raylet", "gcs_server", "rayloom-engine"} <= names
     # Includes the init container that KubeRay adds.
-    everything = [container for pod in (head, *workers) for container in _containers(pod)]
+    everything = [container for pod in (head, *workers) for container in containers_of(pod)]
     assert len(everything) == 6
-    assert [container["name"] for container in everything if not _is_restricted(container)] == []
+    assert [container["name"] for container in everything if not is_restricted(container)] == []
 
 
 def test_the_operator_is_restricted_as_well(operator: Kubectl) -> None:
@@ -145,21 +182,7 @@ def test_the_operator_is_restricted_as_well(operator: Kubectl) -> None:
     assert [problem for problem in excess(look_inside(operator, pod, "operator")) if "token" not in problem] == []
 
 
-def _containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
-    return [*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]]
-
-
-def _is_restricted(container: dict[str, Any]) -> bool:
-    rights = container.get("securityContext", {})
-    return (
-        rights.get("readOnlyRootFilesystem") is True
-        and rights.get("allowPrivilegeEscalation") is False
-        and rights.get("capabilities") == {"drop": ["ALL"]}
-    )
-
-
-def test_the_engines_account_may_do_what_everybody_may(pipeline: tuple[Service, float]) -> None:
-    service, _ = pipeline
+def test_the_engines_account_may_do_what_everybody_may(service: Service) -> None:
 
     def rights(account: str) -> str:
         groups = ["system:serviceaccounts", f"system:serviceaccounts:{service.namespace}", "system:authenticated"]
@@ -172,8 +195,7 @@ def test_the_engines_account_may_do_what_everybody_may(pipeline: tuple[Service, 
     assert rights(*accounts) == rights("an-account-that-is-not-there")
 
 
-def test_others_reach_the_ports_of_the_policy_and_no_other_that_a_pod_opens(pipeline: tuple[Service, float]) -> None:
-    service, _ = pipeline
+def test_others_reach_the_ports_of_the_policy_and_no_other_that_a_pod_opens(service: Service) -> None:
     listed = service.kubectl.json("get", "networkpolicies", "--namespace", service.namespace)["items"]
     (policy,) = [each["spec"] for each in listed]
     label = {"matchLabels": {"rayloom.dev/service": service.name}}
@@ -213,8 +235,7 @@ except Exception as error:
 """
 
 
-def test_ray_asks_for_its_token(pipeline: tuple[Service, float]) -> None:
-    service, _ = pipeline
+def test_ray_asks_for_its_token(service: Service) -> None:
     address = f"{service.pods('head')[0]['status']['podIP']}:6379"
     worker = service.pods("worker")[0]["metadata"]["name"]
     command = ("exec", "--namespace", service.namespace, worker, "--container", "ray-worker", "--", "env")
@@ -234,8 +255,7 @@ def test_ray_asks_for_its_token(pipeline: tuple[Service, float]) -> None:
         wait(is_refused, STATUS_SECONDS, ask)
 
 
-def test_a_restarted_operator_recreates_nothing(pipeline: tuple[Service, float]) -> None:
-    service, _ = pipeline
+def test_a_restarted_operator_recreates_nothing(service: Service) -> None:
     service.wait_available()
     before = _objects(service)
     assert len([name for name in before if name.startswith("pod/")]) == 3
@@ -277,9 +297,8 @@ def _objects(service: Service) -> dict[str, tuple[str, str]]:
 
 @pytest.mark.slow  # test_faults.py tests the same under streams
 def test_a_deleted_worker_pod_is_replaced_and_the_service_is_available_again(
-    pipeline: tuple[Service, float], expected: list[str], capsys: pytest.CaptureFixture[str]
+    service: Service, expected: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    service, _ = pipeline
     service.wait_available()
     before = service.engine_status()
     head = service.pods("head")[0]["metadata"]["uid"]
@@ -302,91 +321,3 @@ def test_a_deleted_worker_pod_is_replaced_and_the_service_is_available_again(
     assert service.pods("head")[0]["metadata"]["uid"] == head
     with capsys.disabled():
         print(f"\n  worker pod deleted -> Available again with tokens flowing: {seconds:.1f} s")
-
-
-_HEAD_LIMITS = {"cpu": "2", "memory": "2Gi"}
-_SETTINGS = {"RAY_AUTH_MODE": "disabled", "RAYLOOM_ALIVE_FILE": "/nowhere", "FROM_SETTINGS": "yes"}
-_FROM_SECRET = {"name": "PASSPHRASE", "valueFrom": {"secretKeyRef": {"name": "template", "key": "passphrase"}}}
-
-
-def _template(*containers: str, **fields: Any) -> dict[str, Any]:
-    mount = {"name": "settings", "mountPath": "/etc/settings", "readOnly": True}
-    common = {"env": [_FROM_SECRET], "envFrom": [{"configMapRef": {"name": "template"}}], "volumeMounts": [mount]}
-    return {
-        "metadata": {"labels": {"team": "search"}, "annotations": {"example.com/of-the-template": "yes"}},
-        "spec": {
-            "volumes": [{"name": "settings", "configMap": {"name": "template"}}],
-            "containers": [{"name": name, **common, **fields} for name in containers],
-        },
-    }
-
-
-def _templates_and_what_they_name(namespace: str) -> tuple[dict[str, Any], ...]:
-    """The pod templates of a service, then a Secret and a ConfigMap."""
-    metadata = {"name": "template", "namespace": namespace}
-    head = _template("ray-head", "engine", resources={"limits": _HEAD_LIMITS})
-    return (
-        {"head": head, "worker": _template("ray-worker")},
-        {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"passphrase": "open sesame"}},
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": _SETTINGS},
-    )
-
-
-@pytest.fixture(scope="module")
-def others(operator: Kubectl) -> Iterator[dict[str, Service]]:
-    """Name -> service of two examples that start at the same time."""
-    with new_namespace(operator, "others") as namespace, claim_on_the_nodes(operator, namespace, "models", "smollm2"):
-        client = Client.start(operator, namespace)
-        model = {"source": "builtin://smollm2-135m", "dtype": "float32"}
-        templates, *named = _templates_and_what_they_name(namespace)
-        operator.apply(
-            *named,
-            manifest(ROOT / "examples" / "pvc-model.yaml", namespace),
-            manifest(ROOT / "examples" / "smollm2-tp3.yaml", namespace, model=model, podTemplate=templates),
-        )
-        yield {name: Service(operator, client, namespace, name) for name in ("from-claim", "smollm2-tp3")}
-
-
-def test_one_rank_serves_a_model_of_a_claim(operator: Kubectl, others: dict[str, Service]) -> None:
-    service = others["from-claim"]
-    service.wait_available()
-    # A shorter question has two almost equally likely answers in bfloat16, and the result would depend on the
-    # processor.
-    question = "What is the capital of France? Answer in one sentence."
-    status, body = service.chat(messages=[{"role": "user", "content": question}])
-    assert status == 200 and "Paris" in body, body
-    assert len(service.engine_status()["ranks"]) == 1
-    _expect_predicted_kv_cache(service)
-    jobs = operator.json("get", "pods", "--namespace", service.namespace, "--selector", "job-name")["items"]
-    assert jobs and all(_is_restricted(container) for pod in jobs for container in _containers(pod))
-
-
-def test_three_ranks_of_one_pod_say_what_one_rank_says_here(others: dict[str, Service], expected: list[str]) -> None:
-    service = others["smollm2-tp3"]
-    service.wait_available()
-    assert service.tokens() == expected
-    ranks = service.engine_status()["ranks"]
-    (pod,) = service.pods("worker")
-    assert [(rank["rank"], rank["host"]) for rank in ranks] == [
-        (number, pod["metadata"]["name"]) for number in range(3)
-    ]
-    assert service.get()["status"]["shape"] == "TP3xPP1"
-    _expect_predicted_kv_cache(service)
-
-
-def test_what_a_pod_template_says_is_so_inside_the_containers(operator: Kubectl, others: dict[str, Service]) -> None:
-    service = others["smollm2-tp3"]
-    service.wait_available()
-    (head,), (worker,) = service.pods("head"), service.pods("worker")
-    for pod, containers in ((head, ("ray-head", "engine")), (worker, ("ray-worker",))):
-        assert pod["metadata"]["labels"]["team"] == "search"
-        assert pod["metadata"]["annotations"]["example.com/of-the-template"] == "yes"
-        for name in containers:
-            command = ("exec", "--namespace", service.namespace, pod["metadata"]["name"], "--container", name, "--")
-            variables = dict(line.split("=", 1) for line in operator(*command, "env").splitlines() if "=" in line)
-            assert (variables["PASSPHRASE"], variables["FROM_SETTINGS"]) == ("open sesame", "yes")
-            # The ConfigMap has other values for these variables.
-            assert variables["RAY_AUTH_MODE"] == "token" and variables["RAYLOOM_ALIVE_FILE"] != "/nowhere"
-            assert operator(*command, "cat", "/etc/settings/FROM_SETTINGS") == "yes"
-    limits = {each["name"]: each["resources"]["limits"] for each in head["spec"]["containers"]}
-    assert limits == {"ray-head": _HEAD_LIMITS, "engine": _HEAD_LIMITS}

@@ -29,7 +29,7 @@ from rt_blocks import Block, blocks_of, install_stand_in_curl, is_benchmark, run
 from rt_server import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-ON_A_CLUSTER = ROOT / "docs" / "quickstart-kubernetes.md"  # its blocks are run by e2e/pods/test_docs.py
+ON_A_CLUSTER = ROOT / "docs" / "quickstart-kubernetes.md"  # its blocks are run by e2e/pods/test_service.py
 FILES = [ROOT / "README.md", *sorted(set((ROOT / "docs").rglob("*.md")) - {ON_A_CLUSTER})]
 BLOCKS = [block for path in FILES if path.exists() for block in blocks_of(ROOT, path)]
 SHELL = [block for block in BLOCKS if block.language in ("bash", "sh", "shell", "console")]

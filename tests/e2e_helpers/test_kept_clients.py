@@ -1,4 +1,4 @@
-"""The helpers that e2e tests keep running: a program in the client's pod that sends requests, and a proxy for reads of objects."""
+"""The helpers that e2e tests keep running: a program that sends requests in a pod, and a proxy for reads of objects."""
 
 from __future__ import annotations
 
