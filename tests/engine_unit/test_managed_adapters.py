@@ -60,7 +60,8 @@ def test_a_server_starts_with_the_adapters_of_its_config_and_reports_one_that_ca
 ) -> None:
     assert served(front) == ["tiny", "sql"]
     reports = front.admin.get("/status", headers={"Prefer": "return=minimal"}).json()["adapters"]
-    assert reports[0] == {"name": "sql", "path": str(folder / "sql"), "state": "loaded", "message": ""}
+    loaded = {"name": "sql", "path": str(folder / "sql"), "state": "loaded", "message": "", "commit": ""}
+    assert reports[0] == loaded
     assert (reports[1]["name"], reports[1]["state"]) == ("lost", "failed")
     assert "adapter_config.json does not exist" in reports[1]["message"]
     front.wait_until(lambda: told(front) == ["sql"], "the core knows the adapter")

@@ -148,7 +148,7 @@ def test_every_field_of_the_document() -> None:
             "prefill_tokens_per_second": 55.5,
             "decode_tokens_per_second": None,  # not measured yet
         },
-        "adapters": [{"name": "sql", "path": "/sql", "state": "failed", "message": "gone"}],
+        "adapters": [{"name": "sql", "path": "/sql", "state": "failed", "message": "gone", "commit": ""}],
         "speculation": {"draft_tokens": 57, "accepted_tokens": 56},
         "recoveries": [
             {

@@ -1,4 +1,4 @@
-"""A Hugging Face hub with one repository, on a port of this machine, for tests of downloads and their failures."""
+"""A Hugging Face hub with a few repositories, on a port of this machine, for tests of downloads and their failures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import secrets
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -24,14 +24,18 @@ def serve_hub(
     token: str = "",
     tls: tuple[Path, Path] | None = None,
     seen: list[str] | None = None,
+    others: Mapping[str, Path] | None = None,
 ) -> Iterator[str]:
     """The URL of a hub with `folder` as `repository`. With `token`, the repository is private: requests need the token.
+
+    `others`: further repositories, name -> folder.
 
     Further repositories: `gated/model` refuses until its terms are accepted, `forbidden/model` refuses every token,
     `broken/model` answers with server errors, and `slow/model` answers too late. All others are unknown. `tls`:
     (certificate, key) of the server. `seen`: receives "METHOD path" of each request.
     """
     is_over = threading.Event()
+    folders = {repository: folder, **(others or {})}
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -41,7 +45,8 @@ def serve_hub(
             given = self.headers.get("Authorization", "").removeprefix("Bearer ")
             if seen is not None:
                 seen.append(f"{self.command} {path}")
-            files = {entry.name: entry.read_bytes() for entry in sorted(folder.iterdir())}
+            named = next((name for name in folders if f"/{name}/" in path), "")
+            files = {entry.name: entry.read_bytes() for entry in sorted(folders[named].iterdir())} if named else {}
             if "gated/model" in path:
                 self._answer(403, {"X-Error-Code": "GatedRepo"}, b"{}")
             elif "forbidden/model" in path:
@@ -54,15 +59,17 @@ def serve_hub(
                 self._answer(401, {"X-Error-Message": "Invalid credentials in Authorization header"}, b"{}")
             elif token and not given:
                 self._answer(401, {"X-Error-Code": "RepoNotFound"}, b"{}")
-            elif repository not in path:
+            elif not named:
                 self._answer(404, {"X-Error-Code": "RepoNotFound"}, b"{}")
-            elif path.startswith(f"/api/models/{repository}/revision/"):
+            elif path.startswith(f"/{named}/resolve/") and path.split("/")[4] not in ("main", COMMIT):
+                self._answer(404, {"X-Error-Code": "RevisionNotFound"}, b"{}")
+            elif path.startswith(f"/api/models/{named}/revision/"):
                 if path.rsplit("/", 1)[-1] not in ("main", COMMIT):
                     self._answer(404, {"X-Error-Code": "RevisionNotFound"}, b"{}")
                     return
-                info = {"id": repository, "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]}
+                info = {"id": named, "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]}
                 self._answer(200, {"Content-Type": "application/json"}, json.dumps(info).encode())
-            elif path.startswith(f"/api/models/{repository}/tree/"):
+            elif path.startswith(f"/api/models/{named}/tree/"):
                 tree = [
                     {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
                     for name, data in files.items()

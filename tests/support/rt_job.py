@@ -8,7 +8,7 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,8 +31,12 @@ def running_job(
     world_size: int = 2,
     with_torchrun: bool = False,
     until: Callable[[RunningJob], bool] = lambda job: is_ready(job.server),
+    environs: Sequence[Mapping[str, str]] = (),
 ) -> Iterator[RunningJob]:
-    """A server of several ranks, started by torchrun or rank by rank. The block begins once `until(job)` is true."""
+    """A server of several ranks, started by torchrun or rank by rank. The block begins once `until(job)` is true.
+
+    `environs`: further environment variables of each rank, if the ranks are started one by one.
+    """
     master_port, _, api_port, admin_port = free_ports(4)  # ranks also use the port after MASTER_PORT
     serve = ["-m", "rayloom_engine", "serve", "--port", str(api_port), "--admin-port", str(admin_port), *arguments]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "RAYLOOM_RANK_TOKEN": secrets.token_hex(32)}
@@ -43,7 +47,10 @@ def running_job(
         job = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size, "MASTER_PORT": master_port}
         environment |= {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in job.items()}}
         ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)]
-        commands = [([sys.executable, *serve], environment | rank) for rank in ranks]
+        own = environs or [{}] * world_size
+        commands = [
+            ([sys.executable, *serve], {**environment, **rank, **more}) for rank, more in zip(ranks, own, strict=True)
+        ]
     log = folder / "job.log"
     with log.open("wb") as stream, httpx.Client(timeout=180.0) as client:
         processes = [subprocess.Popen(command, stdout=stream, stderr=stream, env=env) for command, env in commands]

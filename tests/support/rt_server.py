@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -57,12 +57,17 @@ class RunningServer:
 
 
 @contextlib.contextmanager
-def running_server(folder: Path, *arguments: str, ready_seconds: float = 240.0) -> Iterator[RunningServer]:
-    """`rayloom-engine serve` on free ports until the block ends. Prints the log if the server does not become ready."""
+def running_server(
+    folder: Path, *arguments: str, ready_seconds: float = 240.0, environ: Mapping[str, str] | None = None
+) -> Iterator[RunningServer]:
+    """`rayloom-engine serve` on free ports until the block ends. Prints the log if the server does not become ready.
+
+    `environ`: further environment variables.
+    """
     ports = free_ports(2)
     log = folder / "server.log"
     command = [sys.executable, "-m", "rayloom_engine", "serve", "--port", str(ports[0]), "--admin-port", str(ports[1])]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", **(environ or {})}
     with log.open("wb") as stream:
         process = subprocess.Popen([*command, *arguments], stdout=stream, stderr=stream, env=environment)
     api, admin = (f"http://127.0.0.1:{port}" for port in ports)

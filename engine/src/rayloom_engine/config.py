@@ -71,7 +71,8 @@ class EngineConfig(BaseModel):
     adapters: AdapterSettings = Field(
         (),
         strict=False,
-        description="LoRA adapters as NAME=PATH: folders in PEFT's format. Requests name one in `model`. Only on CPU.",
+        description="LoRA adapters as NAME=PATH: a folder in PEFT's format, or hf://ORG/NAME or hf://ORG/NAME@REVISION "
+        "of the hub. Requests name one in `model`. Only on CPU.",
     )
     max_loras: int = Field(
         8,

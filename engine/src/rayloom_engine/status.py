@@ -130,11 +130,12 @@ class ReportedAdapter(_StatusPart):
     """A LoRA adapter that PUT /adapters or the setting `adapters` asks for."""
 
     name: str = Field(description="Name in the API.")
-    path: str = Field(description="Folder, as it was given.")
+    path: str = Field(description="Folder or place on the hub, as it was given.")
     state: Literal["loading", "loaded", "failed"] = Field(
         description="loaded: requests can name it. failed: it cannot be used; the engine tries again every 30 s."
     )
     message: str = Field("", description="Why it failed; else empty.")
+    commit: str = Field("", description="Commit of the files of an adapter of the hub, once it is loaded; else empty.")
 
 
 class RecoveryPhase(_StatusPart):

@@ -37,6 +37,7 @@ from rayloom_engine.protocol.messages import (
     FetchFile,
     FrontMessage,
     Hello,
+    NeedAdapters,
     Outputs,
     StartTls,
     Submit,
@@ -63,7 +64,7 @@ class Disconnected:
     """Inbox entry: the connection of a front has ended. All of its sequences are dropped."""
 
 
-FrontReport = Draining | EngineAdapters  # reports of the engine's own front; each status repeats them for gateways
+FrontReport = Draining | EngineAdapters | NeedAdapters  # messages that only the engine's own front sends
 InboxMessage = Submit | Abort | WantCache | GatewayConnected | Disconnected
 
 
@@ -128,7 +129,8 @@ class CoreIo:
         """`stall_seconds`: a front that does not read a small message within this time is disconnected.
 
         `gateways`: a second port at which fronts are accepted; None: fronts are accepted at `address` alone.
-        `on_front_report`: called with each report of the engine's own front; the next status must contain the report.
+        `on_front_report`: called with each report of the engine's own front; the next status must contain the report,
+        if it is one for gateways.
         """
         self._address = address
         self._token = token
@@ -276,7 +278,7 @@ class CoreIo:
                 self._inbox.put(connection, message)
             case FetchFile():
                 self._answer(connection, read_part(self._status().model, message))
-            case Hello() | StartTls() | Draining() | EngineAdapters():
+            case Hello() | StartTls() | Draining() | EngineAdapters() | NeedAdapters():
                 raise ValueError(f"an unexpected {type(message).__name__}")
 
     def _answer(self, connection: int, message: CoreMessage) -> None:

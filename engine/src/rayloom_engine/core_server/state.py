@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from rayloom_engine.common.process import node_name
-from rayloom_engine.core.adapter import ServedAdapter
+from rayloom_engine.core.adapter import NeededAdapter, ServedAdapter
 from rayloom_engine.core.stats import SchedulerStats
 from rayloom_engine.core_server.ranks.pool import RankPool
 from rayloom_engine.protocol.gateway_requests import GatewayRequests
@@ -19,10 +19,12 @@ from rayloom_engine.protocol.messages import (
     CoreStatus,
     Draining,
     EngineAdapters,
+    NeedAdapters,
     PhaseProgress,
     RankReport,
     ServedModel,
 )
+from rayloom_engine.worker.adapter_files import AdapterFiles
 
 if TYPE_CHECKING:
     from rayloom_engine.worker.loaded_rank import LoadedRank
@@ -56,6 +58,7 @@ class CoreState:
     last_token_at: float | None = None
     pool: RankPool | None = None  # the ranks; None when this process is the only rank
     rank: LoadedRank | None = None  # the loaded rank, if this process is the only rank
+    adapter_files: AdapterFiles = field(default_factory=AdapterFiles)  # used if this process is the only rank
     quiet_s: float = 0.0  # seconds since the main thread last made progress or used CPU time
     patience_s: float = 10.0  # seconds without progress after which the plans in flight count as hung
 
@@ -156,6 +159,7 @@ class CoreState:
             heartbeat_age_s=now - self.heartbeat,
             is_draining=self.is_draining,
             adapters=self.adapters,
+            adapter_reports=self.adapter_files.reports if self.pool is None else self.pool.adapter_reports(),
             gateway_requests=self.gateway_requests,
         )
 
@@ -163,12 +167,24 @@ class CoreState:
         """Records whether the engine drains."""
         self.is_draining = is_draining
 
-    def record_front_report(self, message: Draining | EngineAdapters) -> None:
-        """Records a report of the engine's own front, so that the status repeats the report for gateways."""
-        if isinstance(message, Draining):
-            self.set_draining(message.is_draining)
+    def record_front_report(self, message: Draining | EngineAdapters | NeedAdapters) -> None:
+        """Records a report of the engine's own front, so that the status repeats the report for gateways.
+
+        NeedAdapters is passed on to the ranks.
+        """
+        match message:
+            case Draining():
+                self.set_draining(message.is_draining)
+            case EngineAdapters():
+                self.adapters = message.adapters
+            case NeedAdapters():
+                self._need_adapters(message.adapters)
+
+    def _need_adapters(self, adapters: tuple[NeededAdapter, ...]) -> None:
+        if self.pool is None:
+            self.adapter_files.need(adapters)
         else:
-            self.adapters = message.adapters
+            self.pool.needed_adapters = adapters
 
     def _own_rank(self, now: float) -> tuple[RankReport, ...]:
         """Returns the report of the only rank, which is this process."""

@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +23,8 @@ from rayloom_engine.core.adapter import Adapter
 from rayloom_engine.errors import ModelError
 from rayloom_engine.layers.linear import Linear
 from rayloom_engine.layers.linear_spec import LinearSpec
-from rayloom_engine.models.adapters.peft_folder import PeftFolder, adapter_of, read_peft_folder
+from rayloom_engine.models.adapters.hub_adapter import check_digest
+from rayloom_engine.models.adapters.peft_folder import PeftFolder, read_peft_folder
 from rayloom_engine.models.checkpoint.config_json import refuses_broken
 from rayloom_engine.models.shape import ModelShape
 
@@ -120,9 +120,7 @@ class TorchAdapters:
 
     def _read(self, adapter: Adapter) -> list[list[Update]]:
         """Returns the adapter's updates for each matrix of the rank."""
-        path = Path(adapter.path)
-        if adapter_of(path).digest != adapter.digest:
-            raise ModelError(f"{path}: the files of the adapter have changed since it was loaded; load it again")
+        path = check_digest(adapter)
         with refuses_broken(path):  # the files may have changed since the digest was computed
             return self._read_folder(read_peft_folder(path, self._shape))
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import msgspec
 
-from rayloom_engine.core.adapter import ServedAdapter
+from rayloom_engine.core.adapter import AdapterReport, NeededAdapter, ServedAdapter
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.load import SchedulerLoad
 from rayloom_engine.core.output import SequenceOutput as SequenceOutput
@@ -109,6 +109,16 @@ class EngineAdapters(msgspec.Struct, frozen=True, tag="adapters"):
     """
 
     adapters: tuple[ServedAdapter, ...]
+
+
+class NeedAdapters(msgspec.Struct, frozen=True, tag="need_adapters"):
+    """The adapters of the hub whose files the machine of every rank must have: loaded adapters and one that is loading.
+
+    Replaces the list of the message before. The core's status has a report for each adapter, once all ranks have sent
+    theirs. Sent only by the engine's own front, on the Unix socket.
+    """
+
+    adapters: tuple[NeededAdapter, ...]
 
 
 class FetchFile(msgspec.Struct, frozen=True, tag="fetch_file"):
@@ -230,6 +240,8 @@ class CoreStatus(msgspec.Struct, frozen=True, tag="status", kw_only=True):
     # the engine's LoRA adapters; None: the engine's front has not reported them yet. Engines of versions
     # without this field have no adapters.
     adapters: tuple[ServedAdapter, ...] | None = ()
+    # of the adapters in NeedAdapters whose files all ranks have, or a rank cannot get
+    adapter_reports: tuple[AdapterReport, ...] = ()
     # requests of gateways, which the engine's own front does not see
     gateway_requests: GatewayRequests = GatewayRequests()
 
@@ -254,5 +266,7 @@ class LoadReport(msgspec.Struct, frozen=True, tag="load"):
     load: SchedulerLoad
 
 
-FrontMessage = Hello | StartTls | Submit | SubmitChoices | Abort | Draining | EngineAdapters | FetchFile | WantCache
+FrontMessage = (
+    Hello | StartTls | Submit | SubmitChoices | Abort | Draining | EngineAdapters | NeedAdapters | FetchFile | WantCache
+)
 CoreMessage = FrontChallenge | Welcome | Outputs | Refused | FilePart | CoreStatus | CacheChanges | LoadReport

@@ -8,8 +8,8 @@ steps    the rank's main thread. It loads its weights and sends Loaded; then it 
          answers Run. An answer carries the order's ticket, so that a late answer to an order sent before a loss can be
          recognised.
 control  two more threads of the rank, which run even while the main thread computes or waits for a peer: one sends a
-         Beat every heartbeat_seconds, the other receives AbortOrders. AbortOrders has no answer: the orders that it
-         ends fail.
+         Beat every heartbeat_seconds, the other receives AbortOrders and NeededAdapters. AbortOrders has no answer: the
+         orders that it ends fail. Beats answer NeededAdapters.
 launch   the launcher. It reports the phases of placing and starting ranks, and receives Fences.
 """
 
@@ -19,9 +19,10 @@ from typing import Literal
 
 import msgspec
 
+from rayloom_engine.core.adapter import AdapterReport, NeededAdapter
 from rayloom_engine.core.step import StepPlan, StepResult
 
-RANK_PROTOCOL_VERSION = 5
+RANK_PROTOCOL_VERSION = 6
 
 Role = Literal["steps", "control", "launch"]
 
@@ -69,6 +70,7 @@ class Welcomed(msgspec.Struct, frozen=True, tag="welcomed"):
 
     num_kv_blocks: int | None = None
     max_model_len: int | None = None
+    adapters: tuple[NeededAdapter, ...] = ()  # as in NeededAdapters; given on `control`
 
 
 # --- to a rank, on `steps` ---
@@ -113,6 +115,12 @@ class AbortOrders(msgspec.Struct, frozen=True, tag="abort_orders"):
     """
 
     ticket: int
+
+
+class NeededAdapters(msgspec.Struct, frozen=True, tag="needed_adapters"):
+    """Order: bring the files of these adapters to the rank's machine. Replaces the list of the message before."""
+
+    adapters: tuple[NeededAdapter, ...]
 
 
 # --- from a rank, on `steps` ---
@@ -178,6 +186,7 @@ class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True):
     done: int = 0  # progress of a start-up phase: units done of `total`
     total: int = 0
     unit: str = ""
+    adapters: tuple[AdapterReport, ...] = ()  # of the needed adapters for which an attempt has ended
 
 
 # --- launcher ---
@@ -208,6 +217,7 @@ Message = (
     | Allocate
     | Run
     | AbortOrders
+    | NeededAdapters
     | Loaded
     | StoreOpen
     | Done

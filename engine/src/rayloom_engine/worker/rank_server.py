@@ -1,8 +1,8 @@
 """RankServer: a rank that connects to the core, loads its part of the model and runs plans. It decides nothing.
 
 The main thread computes. A second thread sends heartbeats (beats). A third thread receives AbortOrders, and ends the
-main thread's waits for other ranks. When the core is gone, the rank keeps its weights and tries to connect again for
-ORPHAN_SECONDS.
+main thread's waits for other ranks; it also receives NeededAdapters, whose files a fourth thread fetches. When the core
+is gone, the rank keeps its weights and tries to connect again for ORPHAN_SECONDS.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ from rayloom_engine.protocol.ranks import (
     Greeting,
     Join,
     Loaded,
+    NeededAdapters,
     OpenStore,
     Run,
     StoreOpen,
     Welcomed,
 )
 from rayloom_engine.worker.activity import Activity
+from rayloom_engine.worker.adapter_files import AdapterFiles
 from rayloom_engine.worker.machine import num_oom_kills
 
 if TYPE_CHECKING:
@@ -57,6 +59,8 @@ _OWN_SECONDS = 5.0  # a core that keeps the connection for longer than this has 
 _LAST_SECONDS = 5.0
 _LAST_LOADING_SECONDS = 60.0  # the same while the rank loads, and so does not know yet whether it can use the model
 _ALL_TICKETS = 2**63  # higher than the ticket of every order
+# Longest wait of a loaded rank for the files of adapters. After that, requests with a missing adapter get an error.
+_ADAPTERS_SECONDS = 30.0
 _GROUP_SECONDS = 10.0  # longest wait for the other ranks at a rendezvous; short, because all of them have loaded
 
 
@@ -90,6 +94,7 @@ class RankServer:
         # Each connection has a GroupAbort of its own, so that no thread of an earlier connection ends waits in the
         # present group.
         self._group_abort = GroupAbort()
+        self._adapter_files = AdapterFiles()
         self._store: object = None  # rank 0: the rendezvous store, which must stay alive
         self._failure: Failed | None = None  # the reason why loading failed
         self._beat = Beat(phase="start", step=0, memory_bytes=0)
@@ -112,7 +117,7 @@ class RankServer:
     def serve_core(self) -> bool:
         """Serves the core at the address until it is gone. Returns False if no core answers there."""
         try:
-            control, _ = self._dial("control")
+            control, greeted = self._dial("control")
             steps, welcomed = self._dial("steps")
         except OSError as error:
             problem = f"{type(error).__name__}: {error}"
@@ -122,6 +127,7 @@ class RankServer:
             return False
         self._had_order = False
         self._last_problem = ""
+        self._adapter_files.need(greeted.adapters)
         if self._rank is None and welcomed.num_kv_blocks is not None:
             sizes = {"num_kv_blocks": welcomed.num_kv_blocks, "max_model_len": welcomed.max_model_len}
             self._config = self._config.model_copy(update=sizes)
@@ -130,7 +136,7 @@ class RankServer:
             cpu_clock = thread_cpu_clock()
             for name, run in (
                 ("beats", lambda: self._send_beats(control, cpu_clock)),
-                ("aborts", lambda: self._receive_aborts(control, group_abort)),
+                ("control", lambda: self._receive_control(control, group_abort)),
             ):
                 threading.Thread(target=run, name=name, daemon=True).start()
             self._serve(steps)
@@ -172,6 +178,7 @@ class RankServer:
                     waits=activity.waits,
                     communication_s=activity.communication_s,
                     cpu_s=cpu_clock(),
+                    adapters=self._adapter_files.reports,
                 )
                 control.send(beat)
                 time.sleep(self._config.heartbeat_seconds)
@@ -181,11 +188,19 @@ class RankServer:
             time.sleep(_LAST_LOADING_SECONDS if is_loading else _LAST_SECONDS)
             os._exit(self._exit_code())
 
-    def _receive_aborts(self, control: Channel, group_abort: GroupAbort) -> None:
-        """Ends the main thread's waits for other ranks when the core orders it, and when the core is gone."""
+    def _receive_control(self, control: Channel, group_abort: GroupAbort) -> None:
+        """Ends the main thread's waits for other ranks when the core orders it, and when the core is gone.
+
+        Also sets the needed adapters.
+        """
         with contextlib.suppress(ChannelClosed):
             while True:
-                order = control.expect(AbortOrders)
+                order = control.receive()
+                if isinstance(order, NeededAdapters):
+                    self._adapter_files.need(order.adapters)
+                    continue
+                if not isinstance(order, AbortOrders):
+                    break
                 if group_abort.abort(order.ticket):
                     logger.info("rank %d: the core has aborted the waits for other ranks", self._place.rank)
         control.close()  # a message of another type also ends the loop; closing tells the core
@@ -199,6 +214,9 @@ class RankServer:
     def _serve(self, steps: Channel) -> None:
         """Loads the weights if they are not loaded yet, then executes the core's orders. Raises ChannelClosed."""
         loaded = self._load()
+        # A step reads adapters, and must not wait for a download.
+        if not self._adapter_files.wait(_ADAPTERS_SECONDS):
+            logger.warning("the files of adapters are still missing after %g s", _ADAPTERS_SECONDS)
         self.is_refused = isinstance(loaded, Failed)
         steps.send(loaded)
         self._progress("idle", 0, 0, "")

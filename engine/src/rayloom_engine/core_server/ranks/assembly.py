@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from rayloom_engine.common.restarts import RestartBudget
+from rayloom_engine.core_server.ranks.attached import NO_BEAT, AttachedRank
 from rayloom_engine.core_server.ranks.loading import Loading
-from rayloom_engine.core_server.ranks.pool import NO_BEAT, AttachedRank, RankPool, Reply
+from rayloom_engine.core_server.ranks.pool import RankPool, Reply
 from rayloom_engine.core_server.ranks.standstill import rank_to_blame
 from rayloom_engine.errors import ConfigError, ModelError, RankLost
 from rayloom_engine.models.checkpoint.progress import Progress

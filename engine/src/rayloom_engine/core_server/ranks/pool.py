@@ -15,8 +15,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
+from rayloom_engine.core.adapter import AdapterReport, NeededAdapter
+from rayloom_engine.core_server.ranks.adapter_reports import joined
+from rayloom_engine.core_server.ranks.attached import AttachedRank, Control
 from rayloom_engine.core_server.ranks.memory_kills import MemoryKills
 from rayloom_engine.core_server.ranks.standstill import Standstill
 from rayloom_engine.core_server.ranks.strangers import Strangers
@@ -46,51 +48,8 @@ logger = logging.getLogger(__name__)
 Order = OpenStore | Join | Allocate | Run
 Reply = Loaded | StoreOpen | Done | Computed | Failed
 _REPLIES = (Loaded, StoreOpen, Done, Computed, Failed)
-NO_BEAT = Beat(phase="start", step=0, memory_bytes=0)
 # A rank that loads counts as lost only after this many seconds of silence: an import may block its heartbeat thread.
 _LOADING_SECONDS = 60.0
-
-
-@dataclass(slots=True, eq=False)
-class _Control:
-    channel: Channel
-    beat: Beat = NO_BEAT
-    beat_at: float = field(default_factory=time.monotonic)
-    is_closed: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class AttachedRank:
-    """A rank process with both of its connections. `loaded` is None until its weights are loaded."""
-
-    greeting: Greeting
-    steps: Channel
-    control: _Control
-    loaded: Loaded | None = None
-
-    @property
-    def rank(self) -> int:
-        return self.greeting.rank
-
-    def close(self) -> None:
-        self.steps.close()
-        self.control.channel.close()
-
-    def status(self, now: float) -> RankReport:
-        beat = self.control.beat
-        return RankReport(
-            rank=self.rank,
-            node=self.greeting.node,
-            host=self.greeting.host,
-            pid=self.greeting.pid,
-            phase=beat.phase,
-            heartbeat_age_s=now - self.control.beat_at,
-            step=beat.step,
-            memory_bytes=beat.memory_bytes,
-            advance=beat.advance,
-            communication_s=beat.communication_s,
-            weight_bytes_read=self.loaded.bytes_read if self.loaded else 0,
-        )
 
 
 class RankPool:
@@ -103,11 +62,13 @@ class RankPool:
         self.sizes = Welcomed()  # sent to every rank that attaches
         self.suspects: set[int] = set()  # live ranks that have reported a failure since the last step with a result
         self.memory_kills = MemoryKills()
+        # adapters whose files every rank must have; any thread may read or replace the tuple
+        self.needed_adapters: tuple[NeededAdapter, ...] = ()
         self._listener = listener
         self._token = token
         self._hang_seconds = hang_seconds
         self._lock = threading.Lock()
-        self._controls: dict[tuple[int, int], _Control] = {}  # (rank, incarnation) -> newest control connection
+        self._controls: dict[tuple[int, int], Control] = {}  # (rank, incarnation) -> newest control connection
         self._arrived: deque[AttachedRank] = deque()
         self._unread: deque[tuple[AttachedRank, Reply]] = deque()  # replies that `poll` has not returned yet
         self._last_ticket = 0
@@ -139,6 +100,15 @@ class RankPool:
         """The newest beat of every attached rank. For any thread."""
         return [rank.control.beat for rank in self.attached.copy().values()]
 
+    def adapter_reports(self) -> tuple[AdapterReport, ...]:
+        """The reports about `needed_adapters`, once all ranks or a failed rank have sent theirs. For any thread."""
+        numbers = [needed.number for needed in self.needed_adapters]
+        reports = {
+            f"rank {number} on {rank.greeting.node}": rank.control.beat.adapters
+            for number, rank in sorted(self.attached.copy().items())
+        }
+        return joined(numbers, reports, self.world_size)
+
     def ticket(self) -> int:
         """Returns a new ticket: a number that no earlier order has."""
         self._last_ticket += 1
@@ -169,7 +139,7 @@ class RankPool:
         data = encode(AbortOrders(self._last_ticket if ticket is None else ticket))
         for rank in self.attached.values():
             with contextlib.suppress(ChannelClosed):  # this rank is lost as well
-                rank.control.channel.send_encoded(data)
+                rank.control.send_encoded(data)
 
     def take_arrivals(self) -> list[int]:
         """Attaches the ranks that have connected since the last call. Returns their numbers.
@@ -335,10 +305,10 @@ class RankPool:
                 logger.warning("refused rank %d: there are %d", greeting.rank, self.world_size)
                 channel.close()
             elif greeting.role == "control":
-                control = _Control(channel)
+                control = Control(channel)
                 with self._lock:
                     self._controls[greeting.rank, greeting.incarnation] = control
-                channel.send(Welcomed())
+                control.welcome(self.needed_adapters)
                 channel.limit_sends(self._hang_seconds)
                 self._read_beats(control, greeting)
             else:
@@ -357,12 +327,13 @@ class RankPool:
         self._arrived.append(AttachedRank(greeting, channel, control))
         self._wake()
 
-    def _read_beats(self, control: _Control, greeting: Greeting) -> None:
+    def _read_beats(self, control: Control, greeting: Greeting) -> None:
         try:
             while True:
                 beat = control.channel.expect(Beat)
                 control.beat = beat
                 control.beat_at = time.monotonic()
+                control.need(self.needed_adapters)  # a rank that sends beats reads its messages, too
         except ChannelClosed:
             control.is_closed = True
             with self._lock:

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rayloom_engine.common.process import node_name
-from rayloom_engine.core.adapter import ServedAdapter
 from rayloom_engine.errors import EngineDead
 from rayloom_engine.front.core_link.engine_choice import (
     MOST_CORRUPT,
@@ -49,6 +48,7 @@ from rayloom_engine.protocol.messages import (
     EngineAdapters,
     FilePart,
     LoadReport,
+    NeedAdapters,
     Outputs,
     PhaseProgress,
     Refused,
@@ -86,8 +86,9 @@ class CoreClient:
         self._sequences: dict[str, ClientSequence] = {}  # sequence id -> unfinished sequence, in order of arrival
         self._readers = DueReaders()
         self._was_serving = False
-        self._is_draining = False
-        self._adapters: tuple[ServedAdapter, ...] | None = None  # adapters of this engine; None: not known yet
+        # The messages that each new core gets, by type. Draining(False) is sent, too: the core may still have the
+        # Draining(True) of an earlier front.
+        self._told: dict[type, Draining | EngineAdapters | NeedAdapters] = {Draining: Draining(False)}
         self.on_file_part: Callable[[FilePart], None] = lambda part: None
         self.recoveries = RecoveryLog()
         self._placement = Placement(self.pool, self._sequences, self.recoveries)
@@ -201,19 +202,15 @@ class CoreClient:
             sequence.mailbox.fail(error)
             self.pool.withdraw(sequence)
 
-    def tell_draining(self, is_draining: bool) -> None:
-        """Tells the cores whether this engine drains. Only for the front inside an engine."""
-        self._is_draining = is_draining
-        for link in self.pool.links.values():
-            if link.is_connected:
-                link.send(frame(Draining(is_draining)))
+    def tell(self, message: Draining | EngineAdapters | NeedAdapters) -> None:
+        """Sends a message to the cores, and to every later core. Only for the front inside an engine.
 
-    def report_adapters(self, adapters: tuple[ServedAdapter, ...]) -> None:
-        """Sends this engine's adapters to the cores, which tell gateways. Only for the front inside an engine."""
-        self._adapters = adapters
+        The message replaces the last message of the same type.
+        """
+        self._told[type(message)] = message
         for link in self.pool.links.values():
             if link.is_connected:
-                link.send(frame(EngineAdapters(adapters)))
+                link.send(frame(message))
 
     # --- links ---
 
@@ -222,13 +219,8 @@ class CoreClient:
         # twice.
         waiting = self._placement.waiting()
         logger.info("connected to the core at %s, pid %d, epoch %d", link.name, welcome.pid, welcome.epoch)
-        # Draining(False) is sent, too: the core may still have the Draining(True) of an earlier front.
-        if not self.rules.is_gateway:
-            link.send(frame(Draining(self._is_draining)))
-            if self._adapters is not None:
-                link.send(frame(EngineAdapters(self._adapters)))
-        else:
-            link.send(frame(WantCache()))
+        for message in [WantCache()] if self.rules.is_gateway else self._told.values():
+            link.send(frame(message))
         self._on_change()
         self._note_usable(link, waiting)
 

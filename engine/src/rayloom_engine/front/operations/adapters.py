@@ -19,14 +19,16 @@ import msgspec
 from rayloom_engine.common.json_words import first_of, shown
 from rayloom_engine.common.whole_file import write_whole
 from rayloom_engine.config import EngineConfig
-from rayloom_engine.core.adapter import ServedAdapter
+from rayloom_engine.core.adapter import Adapter, ServedAdapter
 from rayloom_engine.errors import ModelError
-from rayloom_engine.front.http.errors import ApiError
+from rayloom_engine.front.http.errors import ApiError, unavailable
+from rayloom_engine.front.operations.rank_files import RankFiles
 
 logger = logging.getLogger(__name__)
 
 MOST_ADAPTERS = 1024
 _MOST_NAME = 256  # characters
+_RETRY_AFTER_S = 30  # after the hub, or a rank, could not be reached
 MOST_NAMES = 10  # in one message
 
 
@@ -47,10 +49,11 @@ class AdapterNames(Protocol):
 class AdapterList:
     """The adapters of a front by name, with a copy of the list in a file."""
 
-    def __init__(self, config: EngineConfig, file: Path | None = None) -> None:
-        """`file`: stores the list; None: the list is not stored."""
+    def __init__(self, config: EngineConfig, file: Path | None = None, ranks: RankFiles | None = None) -> None:
+        """`file`: stores the list; None: the list is not stored. `ranks`: None if every rank has this front's files."""
         self._config = config
         self._file = file
+        self._ranks = ranks
         self._entries: dict[str, ServedAdapter] = {}
         self._is_changing = asyncio.Lock()  # loads and unloads come one after the other
         self.on_change: Callable[[], None] = lambda: None  # called after every `load` and `unload`, not by `start`
@@ -66,12 +69,19 @@ class AdapterList:
         """Does nothing: a front that accepts requests knows its adapters."""
 
     def has(self, name: str, path: str) -> bool:
-        """True if the adapter with this name was loaded from this folder."""
+        """True if the adapter with this name was loaded from this folder, or from this place on the hub."""
         entry = self._entries.get(name)
+        if entry is None:
+            return False
         try:
-            return entry is not None and entry.adapter.path == str(_place(path))
+            return path == entry.source or entry.adapter.path in (path, str(_place(path)))
         except ModelError:
             return False
+
+    def commit(self, name: str) -> str:
+        """Returns the commit of an adapter of the hub; empty for any other adapter."""
+        entry = self._entries.get(name)
+        return "" if entry is None or not entry.source else entry.adapter.path.rpartition("@")[2]
 
     async def start(self, folder: Path, wanted: Mapping[str, str]) -> None:
         """Reads the list that an earlier front has stored; without a stored list, loads the adapters in `wanted`.
@@ -81,6 +91,7 @@ class AdapterList:
         if self._file is not None and self._file.exists():
             entries = msgspec.json.decode(await asyncio.to_thread(self._file.read_bytes), type=list[ServedAdapter])
             self._entries = {entry.name: entry for entry in entries}
+            self._need_files()
         else:
             for name, path in wanted.items():
                 await self._add(name, path, folder)
@@ -103,8 +114,7 @@ class AdapterList:
             try:
                 await self._add(name, path, folder)
             except ModelError as error:
-                is_absent = error.fault == "NotFound"
-                raise ApiError(404 if is_absent else 400, str(error), param="lora_path", code="bad_adapter") from error
+                raise _refusal(error) from error
             self.on_change()  # before the file is written, because writing may fail
             await asyncio.to_thread(self._keep)
 
@@ -119,6 +129,7 @@ class AdapterList:
                     code="adapter_not_found",
                 )
             del self._entries[name]
+            self._need_files()
             self.on_change()
             await asyncio.to_thread(self._keep)
             logger.info("adapter %s unloaded", shown(name))
@@ -131,25 +142,52 @@ class AdapterList:
         if len(self._entries) >= MOST_ADAPTERS and name not in self._entries:
             raise ModelError(f"there are {MOST_ADAPTERS} adapters already, which is the most; unload one first")
         entry = await asyncio.to_thread(self._read, name, path, folder)
+        if self._ranks is not None:
+            await self._ranks.bring(entry)
         self._entries[name] = entry
+        self._need_files()
         logger.info("adapter %s loaded from %s, LoRA rank %d", shown(name), entry.adapter.path, entry.rank)
+
+    def _need_files(self) -> None:
+        if self._ranks is not None:
+            self._ranks.need(self.entries)
 
     def _read(self, name: str, path: str, folder: Path) -> ServedAdapter:
         # Imported late, because few servers have adapters.
+        from rayloom_engine.models.adapters.hub_adapter import download_adapter, hub_adapter
+        from rayloom_engine.models.adapters.peft_config import CONFIG
         from rayloom_engine.models.adapters.peft_folder import adapter_of, read_peft_folder
         from rayloom_engine.models.shape import read_shape
 
-        place = _place(path)
-        found = read_peft_folder(place, read_shape(folder), self._config.max_lora_rank)
-        return ServedAdapter(name=name, adapter=adapter_of(place), rank=found.rank, created=int(time.time()))
+        shape = read_shape(folder)
+        on_hub = hub_adapter(path)
+        if on_hub is None:
+            place, commit = _place(path), ""
+        else:
+            place, commit = download_adapter(on_hub, shape, self._config.max_lora_rank)
+        found = read_peft_folder(place, shape, self._config.max_lora_rank)
+        entry = ServedAdapter(name=name, adapter=adapter_of(place), rank=found.rank, created=int(time.time()))
+        if on_hub is None:
+            return entry
+        num_bytes = max(file.stat().st_size for file in (found.weights, place / CONFIG))
+        adapter = Adapter(path=on_hub.at(commit), digest=entry.adapter.digest)
+        return msgspec.structs.replace(entry, adapter=adapter, source=path, num_bytes=num_bytes)
 
     def _keep(self) -> None:
         if self._file is not None:
             write_whole(self._file, msgspec.json.encode(self.entries))
 
 
+def _refusal(error: ModelError) -> ApiError:
+    """Returns the answer to a request for an adapter that cannot be loaded."""
+    if error.fault == "Unreachable":
+        return unavailable(str(error), "adapter_unreachable", _RETRY_AFTER_S)
+    status = 404 if error.fault == "NotFound" else 400
+    return ApiError(status, str(error), param="lora_path", code="bad_adapter")
+
+
 def named_paths(adapters: Iterable[str]) -> dict[str, str]:
-    """Returns name -> folder of adapters that are given as NAME=PATH, as in the setting `adapters`."""
+    """Returns name -> folder or place on the hub of adapters that are given as in the setting `adapters`: NAME=PATH."""
     return {name: path for name, _, path in (given.partition("=") for given in adapters)}
 
 

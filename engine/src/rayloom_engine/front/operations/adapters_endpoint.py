@@ -18,7 +18,7 @@ _MAX_BODY_BYTES = 1 << 20
 class WantedAdapters(msgspec.Struct, forbid_unknown_fields=True):
     """The body. It has the whole list, so that a repeated request changes nothing."""
 
-    adapters: dict[str, str]  # name -> folder in PEFT's format
+    adapters: dict[str, str]  # name -> folder in PEFT's format, or hf://ORG/NAME
 
 
 async def put_adapters(request: Request, managed: ManagedAdapters | None) -> Response:
@@ -44,11 +44,11 @@ async def put_adapters(request: Request, managed: ManagedAdapters | None) -> Res
             param="adapters",
         )
     for name, path in wanted.items():
-        if not path.removeprefix("file://").startswith("/"):
+        if not path.startswith("hf://") and not path.removeprefix("file://").startswith("/"):
             raise ApiError(
                 400,
                 f"adapters: {shown(name)}: {shown(path)} is not an absolute path; give the whole path of the "
-                "adapter's folder, from / on",
+                "adapter's folder, from / on, or hf://ORG/NAME",
                 param="adapters",
             )
     managed.want(wanted)

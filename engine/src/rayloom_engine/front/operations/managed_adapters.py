@@ -33,7 +33,7 @@ class ManagedAdapters:
     def __init__(
         self, adapters: AdapterList, wanted: Mapping[str, str], retry_s: float, file: Path | None = None
     ) -> None:
-        """`wanted`: name -> folder of each adapter. `retry_s`: seconds between attempts to load an adapter.
+        """`wanted`: name -> folder or place on the hub of adapters. `retry_s`: seconds between attempts to load it.
 
         `file`: stores the wanted list for the next front; a list in this file replaces `wanted`. None: no list is
         stored.
@@ -48,7 +48,7 @@ class ManagedAdapters:
         self._is_changed = asyncio.Event()
 
     def want(self, wanted: Mapping[str, str]) -> None:
-        """Sets the wanted adapters, name -> folder. `keep` then loads and unloads adapters accordingly."""
+        """Sets the wanted adapters, name -> folder or place on the hub. `keep` then loads and unloads accordingly."""
         if dict(wanted) == self._wanted:
             return
         self._wanted = dict(wanted)
@@ -115,7 +115,7 @@ class ManagedAdapters:
 
     def _report(self, name: str, path: str) -> ReportedAdapter:
         if self._adapters.has(name, path):
-            return ReportedAdapter(name=name, path=path, state="loaded")
+            return ReportedAdapter(name=name, path=path, state="loaded", commit=self._adapters.commit(name))
         problem = self._problems.get(name, "")
         return ReportedAdapter(name=name, path=path, state="failed" if problem else "loading", message=problem)
 

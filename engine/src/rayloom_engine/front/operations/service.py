@@ -26,8 +26,9 @@ from rayloom_engine.front.operations.form_checks import FormChecks
 from rayloom_engine.front.operations.lifecycle import Lifecycle, stall_of
 from rayloom_engine.front.operations.managed_adapters import ManagedAdapters
 from rayloom_engine.front.operations.metrics import Metrics
+from rayloom_engine.front.operations.rank_files import RankFiles
 from rayloom_engine.front.operations.status_document import NO_CORE, FrontFigures, ReceivedStatus, status_document
-from rayloom_engine.protocol.messages import CoreStatus
+from rayloom_engine.protocol.messages import CoreStatus, Draining, EngineAdapters, NeedAdapters
 from rayloom_engine.status import EngineStatus, State
 
 logger = logging.getLogger(__name__)
@@ -82,7 +83,8 @@ class Service:
         self.waits = waits or Waits()
         self.lifecycle = Lifecycle(is_restart=is_restart)
         self.form_checks = FormChecks()
-        self.adapter_list = AdapterList(config, start.adapters_file)
+        self.rank_files = RankFiles(lambda needed: self.client.tell(NeedAdapters(needed)))
+        self.adapter_list = AdapterList(config, start.adapters_file, self.rank_files)
         self.adapters: AdapterNames = self.adapter_list
         self._wanted_adapters = named_paths(config.adapters)
         self.managed_adapters = (
@@ -112,7 +114,7 @@ class Service:
             rules=rules,
         )
         if not self.client.rules.is_gateway:
-            self.lifecycle.on_drain = self.client.tell_draining
+            self.lifecycle.on_drain = lambda is_draining: self.client.tell(Draining(is_draining))
         self._front_recovery = (
             self.client.recoveries.add("front_lost", "front", node_name(), at=now, now_s=time.monotonic())
             if is_restart
@@ -200,6 +202,7 @@ class Service:
 
     def _on_status(self, _link: EngineLink, status: CoreStatus) -> None:
         self.metrics.observe_core(status, self.client.core_pid)
+        self.rank_files.received(status)
         folder = status.model_folder or (status.model.path if status.model is not None else "")
         if folder and self._loading is None:
             self._loading = asyncio.create_task(self._load_files(Path(folder)))
@@ -235,7 +238,7 @@ class Service:
         self._report_adapters()
 
     def _report_adapters(self) -> None:
-        self.client.report_adapters(tuple(self.adapter_list.entries))
+        self.client.tell(EngineAdapters(tuple(self.adapter_list.entries)))
 
     def _use_files(self, files: TextFiles) -> None:
         """Uses the text in `files`. From now on, the front becomes ready as soon as its core serves."""

@@ -28,6 +28,9 @@ _NAME = re.compile(r"(?:base_model\.model\.)?(?P<matrix>.+)\.lora_(?P<side>[AB])
 _FLOAT_TYPES = ("BF16", "F16", "F32")
 _MOST_NAMES = 3  # names in one message
 _READ_BYTES = 1 << 20
+_MOST_ELEMENT_BYTES = 4  # of _FLOAT_TYPES
+_MOST_ENTRY_BYTES = 512  # of a tensor in a safetensors header: name, type, sizes and place
+_MOST_METADATA_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +74,26 @@ def read_peft_folder(folder: Path, shape: ModelShape, max_rank: int = MOST_RANK)
             matrix: _update(path, config, matrix, sides, sizes[matrix]) for matrix, sides in sorted(found.items())
         }
     adapter = PeftFolder(path=folder, updates=updates)
-    if adapter.rank > max_rank:
+    check_rank(folder, adapter.rank, max_rank)
+    return adapter
+
+
+def check_rank(folder: Path, rank: int, max_rank: int) -> None:
+    """Raises ModelError if the LoRA rank is above `max_rank`, the setting max_lora_rank."""
+    if rank > max_rank:
         raise ModelError(
-            f"{folder}: the adapter has rank {adapter.rank}, and max_lora_rank is {max_rank}; raise max_lora_rank (at "
+            f"{folder}: the adapter has rank {rank}, and max_lora_rank is {max_rank}; raise max_lora_rank (at "
             f"most {MOST_RANK}), which takes memory for every adapter",
             "Unsupported",
         )
-    return adapter
+
+
+def most_weight_bytes(shape: ModelShape, max_rank: int) -> int:
+    """Returns the largest size that the weights' file of an adapter of LoRA rank `max_rank` for this model can have."""
+    sizes = _matrix_sizes(shape)
+    elements = max_rank * sum(num_outputs + num_inputs for num_outputs, num_inputs in sizes.values())
+    # A and B of each matrix have an entry in the file's header, which may also have a few words about the file.
+    return elements * _MOST_ELEMENT_BYTES + 2 * len(sizes) * _MOST_ENTRY_BYTES + _MOST_METADATA_BYTES
 
 
 def adapter_of(folder: Path) -> Adapter:

@@ -1,14 +1,17 @@
-"""Models from the Hugging Face hub, through the hub library and its cache. No other module imports that library."""
+"""Files from the Hugging Face hub, through the hub library and its cache. No other module imports that library."""
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rayloom_engine.errors import ModelError
-from rayloom_engine.models.checkpoint.progress import Progress
+from rayloom_engine.models.checkpoint.progress import Progress, no_progress
+
+logger = logging.getLogger(__name__)
 
 CONFIG = ("config.json", "generation_config.json")
 NO_WEIGHTS = ("*.json", "*.jinja", "tokenizer*", "*.model", "vocab.txt", "merges.txt")
@@ -50,8 +53,69 @@ def download(
     return path, path.name  # in the cache, a snapshot's folder is named after its commit
 
 
+def download_file(repository: str, revision: str | None, name: str, at_most: int, cure: str) -> Path | None:
+    """Returns a file in the hub library's cache; None if the repository does not have the file at `revision`.
+
+    Downloads the file if the cache does not have it. A file of more than `at_most` bytes is not downloaded; `cure` ends
+    the message about it. The folder of the file is named after its commit. If `revision` is a branch or tag and the hub
+    does not answer, the file of the commit that the cache has for `revision` is returned. Several processes may call
+    this at once. Raises ModelError.
+    """
+    from huggingface_hub import errors, hf_hub_download
+
+    title = f"hf://{repository}" + (f"@{revision}" if revision else "")
+    if revision is not None and is_commit(revision) and (found := cached_file(repository, revision, name)) is not None:
+        return found
+    try:
+        num_bytes = _size_on_hub(repository, revision, name)
+    except errors.HFValidationError as error:
+        raise ModelError(f"{title} is not a hub id; a hub id is ORG/NAME: {error}") from error
+    except errors.EntryNotFoundError:
+        return None
+    except (errors.HTTPError, OSError) as error:
+        problem = _explained(title, error)
+        found = cached_file(repository, revision, name) if problem.fault == "Unreachable" else None
+        if found is None:
+            raise problem from error
+        logger.warning("%s: the hub cannot be reached, so the local hub cache is used", title)
+        return found
+    if num_bytes is None or num_bytes > at_most:
+        size = "a size that the hub does not give" if num_bytes is None else f"{num_bytes} bytes"
+        raise ModelError(f"{title}: {name} has {size}, at most {at_most} are allowed; {cure}", "Unsupported")
+    try:
+        return Path(hf_hub_download(repository, name, revision=revision, tqdm_class=_progress_bar(no_progress)))
+    except (errors.LocalEntryNotFoundError, errors.HTTPError, ConnectionError) as error:
+        raise _explained(title, error) from error
+    except OSError as error:
+        raise ModelError(f"{title} cannot be stored: {error}; set HF_HOME to a folder with room") from error
+
+
+def cached_file(repository: str, revision: str | None, name: str) -> Path | None:
+    """Returns a file in the hub library's cache; None if the cache does not have it. Uses no network."""
+    from huggingface_hub import errors, try_to_load_from_cache
+
+    try:
+        found = try_to_load_from_cache(repository, name, revision=revision)
+    except errors.HFValidationError as error:
+        raise ModelError(f"hf://{repository} is not a hub id; a hub id is ORG/NAME: {error}") from error
+    return Path(found) if isinstance(found, str) else None
+
+
+def is_commit(revision: str) -> bool:
+    """Returns True if `revision` is the whole hash of a commit, whose files never change."""
+    return re.fullmatch(r"[0-9a-f]{40}", revision) is not None
+
+
+def _size_on_hub(repository: str, revision: str | None, name: str) -> int | None:
+    """Returns the size of a file in bytes; None if the hub does not give it. Raises the hub library's errors."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+    num_bytes: int | None = get_hf_file_metadata(hf_hub_url(repository, name, revision=revision)).size
+    return num_bytes
+
+
 def _explained(name: str, error: Exception) -> ModelError:
-    """Returns the error to show for the model `name`, after the hub refused a request or did not answer."""
+    """Returns the error to show for the repository `name`, after the hub refused a request or did not answer."""
     from huggingface_hub import errors
 
     cause = error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) else error

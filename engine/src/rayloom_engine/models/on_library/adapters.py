@@ -12,7 +12,6 @@ import ctypes
 import math
 from collections.abc import Sequence
 from itertools import accumulate
-from pathlib import Path
 
 import numpy as np
 
@@ -22,8 +21,9 @@ from rayloom_engine.cpu_library.memory import PackedMemory
 from rayloom_engine.cpu_library.structures import AdapterLayerStruct, MatrixUpdateStruct, UpdateStruct
 from rayloom_engine.errors import ModelError
 from rayloom_engine.layers.linear_spec import LinearSpec, StackedRows
+from rayloom_engine.models.adapters.hub_adapter import check_digest
 from rayloom_engine.models.adapters.memory import RANK_MULTIPLE, padded_rank
-from rayloom_engine.models.adapters.peft_folder import LowRank, PeftFolder, adapter_of, read_peft_folder
+from rayloom_engine.models.adapters.peft_folder import LowRank, PeftFolder, read_peft_folder
 from rayloom_engine.models.checkpoint.config_json import refuses_broken
 from rayloom_engine.models.decoder_spec import DecoderSpec, LayerSpec, decoder_spec
 from rayloom_engine.models.on_library.matrix import WeightFormat
@@ -156,8 +156,6 @@ class LibraryAdapters:
         return ctypes.addressof(self._no_adapter)
 
     def _read(self, adapter: Adapter) -> LibraryAdapter:
-        folder = Path(adapter.path)
-        if adapter_of(folder).digest != adapter.digest:
-            raise ModelError(f"{folder}: the files of the adapter have changed since it was loaded; load it again")
+        folder = check_digest(adapter)
         with refuses_broken(folder):  # the files may have changed since the digest was computed
             return LibraryAdapter(read_peft_folder(folder, self._shape), self._spec, self._form)

@@ -203,7 +203,10 @@ class LoadAdapterRequest(Wire):
     """A LoRA adapter to load."""
 
     lora_name: str = Field(description="The name that requests put into `model`.")
-    lora_path: str = Field(description="A folder with adapter_config.json and adapter_model.safetensors.")
+    lora_path: str = Field(
+        description="A folder with adapter_config.json and adapter_model.safetensors, or a repository of the hub with "
+        "these files: ORG/NAME, hf://ORG/NAME or hf://ORG/NAME@REVISION."
+    )
     load_inplace: bool | None = Field(None, description="Replace an adapter of the same name.")
 
 

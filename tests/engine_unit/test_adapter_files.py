@@ -1,0 +1,187 @@
+"""The files of hub adapters on the ranks' machines: the rank's thread, the core's joined report, and the front's wait.
+
+The fetch itself is replaced by a function of the test. engine_real/test_hub_adapters.py has real downloads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from rayloom_engine.core.adapter import Adapter, AdapterReport, NeededAdapter, ServedAdapter
+from rayloom_engine.core.stats import SchedulerStats
+from rayloom_engine.core_server.ranks.adapter_reports import joined
+from rayloom_engine.errors import ModelError
+from rayloom_engine.front.operations.rank_files import RankFiles
+from rayloom_engine.protocol.messages import CoreStatus
+from rayloom_engine.worker.adapter_files import AdapterFiles
+
+LONG_S = 60.0
+
+
+def needed(name: str, number: int = 1) -> NeededAdapter:
+    return NeededAdapter(adapter=Adapter(f"hf://acme/{name}@c", name.encode()), num_bytes=5, number=number)
+
+
+class Fetches:
+    """Attempts to fetch: each waits for its outcome, which the test puts into `outcomes`."""
+
+    def __init__(self) -> None:
+        self.begun: queue.Queue[str] = queue.Queue()
+        self.outcomes: queue.Queue[Exception | None] = queue.Queue()
+
+    def __call__(self, adapter: Adapter, num_bytes: int) -> None:
+        assert num_bytes == 5
+        self.begun.put(adapter.path)
+        outcome = self.outcomes.get(timeout=LONG_S)
+        if outcome is not None:
+            raise outcome
+
+
+def test_a_rank_reports_each_adapter_after_its_fetch() -> None:
+    fetches = Fetches()
+    files = AdapterFiles(fetch=fetches)
+    assert files.wait(0.0), "nothing is needed"
+    files.need((needed("a", 1), needed("b", 2)))
+    assert fetches.begun.get(timeout=LONG_S) == "hf://acme/a@c"
+    assert not files.wait(0.0)
+    assert files.reports == ()
+    fetches.outcomes.put(None)
+    assert fetches.begun.get(timeout=LONG_S) == "hf://acme/b@c"
+    assert files.reports == (AdapterReport(1),)
+    fetches.outcomes.put(ModelError("gone"))
+    assert files.wait(LONG_S)
+    assert files.reports == (AdapterReport(1), AdapterReport(2, "gone"))
+
+
+@pytest.mark.parametrize("error", [ModelError("gone"), OSError("no room"), ValueError("odd")])
+def test_a_failed_fetch_is_repeated_while_the_adapter_is_needed(error: Exception) -> None:
+    fetches = Fetches()
+    files = AdapterFiles(retry_s=0.01, fetch=fetches)
+    files.need((needed("a"),))
+    fetches.outcomes.put(error)
+    for _ in range(2):
+        assert fetches.begun.get(timeout=LONG_S) == "hf://acme/a@c"
+    fetches.outcomes.put(None)
+    assert files.wait(LONG_S)
+    assert files.reports == (AdapterReport(1),)
+
+
+def test_a_repeated_load_gets_a_report_of_its_own_and_an_adapter_that_is_not_needed_gets_none() -> None:
+    fetches = Fetches()
+    files = AdapterFiles(fetch=fetches)
+    files.need((needed("a", 1),))
+    fetches.begun.get(timeout=LONG_S)
+    files.need((needed("a", 2),))
+    fetches.outcomes.put(ModelError("too late"))
+    assert fetches.begun.get(timeout=LONG_S) == "hf://acme/a@c"
+    assert files.reports == ()
+    fetches.outcomes.put(None)
+    assert files.wait(LONG_S)
+    assert files.reports == (AdapterReport(2),)
+    files.need(())
+    assert files.reports == ()
+
+
+@pytest.mark.parametrize(
+    ("reports", "expected"),
+    [
+        ({}, ()),
+        ({"rank 0 on a": [AdapterReport(1)]}, ()),
+        ({"rank 0 on a": [AdapterReport(1)], "rank 1 on b": []}, ()),
+        ({"rank 0 on a": [AdapterReport(1)], "rank 1 on b": [AdapterReport(1)]}, (AdapterReport(1),)),
+        ({"rank 0 on a": [], "rank 1 on b": [AdapterReport(1, "gone")]}, (AdapterReport(1, "rank 1 on b: gone"),)),
+        ({"rank 0 on a": [AdapterReport(3)], "rank 1 on b": [AdapterReport(3)]}, ()),
+    ],
+)
+def test_an_adapter_is_there_once_every_rank_has_it_and_missing_once_a_rank_cannot_get_it(
+    reports: dict[str, list[AdapterReport]], expected: tuple[AdapterReport, ...]
+) -> None:
+    assert joined([1], reports, 2) == expected
+
+
+def entry(name: str, num_bytes: int = 5) -> ServedAdapter:
+    path = f"hf://acme/{name}@c" if num_bytes else f"/{name}"
+    return ServedAdapter(name=name, adapter=Adapter(path, name.encode()), rank=8, created=0, num_bytes=num_bytes)
+
+
+def status(*reports: AdapterReport, state: str = "serving") -> CoreStatus:
+    return CoreStatus(
+        state=state,
+        epoch=1,
+        executor="mp",
+        step=0,
+        last_token_age_s=None,
+        phases=(),
+        stats=SchedulerStats(),
+        ranks=(),
+        adapter_reports=reports,
+    )
+
+
+class Core:
+    """Receives the lists of needed adapters."""
+
+    def __init__(self, most_s: float = LONG_S) -> None:
+        self.lists: list[tuple[NeededAdapter, ...]] = []
+        self.files = RankFiles(self.lists.append, most_s)
+
+    def paths(self) -> list[list[str]]:
+        return [[each.adapter.path for each in needed_list] for needed_list in self.lists]
+
+    async def bring(self, adapter: ServedAdapter, *answers: Callable[[int], CoreStatus]) -> None:
+        """Brings an adapter while the core answers with these statuses; each gets the number of the adapter."""
+        work = asyncio.create_task(self.files.bring(adapter))
+        for answer in answers:
+            await asyncio.sleep(0)
+            number = next(each.number for each in self.lists[-1] if each.adapter == adapter.adapter)
+            assert not work.done()
+            self.files.received(answer(number))
+        await asyncio.wait_for(work, LONG_S)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(work)
+
+
+def test_a_load_ends_with_the_report_about_it_and_a_folder_needs_none() -> None:
+    core = Core()
+    run(core.files.bring(entry("folder", 0)))
+    assert core.lists == []
+    run(core.bring(entry("a"), lambda _: status(AdapterReport(0)), lambda number: status(AdapterReport(number))))
+    core.files.need([entry("a"), entry("folder", 0)])
+    assert core.paths() == [["hf://acme/a@c"]], "the adapter stays needed, with one message"
+    core.files.need([])
+    assert core.paths()[1:] == [[]]
+
+
+def test_after_a_failure_the_adapter_is_not_needed_and_an_earlier_load_of_it_stays() -> None:
+    core = Core()
+    with pytest.raises(ModelError, match=r"hf://acme/a@c: rank 1 on b: gone") as failed:
+        run(core.bring(entry("a"), lambda number: status(AdapterReport(number, "rank 1 on b: gone"))))
+    assert failed.value.fault == "Unreachable"
+    assert core.paths() == [["hf://acme/a@c"], []]
+    run(core.bring(entry("a"), lambda number: status(AdapterReport(number))))
+    kept = core.lists[-1]
+    with pytest.raises(ModelError):
+        run(core.bring(entry("a"), lambda number: status(AdapterReport(number, "gone"))))
+    assert core.lists[-1] == kept
+
+
+def test_a_serving_core_without_an_answer_ends_the_wait_and_a_starting_core_does_not() -> None:
+    core = Core(most_s=-1.0)
+    with pytest.raises(ModelError, match=r"no answer of all ranks within -1 s; see their logs"):
+        run(
+            core.bring(
+                entry("a"),
+                lambda _: status(state="starting"),
+                lambda _: status(),
+                lambda _: status(state="recovering"),
+                lambda _: status(),
+                lambda _: status(),
+            )
+        )
