@@ -49,12 +49,14 @@ def adapted(*adapters, source=MODEL["source"], **spec):
         ([{"name": "a" * 64, "source": SQL["source"]}], "has 64 characters; use at most 63"),
         ([{"name": "a"}], "spec.model.adapters[0].source: is missing; add it"),
         (
-            [{"name": "a", "source": "hf://org/a"}],
-            "spec.model.adapters[0].source: 'hf://org/a' is not the source of an adapter; use pvc://CLAIM/PATH or "
-            "file:///FOLDER/NAME; copy an adapter of the hub into a claim",
+            [{"name": "a", "source": "hf://org"}],
+            "spec.model.adapters[0].source: 'hf://org' is not the source of an adapter; use hf://ORG/NAME, "
+            "hf://ORG/NAME@REVISION, pvc://CLAIM/PATH or file:///FOLDER/NAME",
         ),
-        ([{"name": "a", "source": "/data/a"}], "'/data/a' is not the source of an adapter; use pvc://"),
-        ([{"name": "a", "source": "file:///a"}], "'file:///a' is not the source of an adapter; use pvc://"),
+        ([{"name": "a", "source": "hf://org/a@"}], "'hf://org/a@' is not the source of an adapter; use hf://ORG/NAME"),
+        ([{"name": "a", "source": "hf://org/a@b/../c"}], "'hf://org/a@b/../c' is not allowed: the path must not have"),
+        ([{"name": "a", "source": "/data/a"}], "'/data/a' is not the source of an adapter; use hf://"),
+        ([{"name": "a", "source": "file:///a"}], "'file:///a' is not the source of an adapter; use hf://"),
         (
             [{"name": "a", "source": "pvc://c/../x"}],
             "'pvc://c/../x' is not allowed: the path must not have a part '.' or '..'; write it without them",
@@ -334,14 +336,14 @@ def test_an_adapter_that_an_engine_cannot_load_is_a_fault_with_its_cause():
     fault = adapter_fault(evidence)
     assert fault.reason == "AdapterFailed"
     assert fault.message == (
-        f"Adapter sql is loaded on 1/2 engines. {name}: adapter_config.json does not exist. Put the adapter's folder "
+        f"Adapter sql is loaded on 1/2 engines. {name}: adapter_config.json does not exist. Put the adapter's files "
         "where spec.model.adapters says, or change its source; engines try again every 30 s. 1 more adapter fails; "
         "status.adapters has the causes."
     )
 
 
 def test_while_the_spec_cannot_be_used_the_last_states_stay():
-    written = {"name": "sql", "state": "Loaded", "message": "", "loaded": "1/1"}
+    written = {"name": "sql", "state": "Loaded", "message": "", "loaded": "1/1", "source": None, "commit": None}
     situation = make_situation(None, previous={"adapters": [written]})
     evidence = gather_evidence(situation, VALID)
     assert [each.model_dump() for each in adapter_statuses(evidence)] == [written]

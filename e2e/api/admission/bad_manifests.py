@@ -100,8 +100,9 @@ AT_ADMISSION: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("a restart at no time", _spec(restartedAt="now"), "this is not a time; use a time such as 2026-11-24T08:00:00Z"),
     ("a restart in a thirteenth month", _spec(restartedAt="2026-13-01T00:00:00Z"), "this is not a time"),
     ("a restart without a zone", _spec(restartedAt="2026-11-24T08:00:00"), "this is not a time"),
-    ("an adapter of the hub", _adapters(source="hf://org/a"), "copy an adapter of the hub into a claim"),
-    ("an adapter beside the root", _adapters(source="file:///a"), "use pvc://CLAIM/PATH or file:///FOLDER/NAME"),
+    ("an adapter of no repository", _adapters(source="hf://org"), "use hf://ORG/NAME, hf://ORG/NAME@REVISION"),
+    ("an adapter of a wrong revision", _adapters(source="hf://org/a@../b"), "this is not the source of an adapter"),
+    ("an adapter beside the root", _adapters(source="file:///a"), "pvc://CLAIM/PATH or file:///FOLDER/NAME"),
     ("an adapter outside of its claim", _adapters(source="pvc://c/../a"), "the path must not have a part '.' or '..'"),
     ("an adapter in the pods' own folder", _adapters(source="file:///tmp/sql"), "a folder of their own"),
     (

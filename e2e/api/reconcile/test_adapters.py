@@ -30,6 +30,10 @@ def _states(world: World, namespace: str) -> list[tuple[str, str, str]]:
     return [(each["name"], each["state"], each["loaded"]) for each in _status(world, namespace).get("adapters", ())]
 
 
+def _commits(world: World, namespace: str) -> list[str | None]:
+    return [each.get("commit") for each in _status(world, namespace).get("adapters", ())]
+
+
 def _change(world: World, namespace: str, *adapters: dict[str, str]) -> None:
     path = f"{LLM}/namespaces/{namespace}/llmservices/chat"
     world.request("PATCH", path, {"spec": {"model": {"adapters": list(adapters)}}}, content_type=MERGE)
@@ -65,10 +69,32 @@ def test_a_changed_list_reaches_engines_that_serve_and_one_that_was_restarted(
     wait_until(lambda: _states(world, namespace) == failed, "the failure", story=world.story)
     message = world.wait(namespace, "chat", "Degraded", "AdapterFailed", "1/2")["message"]
     assert message.startswith("Adapter poems is loaded on 1/2 engines. ")
-    assert ": adapter_config.json does not exist. Put the adapter's folder where spec.model.adapters says" in message
+    assert ": adapter_config.json does not exist. Put the adapter's files where spec.model.adapters says" in message
 
     _change(world, namespace)
     wait_until(lambda: _adapters(world, namespace) == [{}, {}], "the empty lists", story=world.story)
     wait_until(lambda: _states(world, namespace) == [], "the status", story=world.story)
     world.wait(namespace, "chat", "Degraded", "Healthy")
     assert sorted(world.engines_of(namespace, "chat")) == before
+
+
+def test_all_engines_load_an_adapter_of_the_hub_from_one_commit(
+    world: World, operator: OperatorProcess, namespace: str
+) -> None:
+    commit, later = "a" * 40, "b" * 40
+    model = {"source": "builtin://smollm2-135m", "adapters": [{"name": "sql", "source": "hf://acme/sql"}]}
+    world.create(llm_service(namespace, "chat", model=model, replicas=1))
+    world.wait_serving(namespace, "chat")
+    assert _adapters(world, namespace) == [{"sql": "hf://acme/sql"}]
+    world.engine(namespace, "chat", hub_commit=commit)
+    wait_until(lambda: _commits(world, namespace) == [commit], "the commit in the status", story=world.story)
+
+    # The branch moves. The pod of the second engine is created with the commit of the first.
+    world.engine(namespace, "chat", hub_commit=later)
+    world.request(
+        "PATCH", f"{LLM}/namespaces/{namespace}/llmservices/chat", {"spec": {"replicas": 2}}, content_type=MERGE
+    )
+    pinned = {"sql": f"hf://acme/sql@{commit}"}
+    wait_until(lambda: _adapters(world, namespace) == [pinned, pinned], "the engines' lists", story=world.story)
+    wait_until(lambda: _states(world, namespace) == [("sql", "Loaded", "2/2")], "the status", story=world.story)
+    assert _commits(world, namespace) == [commit]

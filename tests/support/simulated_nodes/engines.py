@@ -61,7 +61,9 @@ class Engine:
     finish_s: float | None = 0.3
     # load that a test sets; fields that are left out have the values of an idle engine
     load: dict[str, Any] = field(default_factory=dict)
-    adapters: dict[str, str] | None = None  # name -> folder of LoRA adapters; None: adapters cannot be set
+    # name -> folder or place on the hub of LoRA adapters; None: adapters cannot be set
+    adapters: dict[str, str] | None = None
+    hub_commit: str = ""  # commit that the hub gives to an adapter without a commit
     broken_adapters: dict[str, str] = field(default_factory=dict)  # folder -> why no engine can load it
     num_asked: int = 0
     # Results of the requests of a Traffic.
@@ -149,7 +151,11 @@ class Engine:
 
     def _adapter(self, name: str, path: str) -> dict[str, str]:
         problem = self.broken_adapters.get(path, "")
-        return {"name": name, "path": path, "state": "failed" if problem else "loaded", "message": problem}
+        commit = ""
+        if path.startswith("hf://") and not problem:
+            commit = path.partition("@")[2] or self.hub_commit
+        state = "failed" if problem else "loaded"
+        return {"name": name, "path": path, "state": state, "message": problem, "commit": commit}
 
 
 class Engines:

@@ -1,4 +1,4 @@
-"""Adapter: a LoRA adapter in `spec.model.adapters`. Pods read its folder from a claim, or from the nodes."""
+"""Adapter: a LoRA adapter in `spec.model.adapters`, on the hub, in a claim or in a folder of the nodes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ MAX_PLACES = len(ADAPTER_VOLUMES)
 _NAME = r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$"
 _CLAIM = r"pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[\w.-]+)*/?"
 _FOLDER = r"file:///[^/]+(/[^/]+)+/?"
-_SOURCES_IN_WORDS = "pvc://CLAIM/PATH or file:///FOLDER/NAME"
-_HUB_IN_WORDS = "; copy an adapter of the hub into a claim"
+# A revision may contain slashes, such as refs/pr/1.
+_HUB = r"hf://[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@\w[\w./-]*)?"
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_SOURCES_IN_WORDS = "hf://ORG/NAME, hf://ORG/NAME@REVISION, pvc://CLAIM/PATH or file:///FOLDER/NAME"
 _UP = re.compile(r"(^|/)\.\.?(/|$)")
 _UP_IN_WORDS = "the path must not have a part '.' or '..'; write it without them"
 # The folder at which a claim with the model is mounted. If the model is in a claim, no adapter may be in this folder.
@@ -82,13 +84,13 @@ class Adapter(Part):
     )
     source: str = Field(
         max_length=512,
-        description=f"Folder of the adapter in PEFT's format: {_SOURCES_IN_WORDS}. pvc:// is a folder in "
-        "a PersistentVolumeClaim of the service's namespace; file:// is a folder of the nodes, of which pods "
-        "mount FOLDER.",
+        description=f"Place of the adapter in PEFT's format: {_SOURCES_IN_WORDS}. hf:// is a repository of the hub, "
+        "at a branch, tag or commit; pvc:// is a folder in a PersistentVolumeClaim of the service's namespace; file:// "
+        "is a folder of the nodes, of which pods mount FOLDER.",
         json_schema_extra=rules(
             (
-                f"self.matches({json.dumps(f'^({_CLAIM}|{_FOLDER})$')})",
-                f"this is not the source of an adapter; use {_SOURCES_IN_WORDS}{_HUB_IN_WORDS}",
+                f"self.matches({json.dumps(f'^({_HUB}|{_CLAIM}|{_FOLDER})$')})",
+                f"this is not the source of an adapter; use {_SOURCES_IN_WORDS}",
             ),
             (f"!self.matches({json.dumps(_UP.pattern)})", _UP_IN_WORDS),
             (f"!self.matches({json.dumps(_TAKEN.pattern)})", _TAKEN_IN_WORDS),
@@ -98,9 +100,8 @@ class Adapter(Part):
     @field_validator("source")
     @classmethod
     def _source_is_known(cls, source: str) -> str:
-        if not re.fullmatch(f"{_CLAIM}|{_FOLDER}", source):
-            hint = _HUB_IN_WORDS if source.startswith("hf://") else ""
-            raise ValueError(f"{source!r} is not the source of an adapter; use {_SOURCES_IN_WORDS}{hint}")
+        if not re.fullmatch(f"{_HUB}|{_CLAIM}|{_FOLDER}", source):
+            raise ValueError(f"{source!r} is not the source of an adapter; use {_SOURCES_IN_WORDS}")
         if _UP.search(source):
             raise ValueError(f"{source!r} is not allowed: {_UP_IN_WORDS}")
         if _TAKEN.search(source):
@@ -108,19 +109,38 @@ class Adapter(Part):
         return source
 
     @property
+    def is_on_hub(self) -> bool:
+        return self.source.startswith("hf://")
+
+    def at(self, commit: str) -> str:
+        """Returns the source of an adapter of the hub at this commit."""
+        return f"{self.source.partition('@')[0]}@{commit}"
+
+    @property
+    def own_commit(self) -> str | None:
+        """The commit that the source of an adapter of the hub names; None if it names no commit."""
+        revision = self.source.partition("@")[2] if self.is_on_hub else ""
+        return revision if is_commit(revision) else None
+
+    @property
     def claim(self) -> str | None:
-        """Name of the PersistentVolumeClaim; None for a folder of the nodes."""
+        """Name of the PersistentVolumeClaim; None for an adapter in another place."""
         return self._path.partition("/")[0] if self.source.startswith("pvc://") else None
 
     @property
     def path(self) -> str:
-        """The adapter's path: in the claim, without a slash at either end, or the absolute path on the nodes."""
+        """The adapter's path: in the claim, without a slash at either end, or the absolute path on the nodes.
+
+        The source of an adapter of the hub.
+        """
+        if self.is_on_hub:
+            return self.source
         return self._path.partition("/")[2].strip("/") if self.claim is not None else self._path.rstrip("/")
 
     @property
     def host_folder(self) -> str | None:
-        """The node folder that pods mount: the parent of the adapter's folder. None for an adapter in a claim."""
-        return None if self.claim is not None else posixpath.dirname(self.path)
+        """The node folder that pods mount: the parent of the adapter's folder. None for an adapter in another place."""
+        return posixpath.dirname(self.path) if self.source.startswith("file://") else None
 
     @property
     def _path(self) -> str:
@@ -144,6 +164,11 @@ Adapters = Annotated[
 ]
 
 
+def is_commit(revision: str) -> bool:
+    """Returns whether `revision` is the whole hash of a commit."""
+    return _COMMIT.fullmatch(revision) is not None
+
+
 def volume_sources(adapters: Iterable[Adapter], model_claim: str | None, model_path: str | None) -> list[str]:
     """Returns the claims and folders that pods mount for adapters alone.
 
@@ -155,7 +180,8 @@ def volume_sources(adapters: Iterable[Adapter], model_claim: str | None, model_p
 
 def adapter_folders(adapters: Iterable[Adapter]) -> list[str]:
     """Returns the paths in containers that no other mount may hide: each adapter's path, and ADAPTERS_FOLDER."""
-    paths = (each.path if each.claim is None else f"{ADAPTERS_FOLDER}/{each.claim}/{each.path}" for each in adapters)
+    mounted = (each for each in adapters if not each.is_on_hub)
+    paths = (each.path if each.claim is None else f"{ADAPTERS_FOLDER}/{each.claim}/{each.path}" for each in mounted)
     return [ADAPTERS_FOLDER, *paths]
 
 

@@ -77,7 +77,8 @@ def _is_a_number_of_replicas(number: int) -> int:
 
 
 _HUB_ONLY_IN_WORDS = (
-    "tokenSecretRef and cache have an effect for hf:// sources only: remove them, or use an hf:// source"
+    "tokenSecretRef and cache have an effect for hf:// sources of the model or an adapter only: remove them, or use an "
+    "hf:// source"
 )
 
 
@@ -102,7 +103,8 @@ class Model(Part):
                 "revision has an effect for hf:// sources only: remove it, or use an hf:// source",
             ),
             (
-                "(!has(self.tokenSecretRef) && !has(self.cache)) || self.source.startsWith('hf://')",
+                "(!has(self.tokenSecretRef) && !has(self.cache)) || self.source.startsWith('hf://') || "
+                "(has(self.adapters) && self.adapters.exists(each, each.source.startsWith('hf://')))",
                 _HUB_ONLY_IN_WORDS,
             ),
             (
@@ -131,7 +133,7 @@ class Model(Part):
         "this service is first inspected. Default: main.",
     )
     token_secret_ref: SecretKey | None = Field(
-        None, description="The hub's access token, for private and gated models; only for hf://."
+        None, description="The hub's access token, for private and gated models and adapters; only for hf://."
     )
     cache: ModelCache | None = Field(
         None,
@@ -170,7 +172,7 @@ class Model(Part):
             raise ValueError(
                 f"revision {self.revision!r} has no effect for {self.source!r}; remove it, or use an hf:// source"
             )
-        if (self.token_secret_ref or self.cache) and self.source_kind != "hf":
+        if (self.token_secret_ref or self.cache) and not self.uses_hub:
             raise ValueError(_HUB_ONLY_IN_WORDS)
         return self
 
@@ -185,6 +187,11 @@ class Model(Part):
     def source_kind(self) -> str:
         """The part of `source` before `://`: hf, pvc, file or builtin."""
         return self.source.split("://", 1)[0]
+
+    @property
+    def uses_hub(self) -> bool:
+        """True if pods fetch the model or an adapter from the Hugging Face hub."""
+        return self.source_kind == "hf" or any(each.is_on_hub for each in self.adapters or ())
 
     @property
     def claim(self) -> str | None:

@@ -216,6 +216,15 @@ class AdapterStatus(StatusPart):
     )
     message: Message = Field("", description="The engine, and why it cannot load the adapter; empty unless Failed.")
     loaded: str = Field(description="Engines that have the adapter, of all engines, such as 2/3.")
+    source: str | None = Field(
+        None, max_length=512, description="Source of an adapter of the hub, as in the spec; absent for other adapters."
+    )
+    commit: str | None = Field(
+        None,
+        max_length=40,
+        description="Commit of an adapter of the hub, which every engine loads. Absent until an engine has loaded the "
+        "adapter.",
+    )
 
 
 class InspectedModel(ModelFacts):

@@ -2,6 +2,8 @@
 
 Every engine gets those adapters of the present spec whose files the engine's pods mount. A restarted engine has the
 list with which its pod was created: it reports this list in /status, and gets the present list again.
+
+An adapter of the hub has a commit as soon as one engine has loaded it. All engines then get this commit.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rayloom_operator.api.adapters import Adapter, is_commit
 from rayloom_operator.api.spec import Model
 from rayloom_operator.api.status import AdapterState, AdapterStatus, Reason
 from rayloom_operator.decide.conditions.evidence import Evidence
@@ -28,7 +31,7 @@ class AdapterListRequest:
     replica: str  # name of the engine replica
     ip: str
     token: str  # token of the engine's admin port
-    adapters: tuple[tuple[str, str], ...]  # (name, folder in the pod)
+    adapters: tuple[tuple[str, str], ...]  # (name, folder in the pod or place on the hub)
     old_token: str = ""  # derived from the operator's previous key; empty if the key was never changed
 
 
@@ -44,7 +47,7 @@ def adapter_list_requests(situation: Situation) -> Iterator[AdapterListRequest]:
         reported = _reported(replica)
         if wanted is None or reported is None or replica.head is None or not replica.head.ip:
             continue
-        if wanted == {each.name: each.path for each in reported}:
+        if wanted == {each.name: _pinned_path(each) for each in reported}:
             continue
         token, old_token = situation.settings.admin_tokens(meta.namespace, meta.uid, replica.name)
         yield AdapterListRequest(
@@ -66,7 +69,10 @@ def adapter_statuses(evidence: Evidence) -> tuple[AdapterStatus, ...]:
         if each.replica is not None
     }
     total = len(evidence.staying)
-    return tuple(_status(each.name, reports, total) for each in resolved.service.spec.model.adapters or ())
+    commits = _commits(evidence.situation)
+    return tuple(
+        _status(each, reports, total, commits.get(each.name)) for each in resolved.service.spec.model.adapters or ()
+    )
 
 
 def adapter_fault(evidence: Evidence) -> Verdict | None:
@@ -80,12 +86,15 @@ def adapter_fault(evidence: Evidence) -> Verdict | None:
     return Verdict(
         reason=Reason.ADAPTER_FAILED,
         message=f"Adapter {first.name} is loaded on {first.loaded} engines. {first.message.removesuffix('.')}. Put the "
-        "adapter's folder where spec.model.adapters says, or change its source; engines try again every 30 s."
+        "adapter's files where spec.model.adapters says, or change its source; engines try again every 30 s."
         f"{more}",
     )
 
 
-def _status(name: str, reports: dict[str, dict[str, ReportedAdapter]], total: int) -> AdapterStatus:
+def _status(
+    adapter: Adapter, reports: dict[str, dict[str, ReportedAdapter]], total: int, commit: str | None
+) -> AdapterStatus:
+    name = adapter.name
     states = [(replica, report[name]) for replica, report in sorted(reports.items()) if name in report]
     num_loaded = sum(each.state == "loaded" for _, each in states)
     failed = next(((replica, each) for replica, each in states if each.state == "failed"), None)
@@ -99,6 +108,8 @@ def _status(name: str, reports: dict[str, dict[str, ReportedAdapter]], total: in
         state=state,
         message="" if failed is None else f"{failed[0]}: {failed[1].message}",
         loaded=f"{num_loaded}/{total}",
+        source=adapter.source if adapter.is_on_hub else None,
+        commit=commit,
     )
 
 
@@ -106,8 +117,31 @@ def _present_reports(situation: Situation, replica: EngineReplica) -> dict[str, 
     """Returns name -> report, for the adapters that the engine has, or tries to load, from their present sources."""
     model = _model(situation)
     made_from = _model_of(situation, replica)
-    paths = adapter_paths(model) if made_from is None else mounted_paths(model, made_from)
-    return {each.name: each for each in _reported(replica) or () if paths.get(each.name) == each.path}
+    commits = _commits(situation)
+    paths = adapter_paths(model, commits) if made_from is None else mounted_paths(model, made_from, commits)
+    return {
+        each.name: each
+        for each in _reported(replica) or ()
+        if each.name in paths and paths[each.name] in (each.path, _pinned_path(each))
+    }
+
+
+def _commits(situation: Situation) -> dict[str, str]:
+    """Returns name -> commit of adapters of the hub. The first engine that has loaded an adapter decides its commit."""
+    assert situation.resolved is not None
+    found = dict(situation.resolved.adapter_commits)
+    sources = {each.name: each.source for each in _model(situation).adapters or () if each.is_on_hub}
+    for replica in sorted(situation.observed.replicas, key=lambda each: each.name):
+        for each in _reported(replica) or ():
+            if each.path == sources.get(each.name) and each.state == "loaded" and is_commit(each.commit):
+                found.setdefault(each.name, each.commit)
+    return found
+
+
+def _pinned_path(reported: ReportedAdapter) -> str:
+    """Returns the path of a reported adapter with the commit that the engine has loaded from it."""
+    is_pinned = is_commit(reported.commit) and reported.path.startswith("hf://")
+    return f"{reported.path.partition('@')[0]}@{reported.commit}" if is_pinned else reported.path
 
 
 def _written(previous: Mapping[str, Any]) -> tuple[AdapterStatus, ...]:
@@ -119,7 +153,7 @@ def _written(previous: Mapping[str, Any]) -> tuple[AdapterStatus, ...]:
 
 
 def _wanted(situation: Situation, replica: EngineReplica) -> dict[str, str] | None:
-    """Returns name -> folder of the adapters for an engine; None if the engine must keep its present adapters.
+    """Returns name -> folder or place of the adapters for an engine; None if the engine must keep its present adapters.
 
     An engine keeps them if the spec from which it was created is not known. It also keeps them if the present spec has
     no `adapters`, because the engine is about to be replaced then.
@@ -128,7 +162,8 @@ def _wanted(situation: Situation, replica: EngineReplica) -> dict[str, str] | No
     made_from = _model_of(situation, replica)
     if model.adapters is None or made_from is None:
         return None
-    return mountable(model, made_from, {each.name: each.path for each in _reported(replica) or ()})
+    present = {each.name: each.path for each in _reported(replica) or ()}
+    return mountable(model, made_from, present, _commits(situation))
 
 
 def _model(situation: Situation) -> Model:

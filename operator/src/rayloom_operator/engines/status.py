@@ -113,6 +113,7 @@ class ReportedAdapter(AnswerPart):
     path: str = Field(max_length=4096)
     state: str = Field(max_length=32)  # loading, loaded or failed
     message: Text = ""  # why the adapter failed
+    commit: str = Field("", max_length=64)  # commit of a loaded adapter of the hub; empty for other adapters
 
 
 class UnusableKeys(AnswerPart):

@@ -1,8 +1,13 @@
-"""The volumes from which pods read LoRA adapters, and the adapters' paths in the pods."""
+"""The volumes from which pods read LoRA adapters, and the adapters' paths in the pods.
+
+Pods mount no volume for an adapter of the hub: they fetch its files. Its path is hf://ORG/NAME@COMMIT once the commit
+is known, so that every engine loads the same files.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 from rayloom_operator.api.adapters import Adapter, volume_sources
 from rayloom_operator.api.pod_template.container import covers
@@ -23,33 +28,44 @@ def adapter_places(model: Model) -> list[tuple[Manifest, Manifest]]:
     ]
 
 
-def adapter_paths(model: Model) -> dict[str, str]:
-    """Returns name of an adapter -> its folder in the pods."""
-    return {each.name: _path(each, model) for each in model.adapters or ()}
+def adapter_paths(model: Model, commits: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+    """Returns name of an adapter -> its folder in the pods, or its place on the hub.
+
+    `commits`: name -> commit of adapters of the hub.
+    """
+    return {each.name: _path(each, model, commits.get(each.name)) for each in model.adapters or ()}
 
 
-def mountable(model: Model, mounted_for: Model, present: Mapping[str, str]) -> dict[str, str]:
-    """Returns name -> folder of the adapters of `model`, in pods built for the model `mounted_for`.
+def mountable(
+    model: Model, mounted_for: Model, present: Mapping[str, str], commits: Mapping[str, str]
+) -> dict[str, str]:
+    """Returns name -> folder or place of the adapters of `model`, in pods built for the model `mounted_for`.
 
     The two models differ during a rollout that changes volumes. If the pods do not mount an adapter's new folder, the
     adapter keeps its folder in `present`, or else its folder in `mounted_for`. So requests find the adapter until the
     pods are replaced. A new adapter whose folder the pods do not mount is left out.
     """
-    mounted = mounted_paths(model, mounted_for)
+    mounted = mounted_paths(model, mounted_for, commits)
     earlier = {**adapter_paths(mounted_for), **present}
     found = {each.name: mounted.get(each.name) or earlier.get(each.name) for each in model.adapters or ()}
     return {name: path for name, path in found.items() if path is not None}
 
 
-def mounted_paths(model: Model, mounted_for: Model) -> dict[str, str]:
-    """Returns the `adapter_paths` of `model` that exist in pods built for the model `mounted_for`."""
+def mounted_paths(
+    model: Model, mounted_for: Model, commits: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
+    """Returns the `adapter_paths` of `model` that exist in pods built for the model `mounted_for`.
+
+    Those of the hub exist if the pods have access to it.
+    """
     folders = [mount["mountPath"] for _, mount in adapter_places(mounted_for)]
     folders += [] if mounted_for.host_path is None else [mounted_for.host_path]
     own_claim = mounted_for.claim
     return {
         each.name: path
-        for each, path in zip(model.adapters or (), adapter_paths(model).values(), strict=True)
-        if any(covers(folder, path) for folder in folders)
+        for each, path in zip(model.adapters or (), adapter_paths(model, commits).values(), strict=True)
+        if (each.is_on_hub and mounted_for.uses_hub)
+        or any(covers(folder, path) for folder in folders)
         or (each.claim is not None and each.claim == own_claim == model.claim)
     }
 
@@ -62,7 +78,9 @@ def _sources(model: Model) -> Iterator[tuple[Manifest, str]]:
             yield {"persistentVolumeClaim": {"claimName": source}}, f"{ADAPTERS_FOLDER}/{source}"
 
 
-def _path(adapter: Adapter, model: Model) -> str:
+def _path(adapter: Adapter, model: Model, commit: str | None) -> str:
+    if adapter.is_on_hub and commit is not None:
+        return adapter.at(commit)
     if adapter.claim is None:
         return adapter.path
     folder = CLAIM_FOLDER if adapter.claim == model.claim else f"{ADAPTERS_FOLDER}/{adapter.claim}"

@@ -52,7 +52,7 @@ def pod_engine_config(resolved: Resolved) -> dict[str, JsonValue]:
         **(front if resolved.service.spec.gateway is not None else {}),
         **(engine_tls() if resolved.service.spec.gateway is not None and resolved.has_tls else {}),
         "model": engine_model(resolved.service.spec.model),
-        **_managed_adapters(resolved.service.spec.model),
+        **_managed_adapters(resolved),
         "executor": "ray",
         "admin_host": "0.0.0.0",
         "admin_token_file": ADMIN_TOKEN_FILE,
@@ -82,11 +82,13 @@ def engine_config(service: LLMService, *, host: str, port: int, admin_port: int)
     return {"ui": True, **_document(resolved, host=host, port=port, admin_port=admin_port)}
 
 
-def _managed_adapters(model: Model) -> dict[str, JsonValue]:
+def _managed_adapters(resolved: Resolved) -> dict[str, JsonValue]:
     """The adapters with which an engine in a pod starts; the operator may change them while the engine serves."""
+    model = resolved.service.spec.model
     if model.adapters is None:
         return {}
-    return {"managed_adapters": True, "adapters": [f"{name}={path}" for name, path in adapter_paths(model).items()]}
+    paths = adapter_paths(model, dict(resolved.adapter_commits))
+    return {"managed_adapters": True, "adapters": [f"{name}={path}" for name, path in paths.items()]}
 
 
 def _document(resolved: Resolved, *, host: str, port: int, admin_port: int) -> dict[str, JsonValue]:

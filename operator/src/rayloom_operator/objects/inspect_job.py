@@ -44,7 +44,7 @@ def inspect_job(service: LLMService, image: str, hub: Hub, attempt: int, commit:
     if backend := service.spec.engine.args.model_backend:
         command += ["--model-backend", backend]
     variables: dict[str, Manifest] = {"RAYLOOM_TERMINATION_LOG": {"value": "/dev/termination-log"}}
-    variables |= model_variables(service, hub, has_cache=False)
+    variables |= model_variables(service, hub, serves=False)
     container = container_basics(service, names.INSPECT_CONTAINER, image) | {
         "command": command,
         "env": environment(service, variables),

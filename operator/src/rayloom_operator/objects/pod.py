@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rayloom_operator import names
 from rayloom_operator.api.pods import LocalObject, Scheduling
-from rayloom_operator.api.spec import LLMService
+from rayloom_operator.api.spec import LLMService, Model
 from rayloom_operator.names import Manifest
 from rayloom_operator.objects.adapter_volumes import adapter_places
 from rayloom_operator.resolve.resolved import Hub
@@ -95,20 +95,23 @@ def environment(service: LLMService, own: dict[str, Manifest]) -> list[Manifest]
     return [{"name": name, **source} for name, source in found.items()]
 
 
-def model_variables(service: LLMService, hub: Hub, *, has_cache: bool = True) -> dict[str, Manifest]:
-    """Variables of a container that reads the model, by name. `has_cache`: the container mounts the cache."""
+def model_variables(service: LLMService, hub: Hub, *, serves: bool = True) -> dict[str, Manifest]:
+    """Variables of a container that reads the model, by name.
+
+    `serves`: the container also reads the LoRA adapters, and mounts the cache of files from the hub.
+    """
     model = service.spec.model
-    if model.source_kind != "hf":
-        # Each pod converts the .gguf file, into /tmp because the image's cache folder is read-only.
-        return {"RAYLOOM_CACHE": {"value": "/tmp/rayloom"}} if model.is_gguf else {}
-    found: dict[str, Manifest] = {}
+    # Each pod converts the .gguf file, into /tmp because the image's cache folder is read-only.
+    found: dict[str, Manifest] = {"RAYLOOM_CACHE": {"value": "/tmp/rayloom"}} if model.is_gguf else {}
+    if not _reads_hub(model, serves):
+        return found
     if hub.endpoint:
         found["HF_ENDPOINT"] = {"value": hub.endpoint}
     if hub.ca_config_map:
         found["SSL_CERT_FILE"] = {"value": f"{names.CA_FOLDER}/{names.CA_KEY}"}
     if model.token_secret_ref is not None:
         found["HF_TOKEN"] = {"valueFrom": {"secretKeyRef": model.token_secret_ref.model_dump()}}
-    if has_cache and model.cache is not None:
+    if serves and model.cache is not None:
         found["HF_HUB_CACHE"] = {"value": f"{names.CACHE_FOLDER}/hub"}
     return found
 
@@ -135,6 +138,11 @@ def model_mounts(service: LLMService, hub: Hub, *, serves: bool = True) -> list[
     return [{"name": volume["name"], **mount} for volume, mount in _model_places(service, hub, serves)]
 
 
+def _reads_hub(model: Model, serves: bool) -> bool:
+    """Returns whether a container needs access to the hub. The pod of an inspection reads no adapters."""
+    return model.uses_hub if serves else model.source_kind == "hf"
+
+
 def _model_places(service: LLMService, hub: Hub, serves: bool) -> list[tuple[Manifest, Manifest]]:
     model = service.spec.model
     places: list[tuple[Manifest, Manifest]] = []
@@ -148,7 +156,7 @@ def _model_places(service: LLMService, hub: Hub, serves: bool) -> list[tuple[Man
             "hostPath": {"path": model.host_path, "type": "File" if model.is_gguf else "Directory"},
         }
         places.append((volume, {"mountPath": model.host_path, "readOnly": True}))
-    if model.source_kind == "hf" and hub.ca_config_map:
+    if _reads_hub(model, serves) and hub.ca_config_map:
         volume = {"name": names.CA_VOLUME, "configMap": {"name": hub.ca_config_map}}
         places.append((volume, {"mountPath": names.CA_FOLDER, "readOnly": True}))
     if serves and model.cache is not None:

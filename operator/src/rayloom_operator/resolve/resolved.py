@@ -49,6 +49,8 @@ class Resolved:
     sizing: SizingStatus | None = None  # how the parallelism was chosen; None if it was not computed
     hub: Hub = Hub()
     has_tls: bool = False  # the engine's port for gateways has a certificate
+    # (name, commit) of LoRA adapters of the hub; adapters whose commit is not known yet are missing
+    adapter_commits: tuple[tuple[str, str], ...] = ()
 
     @property
     def shape(self) -> str:

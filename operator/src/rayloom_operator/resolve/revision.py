@@ -60,6 +60,8 @@ def revision(resolved: Resolved) -> str:
     if model.adapters is not None:
         # Engines load and unload adapters while they serve, but reserve memory and mount volumes for them at start.
         spec["adapterVolumes"] = volume_sources(model.adapters, model.claim, model.host_path)
+        if model.uses_hub and model.source_kind != "hf":
+            spec["adaptersFromHub"] = True  # pods get the hub's address and token at start
     inputs = {"spec": _without_empty(spec), "servedName": service.served_name, "image": resolved.image}
     if commit := resolved.commit or service.spec.model.revision:
         inputs["commit"] = commit

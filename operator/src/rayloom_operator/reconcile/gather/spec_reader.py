@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rayloom_operator.api.accelerator_memory import WITHOUT_CLUSTER
 from rayloom_operator.api.model_facts import ModelFacts
@@ -18,6 +18,7 @@ from rayloom_operator.observe.watches import Watches
 from rayloom_operator.reconcile.gather.inspector import Inspector
 from rayloom_operator.reconcile.gather.lookups import RolloutLookups
 from rayloom_operator.reconcile.gather.sizer import Sizer
+from rayloom_operator.resolve.adapter_commits import stored_commits
 from rayloom_operator.resolve.resolved import Resolved, is_sized, resolve
 from rayloom_operator.times import Now
 
@@ -66,6 +67,8 @@ class SpecReader:
             if inspection.facts is not None:
                 resolved = await self._resolve(service, inspection.facts, previous)
                 resolved = await self._lookups.with_kept_image(key, document, resolved, previous)
+                commits = stored_commits(service.spec.model, previous)
+                resolved = replace(resolved, adapter_commits=tuple(commits.items()))
         except SpecError as error:
             reason = next((each for kind, each in _REASONS if isinstance(error, kind)), Reason.INVALID_SPEC)
             accepted = Verdict(reason=reason, message="; ".join(error.problems))
