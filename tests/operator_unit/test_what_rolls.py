@@ -97,6 +97,8 @@ CHANGES: dict[str, tuple[Change, ...]] = {
         no("file:///a/sql", "file:///a/poems", ADAPTED),
         yes("pvc://a/sql", "pvc://b/sql", ADAPTED),
         yes("file:///a/sql", "file:///b/sql", ADAPTED),
+        no("hf://a/sql", "hf://b/sql@v2", ADAPTED),
+        yes("pvc://a/sql", "hf://b/sql", ADAPTED),
     ),
     "parallelism.tensor": (no(None, 1), yes(None, 3)),
     "parallelism.pipeline": (no(None, 1), yes(None, 2)),

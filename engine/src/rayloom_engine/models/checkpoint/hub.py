@@ -61,7 +61,7 @@ def download_file(repository: str, revision: str | None, name: str, at_most: int
     does not answer, the file of the commit that the cache has for `revision` is returned. Several processes may call
     this at once. Raises ModelError.
     """
-    from huggingface_hub import errors, hf_hub_download
+    from huggingface_hub import errors
 
     title = f"hf://{repository}" + (f"@{revision}" if revision else "")
     if revision is not None and is_commit(revision) and (found := cached_file(repository, revision, name)) is not None:
@@ -82,12 +82,8 @@ def download_file(repository: str, revision: str | None, name: str, at_most: int
     if num_bytes is None or num_bytes > at_most:
         size = "a size that the hub does not give" if num_bytes is None else f"{num_bytes} bytes"
         raise ModelError(f"{title}: {name} has {size}, at most {at_most} are allowed; {cure}", "Unsupported")
-    try:
-        return Path(hf_hub_download(repository, name, revision=revision, tqdm_class=_progress_bar(no_progress)))
-    except (errors.LocalEntryNotFoundError, errors.HTTPError, ConnectionError) as error:
-        raise _explained(title, error) from error
-    except OSError as error:
-        raise ModelError(f"{title} cannot be stored: {error}; set HF_HOME to a folder with room") from error
+    folder, _ = download(repository, revision, no_progress, (name,))
+    return folder / name
 
 
 def cached_file(repository: str, revision: str | None, name: str) -> Path | None:
