@@ -98,6 +98,14 @@ def load(server: RunningServer, name: str, path: str) -> tuple[int, str]:
     return answer.status_code, answer.text if answer.status_code == 200 else answer.json()["error"]["message"]
 
 
+def kill_and_wait(server: RunningServer, role: str) -> None:
+    """Kills a process of the server, and returns once another process of this role serves."""
+    before = server.children()[role]
+    strike(server, role, "killed")
+    wait_until(lambda: server.children().get(role, before).pid != before.pid, 60.0, server.log_text)
+    wait_until(lambda: is_ready(server), 60.0, server.log_text)
+
+
 def weights(home: Path, repository: str) -> Path:
     folder = home / "hub" / f"models--{repository.replace('/', '--')}" / "snapshots" / COMMIT
     return folder / "adapter_model.safetensors"
@@ -187,7 +195,7 @@ def test_a_replacement_rank_fetches_the_adapter_before_its_first_step(
         assert complete(two, "hub-a", 400) == expected
 
 
-def test_managed_adapters_of_the_hub_report_their_commit_and_a_restarted_front_keeps_them(
+def test_managed_adapters_of_the_hub_report_their_commit_and_restarted_processes_keep_them(
     server: RunningServer, hub: Hub, tmp_path: Path
 ) -> None:
     with running_server(
@@ -209,11 +217,10 @@ def test_managed_adapters_of_the_hub_report_their_commit_and_a_restarted_front_k
         managed.client.put(f"{managed.admin_url}/adapters", json={"adapters": pinned})
         wait_until(lambda: states() == {"a": ("loaded", COMMIT)}, 60.0, managed.log_text)
         assert hub.seen[num_seen:] == [], "the commit is loaded already"
-        front = managed.children()["front"]
-        strike(managed, "front", "killed")
-        wait_until(lambda: managed.children().get("front", front).pid != front.pid, 60.0, managed.log_text)
-        wait_until(lambda: is_ready(managed), 60.0, managed.log_text)
-        assert complete(managed, "a") == complete(server, "a")
+        for role in ("front", "core"):
+            kill_and_wait(managed, role)
+            assert complete(managed, "a") == complete(server, "a")
+        assert hub.seen[num_seen:] == []
 
 
 def test_a_server_without_a_network_serves_what_the_cache_has(server: RunningServer, hub: Hub, tmp_path: Path) -> None:
