@@ -1,13 +1,15 @@
 """The files of hub adapters on the ranks' machines: the rank's thread, the core's joined report, and the front's wait.
 
-The fetch itself is replaced by a function of the test. engine_real/test_hub_adapters.py has real downloads.
+A function of the test replaces the fetch. engine_real/test_hub_adapters.py has real downloads.
 """
 
 from __future__ import annotations
 
 import asyncio
 import queue
+import threading
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +20,13 @@ from rayloom_engine.core_server.ranks.adapter_reports import joined
 from rayloom_engine.errors import ModelError
 from rayloom_engine.front.operations.rank_files import RankFiles
 from rayloom_engine.protocol.messages import CoreStatus
+from rayloom_engine.protocol.ranks import Loaded
 from rayloom_engine.worker.adapter_files import AdapterFiles
+from rayloom_engine.worker.rank_server import RankPlace, RankServer
+from rt_fake_rank import TOKEN, Ranks
+from rt_server import wait_until
+from rt_stages import stage_config
+from rt_tiny import tiny_variant
 
 LONG_S = 60.0
 
@@ -102,6 +110,43 @@ def test_an_adapter_is_there_once_every_rank_has_it_and_missing_once_a_rank_cann
     reports: dict[str, list[AdapterReport]], expected: tuple[AdapterReport, ...]
 ) -> None:
     assert joined([1], reports, 2) == expected
+
+
+def test_a_rank_has_loaded_only_when_it_has_the_files_and_fetches_later_ones_while_it_serves(
+    tmp_path: Path,
+) -> None:
+    ranks = Ranks()
+    pool = ranks.pool
+    pool.world_size = 1
+    pool.needed_adapters = (needed("a", 1),)
+    config = stage_config(tiny_variant(tmp_path, "qwen2-some-windows"), heartbeat_seconds=0.05)
+    place = RankPlace(rank=0, incarnation=1, ranks_on_host=1, address=f"127.0.0.1:{ranks.port}", token=TOKEN)
+    fetches = Fetches()
+    rank = RankServer(config, place, adapter_files=AdapterFiles(fetch=fetches))
+    thread = threading.Thread(target=rank.serve_core, daemon=True)
+    thread.start()
+    try:
+        assert fetches.begun.get(timeout=LONG_S) == "hf://acme/a@c"
+        wait_until(lambda: bool(pool.take_arrivals()), LONG_S, lambda: "the rank is attached")
+        beat = pool.attached[0].control
+        wait_until(lambda: beat.beat.phase == "kv_cache", LONG_S, lambda: "the weights are loaded")
+        assert pool.poll(0.5) == [], "the rank waits for the files"
+        assert pool.adapter_reports() == ()
+        fetches.outcomes.put(None)
+        replies: list[Any] = []
+        wait_until(lambda: bool(replies.extend(pool.poll(1.0)) or replies), LONG_S, lambda: "the rank has loaded")
+        assert [type(reply) for _, reply in replies] == [Loaded]
+        wait_until(lambda: pool.adapter_reports() == (AdapterReport(1),), LONG_S, lambda: "the report")
+
+        pool.needed_adapters = (needed("a", 1), needed("b", 2))
+        assert fetches.begun.get(timeout=LONG_S) == "hf://acme/b@c"
+        fetches.outcomes.put(ModelError("gone"))
+        wait_until(lambda: len(pool.adapter_reports()) == 2, LONG_S, lambda: "the second report")
+        node = pool.attached[0].greeting.node
+        assert pool.adapter_reports()[1] == AdapterReport(2, f"rank 0 on {node}: gone")
+    finally:
+        ranks.close()
+        thread.join(LONG_S)
 
 
 def entry(name: str, num_bytes: int = 5) -> ServedAdapter:

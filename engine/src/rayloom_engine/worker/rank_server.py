@@ -78,10 +78,17 @@ class RankPlace:
 class RankServer:
     """A rank, which serves one core after another."""
 
-    def __init__(self, config: EngineConfig, place: RankPlace, exit_code: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        place: RankPlace,
+        exit_code: Callable[[], int] | None = None,
+        adapter_files: AdapterFiles | None = None,
+    ) -> None:
         """`exit_code`: returns the exit code of a rank of a job; None for other ranks.
 
-        A rank of a job exits with this code once its core is gone, even if its main thread hangs.
+        A rank of a job exits with this code once its core is gone, even if its main thread hangs. `adapter_files`: None
+        for those that fetch from the hub.
         """
         self.is_refused = False  # True if this rank's last reply was that it cannot use the settings or the model
         self._exit_code = exit_code
@@ -94,7 +101,7 @@ class RankServer:
         # Each connection has a GroupAbort of its own, so that no thread of an earlier connection ends waits in the
         # present group.
         self._group_abort = GroupAbort()
-        self._adapter_files = AdapterFiles()
+        self._adapter_files = adapter_files or AdapterFiles()
         self._store: object = None  # rank 0: the rendezvous store, which must stay alive
         self._failure: Failed | None = None  # the reason why loading failed
         self._beat = Beat(phase="start", step=0, memory_bytes=0)
