@@ -6,9 +6,10 @@ A function of the test replaces the fetch. engine_real/test_hub_adapters.py has 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,12 @@ import pytest
 from rayloom_engine.core.adapter import Adapter, AdapterReport, NeededAdapter, ServedAdapter
 from rayloom_engine.core.stats import SchedulerStats
 from rayloom_engine.core_server.ranks.adapter_reports import joined
+from rayloom_engine.core_server.ranks.pool import RankPool
 from rayloom_engine.errors import ModelError
 from rayloom_engine.front.operations.rank_files import RankFiles
 from rayloom_engine.protocol.messages import CoreStatus
-from rayloom_engine.protocol.ranks import Loaded
+from rayloom_engine.protocol.ranks import Failed, Loaded
+from rayloom_engine.worker import rank_server
 from rayloom_engine.worker.adapter_files import AdapterFiles
 from rayloom_engine.worker.rank_server import RankPlace, RankServer
 from rt_fake_rank import TOKEN, Ranks
@@ -149,6 +152,48 @@ def test_a_rank_has_loaded_only_when_it_has_the_files_and_fetches_later_ones_whi
         thread.join(LONG_S)
 
 
+@contextlib.contextmanager
+def fetching_rank(model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RankPool, threading.Thread]]:
+    """A pool with a rank whose fetch of a needed adapter does not end in the block, and the rank's main thread."""
+    monkeypatch.setattr(rank_server, "_ADAPTERS_SECONDS", 10 * LONG_S)
+    ranks, is_over = Ranks(), threading.Event()
+    ranks.pool.world_size = 1
+    ranks.pool.needed_adapters = (needed("a"),)
+    place = RankPlace(rank=0, incarnation=1, ranks_on_host=1, address=f"127.0.0.1:{ranks.port}", token=TOKEN)
+    config = stage_config(model, heartbeat_seconds=0.05)
+    files = AdapterFiles(fetch=lambda *_: (is_over.wait(), None)[1])
+    rank = RankServer(config, place, adapter_files=files)
+    thread = threading.Thread(target=rank.serve_core, daemon=True)
+    thread.start()
+    try:
+        wait_until(lambda: bool(ranks.pool.take_arrivals()), LONG_S, lambda: "the rank is attached")
+        yield ranks.pool, thread
+    finally:
+        is_over.set()
+        ranks.close()
+        thread.join(LONG_S)
+
+
+def test_a_rank_that_waits_for_files_leaves_a_core_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fetching_rank(tiny_variant(tmp_path, "qwen2-some-windows"), monkeypatch) as (pool, thread):
+        beats = pool.attached[0].control
+        wait_until(lambda: beats.beat.phase == "kv_cache", LONG_S, lambda: "the weights are loaded")
+        pool.attached[0].close()
+        thread.join(LONG_S)
+        assert not thread.is_alive()
+
+
+def test_a_rank_that_cannot_load_its_model_does_not_wait_for_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fetching_rank(tmp_path / "none", monkeypatch) as (pool, _):
+        replies: list[Any] = []
+        wait_until(lambda: bool(replies.extend(pool.poll(1.0)) or replies), LONG_S, lambda: "the rank has answered")
+        assert [type(reply) for _, reply in replies] == [Failed]
+
+
 def entry(name: str, num_bytes: int = 5) -> ServedAdapter:
     path = f"hf://acme/{name}@c" if num_bytes else f"/{name}"
     return ServedAdapter(name=name, adapter=Adapter(path, name.encode()), rank=8, created=0, num_bytes=num_bytes)
@@ -230,3 +275,10 @@ def test_a_serving_core_without_an_answer_ends_the_wait_and_a_starting_core_does
                 lambda _: status(),
             )
         )
+
+
+def test_the_first_list_of_a_front_replaces_that_of_an_earlier_front_even_if_it_is_empty() -> None:
+    core = Core()
+    core.files.need([])
+    core.files.need([entry("folder", 0)])
+    assert core.lists == [()]

@@ -61,6 +61,7 @@ _LAST_LOADING_SECONDS = 60.0  # the same while the rank loads, and so does not k
 _ALL_TICKETS = 2**63  # higher than the ticket of every order
 # Longest wait of a loaded rank for the files of adapters. After that, requests with a missing adapter get an error.
 _ADAPTERS_SECONDS = 30.0
+_ADAPTERS_POLL_SECONDS = 0.2  # between two looks during this wait whether the core is gone
 _GROUP_SECONDS = 10.0  # longest wait for the other ranks at a rendezvous; short, because all of them have loaded
 
 
@@ -221,9 +222,8 @@ class RankServer:
     def _serve(self, steps: Channel) -> None:
         """Loads the weights if they are not loaded yet, then executes the core's orders. Raises ChannelClosed."""
         loaded = self._load()
-        # A step reads adapters, and must not wait for a download.
-        if not self._adapter_files.wait(_ADAPTERS_SECONDS):
-            logger.warning("the files of adapters are still missing after %g s", _ADAPTERS_SECONDS)
+        if isinstance(loaded, Loaded):
+            self._wait_for_adapters(steps)
         self.is_refused = isinstance(loaded, Failed)
         steps.send(loaded)
         self._progress("idle", 0, 0, "")
@@ -255,6 +255,19 @@ class RankServer:
                 # the group ends their waits, and they report failures too. The core must get the original failure
                 # first, so leave only after the reply.
                 self._leave()
+
+    def _wait_for_adapters(self, steps: Channel) -> None:
+        """Waits for the files of needed adapters: a step reads them, and must not wait for a download.
+
+        Also returns when the core is gone. The next core replaces a rank that does not connect in time.
+        """
+        until = time.monotonic() + _ADAPTERS_SECONDS
+        while not self._adapter_files.wait(_ADAPTERS_POLL_SECONDS):
+            if steps.has_ended:
+                return
+            if time.monotonic() > until:
+                logger.warning("the files of adapters are still missing after %g s", _ADAPTERS_SECONDS)
+                return
 
     def _load(self) -> Loaded | Failed:
         if self._rank is None and self._failure is None:

@@ -93,6 +93,7 @@ class AdapterList:
             self._entries = {entry.name: entry for entry in entries}
             self._need_files()
         else:
+            self._need_files()  # none yet; replaces the list of an earlier front that died during its first load
             for name, path in wanted.items():
                 await self._add(name, path, folder)
             if self._entries:

@@ -37,6 +37,7 @@ class RankFiles:
         self._most_s = most_s
         self._needed: dict[str, NeededAdapter] = {}  # path -> needed adapter
         self._waits: dict[int, _Wait] = {}  # number of a needed adapter -> wait
+        self._has_sent = False
 
     def need(self, entries: Iterable[ServedAdapter]) -> None:
         """Sets the needed adapters: those of the hub in `entries`. Does not wait for their files."""
@@ -82,7 +83,9 @@ class RankFiles:
                 wait.problem.set_result(f"no answer of all ranks within {self._most_s:g} s; see their logs")
 
     def _set(self, needed: dict[str, NeededAdapter]) -> None:
-        if needed != self._needed:
+        # The core may still have the list of an earlier front, so the first list is sent even if it is empty.
+        if needed != self._needed or not self._has_sent:
+            self._has_sent = True
             self._needed = needed
             self._send(tuple(needed.values()))
 
