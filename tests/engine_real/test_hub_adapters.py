@@ -125,6 +125,7 @@ def test_an_adapter_of_the_hub_gives_the_tokens_of_its_folder(server: RunningSer
         ("hf://acme/none", 404, "does not exist on the hub, or is private; check the name, or set HF_TOKEN"),
         ("acme/none", 404, "hf://acme/none does not exist on the hub"),
         ("hf://acme/a@v9", 404, "hf://acme/a@v9: there is no such branch, tag or commit"),
+        ("hf://acme/a@x/../../../a", 400, "a revision has no part '.' or '..'; name a branch, tag or commit"),
         ("hf://acme", 400, "names no repository of the hub; write hf://ORG/NAME or hf://ORG/NAME@REVISION"),
         ("hf://acme/empty", 404, "has no adapter_config.json, so it is no LoRA adapter in PEFT's format"),
         ("hf://acme/pickled", 404, "only in adapter_model.bin, which can run code when it is read; convert it"),

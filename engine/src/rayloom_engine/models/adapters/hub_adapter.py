@@ -53,6 +53,9 @@ def hub_adapter(path: str) -> HubAdapter | None:
         return None
     if not is_hub and Path(path).is_dir():
         return None
+    # The hub library joins the revision to a folder of its cache.
+    if any(part in (".", "..") for part in (found["revision"] or "").split("/")):
+        raise ModelError(f"{shown(path)}: a revision has no part '.' or '..'; name a branch, tag or commit")
     return HubAdapter(found["repository"], found["revision"])
 
 
