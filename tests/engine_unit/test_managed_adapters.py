@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -129,10 +131,11 @@ def test_the_next_front_has_the_list_that_the_admin_port_has_set(folder: Path) -
         wait_for(front, {"poems": "loaded"})
     with running_front(folder, start=2, **kept) as front:
         assert served(front) == ["tiny", "poems"]
-        assert states(front) == {"poems": "loaded"}
+        wait_for(front, {"poems": "loaded"})
         put(front, {})
         front.wait_until(lambda: (folder / "kept-wanted.json").read_bytes() == b"{}", "the list is kept")
     with running_front(folder, start=3, **kept) as front:
+        front.wait_until(lambda: front.service.adapter_list.entries == [], "no adapter")
         assert served(front) == ["tiny"]
 
 
@@ -143,7 +146,47 @@ def test_the_next_front_still_wants_adapters_that_could_not_be_loaded(folder: Pa
         put(front, wanted)
         wait_for(front, {"poems": "loaded", "absent": "failed"})
     with running_front(folder, start=2, **kept) as front:
-        assert states(front) == {"poems": "loaded", "absent": "failed"}
+        wait_for(front, {"poems": "loaded", "absent": "failed"})
+
+
+class SlowLoad:
+    """Replaces AdapterList.load. The adapter "slow" is loaded after `release`, such as one from a slow hub."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._is_over = threading.Event()
+        real = AdapterList.load
+
+        async def load(adapters: AdapterList, name: str, *arguments: Any, **settings: Any) -> None:
+            if name == "slow":
+                await asyncio.to_thread(self._is_over.wait, 60.0)
+            await real(adapters, name, *arguments, **settings)
+
+        monkeypatch.setattr(AdapterList, "load", load)
+
+    def release(self) -> None:
+        self._is_over.set()
+
+
+@pytest.mark.parametrize("start", [1, 2])
+def test_a_slow_adapter_delays_neither_the_start_nor_a_restart(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, start: int
+) -> None:
+    slow = SlowLoad(monkeypatch)
+    if start == 1:
+        waits = Waits(adapters_at_start_s=0.05, adapters_at_restart_s=600.0)
+    else:
+        waits = Waits(adapters_at_start_s=600.0, adapters_at_restart_s=0.05)
+    wanted = [f"slow={folder / 'poems'}"]
+    with running_front(folder, managed_adapters=True, adapters=wanted, waits=waits, start=start) as front:
+        try:
+            assert states(front) == {"slow": "loading"}
+            assert served(front) == ["tiny"]
+            front.wait_until(lambda: front.core.adapters == (), "the core has the list")
+        finally:
+            slow.release()
+        wait_for(front, {"slow": "loaded"})
+        assert served(front) == ["tiny", "slow"]
+        front.wait_until(lambda: told(front) == ["slow"], "the core knows the adapter")
 
 
 def test_a_fault_of_one_attempt_does_not_end_the_later_ones(

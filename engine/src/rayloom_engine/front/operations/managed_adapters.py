@@ -46,6 +46,7 @@ class ManagedAdapters:
         self._has_failed = False  # an unexpected error has interrupted the latest `bring`
         self._retry_s = retry_s
         self._is_changed = asyncio.Event()
+        self._is_tried = asyncio.Event()  # `keep` has tried each wanted adapter once
 
     def want(self, wanted: Mapping[str, str]) -> None:
         """Sets the wanted adapters, name -> folder or place on the hub. `keep` then loads and unloads accordingly."""
@@ -102,16 +103,22 @@ class ManagedAdapters:
                 self._problems[name] = problem
 
     async def keep(self, folder: Path) -> None:
-        """Calls `bring` after every change, and every `retry_s` while a load fails. Runs until it is cancelled.
-
-        The caller has called `bring` once before.
-        """
+        """Calls `bring` at once, after every change, and every `retry_s` while a load fails. Runs until cancelled."""
         while True:
+            self._is_changed.clear()
+            await self.bring(folder)
+            self._is_tried.set()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._retry_s if self._problems or self._has_failed else None):
                     await self._is_changed.wait()
-            self._is_changed.clear()
-            await self.bring(folder)
+
+    async def wait_for_first_try(self, timeout_s: float) -> None:
+        """Returns once `keep` has tried each wanted adapter, at the latest after `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._is_tried.wait()
+        except TimeoutError:
+            logger.warning("adapters are still being loaded after %g s; other requests are served meanwhile", timeout_s)
 
     def _report(self, name: str, path: str) -> ReportedAdapter:
         if self._adapters.has(name, path):

@@ -45,6 +45,8 @@ class Waits:
     # queue can still be sent as a 429.
     accept_s: float = 1.0
     adapters_s: float = 30.0  # between attempts to load a managed adapter
+    adapters_at_start_s: float = 60.0  # longest wait of a starting front for managed adapters
+    adapters_at_restart_s: float = 1.0  # the same for a front that replaces another
     ready_s: float = 30.0  # a request waits at most this long for a restarted front to be ready
 
 
@@ -78,7 +80,7 @@ class Service:
     ) -> None:
         """`cores`: the addresses of engines by name. The front inside an engine has one address, and no `rules`."""
         start = start or FrontStart()
-        is_restart = start.number > 1
+        self._is_restart = is_restart = start.number > 1
         self.config = config
         self.waits = waits or Waits()
         self.lifecycle = Lifecycle(is_restart=is_restart)
@@ -226,14 +228,17 @@ class Service:
     async def _start_adapters(self, folder: Path) -> None:
         """Loads the adapters. Raises ModelError, but not for managed adapters: /status reports their problems.
 
-        The core gets the list once, after all adapters are loaded: gateways forget each name that a list lacks.
+        The core gets the list once, after all adapters are loaded: gateways forget each name that a list lacks. Managed
+        adapters that take long are loaded while the front serves: a hub that does not answer must not delay the model.
         """
         if self.managed_adapters is None:
             await self.adapter_list.start(folder, self._wanted_adapters)
         else:
             await self.adapter_list.start(folder, {})
-            await self.managed_adapters.bring(folder)
             self._keeping = asyncio.create_task(self.managed_adapters.keep(folder))
+            # An earlier front has stored the adapters that it had loaded, so a restart need not wait for the others.
+            most_s = self.waits.adapters_at_restart_s if self._is_restart else self.waits.adapters_at_start_s
+            await self.managed_adapters.wait_for_first_try(most_s)
         self.adapter_list.on_change = self._report_adapters
         self._report_adapters()
 
