@@ -149,6 +149,7 @@ def test_every_field_of_the_document() -> None:
             "decode_tokens_per_second": None,  # not measured yet
         },
         "adapters": [{"name": "sql", "path": "/sql", "state": "failed", "message": "gone", "commit": ""}],
+        "adapters_from_hub": True,
         "speculation": {"draft_tokens": 57, "accepted_tokens": 56},
         "recoveries": [
             {

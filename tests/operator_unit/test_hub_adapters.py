@@ -40,8 +40,8 @@ def report(path, commit="", state="loaded", name="sql"):
     return ReportedAdapter(name=name, path=path, state=state, commit=commit)
 
 
-def engine(resolved, number, *reports):
-    said = make_said().model_copy(update={"adapters": reports})
+def engine(resolved, number, *reports, adapters_from_hub=True):
+    said = make_said().model_copy(update={"adapters": reports, "adapters_from_hub": adapters_from_hub})
     return make_serving(resolved, number, reading=make_reading(said))
 
 
@@ -181,6 +181,19 @@ def test_an_engine_without_access_to_the_hub_gets_the_adapter_once_it_is_replace
     assert orders(new, engine(new, 0, poems)) == [
         (("sql", "hf://acme/sql"), ("poems", "/adapters/adapters/poems")),
     ]
+
+
+def test_an_engine_of_an_older_version_keeps_its_other_adapters_and_the_status_names_the_cause():
+    resolved = adapted(HUB_SQL, POEMS, {"name": "new", "source": "pvc://adapters/new"})
+    poems = report("/adapters/adapters/poems", name="poems")
+    old = engine(resolved, 0, poems, adapters_from_hub=False)
+    others = (("poems", "/adapters/adapters/poems"), ("new", "/adapters/adapters/new"))
+    assert orders(resolved, old) == [others]
+    found = adapter_statuses(gather_evidence(situation_of(resolved, old), VALID))
+    assert [(each.name, each.state) for each in found] == [("sql", "Failed"), ("poems", "Loaded"), ("new", "Loading")]
+    assert "its version cannot load adapters of the hub; set spec.engine.image to a newer image" in found[0].message
+    new = report("/adapters/adapters/new", name="new")
+    assert orders(resolved, engine(resolved, 0, poems, new, adapters_from_hub=False)) == []
 
 
 def test_the_commit_is_read_from_the_source_or_from_a_status_of_the_same_source():

@@ -183,6 +183,9 @@ class EngineStatus(_StatusPart):
     adapters: list[ReportedAdapter] | None = Field(
         None, description="LoRA adapters; null unless the setting `managed_adapters` is on."
     )
+    adapters_from_hub: bool = Field(
+        True, description="PUT /adapters accepts adapters of the hub. Engines of older versions leave this out."
+    )
     recoveries: list[Recovery] = Field(description="The last 100.")
     api_url: str
 

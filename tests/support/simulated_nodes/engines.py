@@ -145,6 +145,7 @@ class Engine:
             "kv_cache": {"num_blocks": 64, "num_free_blocks": 64, "block_size": 16, "usage": 0.0},
             "load": _IDLE | self.load,
             "adapters": None if self.adapters is None else [self._adapter(*each) for each in self.adapters.items()],
+            "adapters_from_hub": True,
             "recoveries": [],
             "api_url": "",
         }

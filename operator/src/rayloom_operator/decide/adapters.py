@@ -23,6 +23,11 @@ from rayloom_operator.engines.status import ReportedAdapter
 from rayloom_operator.objects.adapter_volumes import adapter_paths, mountable, mounted_paths
 from rayloom_operator.observe.observed import EngineReplica, Verdict
 
+_WITHOUT_HUB = (
+    "its version cannot load adapters of the hub; set spec.engine.image to a newer image, or spec.restartedAt, which "
+    "starts engines with the operator's image"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterListRequest:
@@ -119,11 +124,18 @@ def _present_reports(situation: Situation, replica: EngineReplica) -> dict[str, 
     made_from = _model_of(situation, replica)
     commits = _commits(situation)
     paths = adapter_paths(model, commits) if made_from is None else mounted_paths(model, made_from, commits)
-    return {
+    found = {
         each.name: each
         for each in _reported(replica) or ()
         if each.name in paths and paths[each.name] in (each.path, _pinned_path(each))
     }
+    if _is_without_hub(replica):
+        for adapter in model.adapters or ():
+            if adapter.is_on_hub:
+                found[adapter.name] = ReportedAdapter(
+                    name=adapter.name, path=adapter.source, state="failed", message=_WITHOUT_HUB
+                )
+    return found
 
 
 def _commits(situation: Situation) -> dict[str, str]:
@@ -163,7 +175,16 @@ def _wanted(situation: Situation, replica: EngineReplica) -> dict[str, str] | No
     if model.adapters is None or made_from is None:
         return None
     present = {each.name: each.path for each in _reported(replica) or ()}
-    return mountable(model, made_from, present, _commits(situation))
+    found = mountable(model, made_from, present, _commits(situation))
+    if _is_without_hub(replica):
+        return {name: path for name, path in found.items() if not path.startswith("hf://")}
+    return found
+
+
+def _is_without_hub(replica: EngineReplica) -> bool:
+    """Returns whether the engine's version cannot load adapters of the hub. A kept image may have such a version."""
+    status = replica.reading.status if replica.reading is not None else None
+    return status is not None and not status.adapters_from_hub
 
 
 def _model(situation: Situation) -> Model:
