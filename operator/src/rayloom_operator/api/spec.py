@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rayloom_operator.api.adapters import (
+    HUB_ONLY_IN_WORDS,
     MODELS_FOLDER,
     MODELS_IN_WORDS,
     ON_CPU_IN_WORDS,
@@ -76,12 +77,6 @@ def _is_a_number_of_replicas(number: int) -> int:
     return number
 
 
-_HUB_ONLY_IN_WORDS = (
-    "tokenSecretRef and cache have an effect for hf:// sources of the model or an adapter only: remove them, or use an "
-    "hf:// source"
-)
-
-
 class Metadata(Part):
     name: str = Field(
         pattern=_NAME_PATTERN,
@@ -105,7 +100,7 @@ class Model(Part):
             (
                 "(!has(self.tokenSecretRef) && !has(self.cache)) || self.source.startsWith('hf://') || "
                 "(has(self.adapters) && self.adapters.exists(each, each.source.startsWith('hf://')))",
-                _HUB_ONLY_IN_WORDS,
+                HUB_ONLY_IN_WORDS,
             ),
             (
                 "!has(self.adapters) || !self.source.startsWith('pvc://') || "
@@ -173,7 +168,7 @@ class Model(Part):
                 f"revision {self.revision!r} has no effect for {self.source!r}; remove it, or use an hf:// source"
             )
         if (self.token_secret_ref or self.cache) and not self.uses_hub:
-            raise ValueError(_HUB_ONLY_IN_WORDS)
+            raise ValueError(HUB_ONLY_IN_WORDS)
         return self
 
     @model_validator(mode="after")

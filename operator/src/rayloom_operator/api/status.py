@@ -25,9 +25,7 @@ class Reason(StrEnum):
     VALID = "Valid"  # condition Accepted
     INVALID_SPEC = "InvalidSpec"  # condition Accepted; also Available, unless an engine of an earlier spec runs
     DOES_NOT_FIT = "DoesNotFit"  # the model needs more memory than there is; conditions as for InvalidSpec
-    NOT_ALLOWED = (
-        "NotAllowed"  # the operator's settings forbid a part of the spec; conditions as for InvalidSpec, or Degraded
-    )
+    NOT_ALLOWED = "NotAllowed"  # the operator's settings forbid a part; conditions as for InvalidSpec, or Degraded
     APPLY_REFUSED = "ApplyRefused"  # the API server refused an object of the operator; condition Accepted
     UNSUPPORTED_KUBERAY = "UnsupportedKubeRay"  # KubeRay is missing in the cluster or too old; condition Accepted
     LOADED = "Loaded"  # condition ModelReady
@@ -220,10 +218,7 @@ class AdapterStatus(StatusPart):
         None, max_length=512, description="Source of an adapter of the hub, as in the spec; absent for other adapters."
     )
     commit: str | None = Field(
-        None,
-        max_length=40,
-        description="Commit of an adapter of the hub, which every engine loads. Absent until an engine has loaded the "
-        "adapter.",
+        None, max_length=40, description="Commit of an adapter of the hub, for all engines; absent until one has it."
     )
 
 
