@@ -239,7 +239,7 @@ def test_each_mistake_is_named_with_its_cure(path, value, sentence):
     assert problem == sentence or (sentence.endswith((", ", ": ")) and problem.startswith(sentence))
 
 
-HUB_ONLY = "tokenSecretRef and cache have an effect for hf:// sources only: remove them, or use an hf:// source"
+HUB_ONLY = "tokenSecretRef and cache have an effect for hf:// sources of the model or an adapter only: remove them"
 SECRET = {"name": "s", "key": "k"}
 TOLERATION = (
     "a toleration needs a key, or operator Exists; Exists takes no value; tolerationSeconds needs effect NoExecute"
