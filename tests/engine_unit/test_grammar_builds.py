@@ -34,8 +34,8 @@ def test_a_wait_for_a_build_is_progress() -> None:
 
 def test_a_rank_counts_the_wait_for_a_grammar_as_its_progress(tmp_path: Path) -> None:
     (rank,) = load_stages(stage_config(tiny_variant(tmp_path, "llama")))
-    assert rank._forms is not None
-    builds, turn = rank._forms._builds, threading.Event()
+    assert rank.forms is not None
+    builds, turn = rank.forms._builds, threading.Event()
     before, report = rank.activity.advance, builds.report_progress
 
     def report_and_release() -> None:

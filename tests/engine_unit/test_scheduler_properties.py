@@ -12,7 +12,8 @@ or several in flight, with and without placeholders.
   keep their memory
 - logprobs of a prompt are complete, and each is reported once
 - a sequence whose grammar is not built yet delays no other sequence, and gets its tokens afterwards
-- drafts change no token and leave nothing behind, whether they are right or wrong, also if their KV is NaN
+- drafts change no token and leave nothing behind, whether they are right or wrong, also if their KV is NaN, or if the
+  masks of their sequence are late
 - a block that a later token sees is never released, and with a window no sequence holds more blocks than it needs
 """
 
@@ -28,7 +29,16 @@ from rayloom_engine.core.decoding import DecodingParams, ThinkingBudget
 from rayloom_engine.core.sequence import CORRUPT
 from rayloom_engine.core.speculation.drafter import SpeculationConfig
 from rayloom_engine.core.step_seconds import StepSeconds
-from rt_scheduler import POISON, GuessingDrafter, SimulatedRank, expected_ids, ids_of, make_scheduler, make_sequence
+from rt_scheduler import (
+    POISON,
+    GuessedGrammars,
+    GuessingDrafter,
+    SimulatedRank,
+    expected_ids,
+    ids_of,
+    make_scheduler,
+    make_sequence,
+)
 
 # Prompts are drawn from two letters, so that shared prefixes are common.
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=20).map(tuple)
@@ -113,6 +123,7 @@ def _arrival(
     num_kept=None,
     guesses=None,
     num_guesses=1,
+    late_masks=False,
 )
 # The sequence that is next in turn finds no block and makes room. It does not compute, but the other sequences must.
 @example(
@@ -131,6 +142,7 @@ def _arrival(
     num_kept=None,
     guesses=None,
     num_guesses=1,
+    late_masks=False,
 )
 # A sequence with a sliding window is postponed because its mask is missing. It must keep the blocks that its newest
 # token sees.
@@ -150,6 +162,7 @@ def _arrival(
     num_kept=None,
     guesses=None,
     num_guesses=1,
+    late_masks=False,
 )
 # A result names a slot whose mask is not ready. Its sequence was not postponed, because it has no block for its token.
 @example(
@@ -168,6 +181,7 @@ def _arrival(
     num_kept=None,
     guesses=None,
     num_guesses=1,
+    late_masks=False,
 )
 @settings(max_examples=400, deadline=None, print_blob=True)
 @given(
@@ -186,6 +200,7 @@ def _arrival(
     num_kept=st.one_of(st.none(), st.integers(1, 8)),
     guesses=st.one_of(st.none(), st.lists(st.integers(0, 3).map(bool), min_size=1, max_size=7)),
     num_guesses=st.integers(1, 9),
+    late_masks=st.booleans(),
 )
 def test_every_history_ends_with_the_right_tokens_and_empty_books(
     arrivals,
@@ -203,6 +218,7 @@ def test_every_history_ends_with_the_right_tokens_and_empty_books(
     num_kept,
     guesses,
     num_guesses,
+    late_masks,
 ) -> None:
     sizes = {"max_num_batched_tokens": budget, "max_num_seqs": max_num_seqs, "depth": depth, "window": window}
     sizes["num_kept_blocks"] = num_kept
@@ -210,6 +226,7 @@ def test_every_history_ends_with_the_right_tokens_and_empty_books(
     if guesses:  # True: the draft token at this position is right
         sizes["speculation"] = SpeculationConfig(num_tokens=num_guesses, min_ngram=1, max_ngram=1)
         sizes["make_drafter"] = lambda: GuessingDrafter(guesses)
+        sizes["grammars"] = GuessedGrammars()
     scheduler = make_scheduler(num_blocks, **sizes)
     # `token_s`: seconds for a prompt's token, where a decode takes 1 s. None: costs are unknown, so
     # no step has a limit of time.
@@ -217,7 +234,13 @@ def test_every_history_ends_with_the_right_tokens_and_empty_books(
     in_flight = deque()
     keys: dict[str, bytes] = {}
     build_steps: dict[str, int] = {}
-    rank = SimulatedRank(window=window, keys=keys, build_steps=build_steps, nan_in_drafts=num_guesses % 2 == 0)
+    rank = SimulatedRank(
+        window=window,
+        keys=keys,
+        build_steps=build_steps,
+        nan_in_drafts=num_guesses % 2 == 0,
+        late_masks=late_masks,
+    )
     outputs = []
     prompts: dict[str, tuple[int, ...]] = {}  # prompts of the requests that want logprobs
     poisoned: set[str] = set()

@@ -13,6 +13,7 @@ from rayloom_engine.core.step_seconds import StepSeconds
 from rt_scheduler import (
     POISON,
     VOCAB,
+    GuessedGrammars,
     GuessingDrafter,
     SimulatedRank,
     expected_ids,
@@ -109,20 +110,97 @@ def test_a_stop_token_inside_a_draft_ends_the_answer_there() -> None:
     assert scheduler.pool.num_free == scheduler.pool.num_blocks
 
 
-@pytest.mark.parametrize(
-    "params",
-    [
-        {"speculation": False},
-        {"grammar": "start: /.*/"},
-        {"thinking": ThinkingBudget(num_tokens=1, start="", ends=("x",), end_ids=(1,))},
-    ],
-)
-def test_a_sequence_that_must_not_speculate_gets_no_draft(params) -> None:
+def test_a_sequence_that_must_not_speculate_gets_no_draft() -> None:
     scheduler, rank = _scheduler(), SimulatedRank()
     plain = make_sequence("plain", (4, 5), max_tokens=9)
-    other = make_sequence("other", PROMPT, params=DecodingParams(max_tokens=9, temperature=0.0, **params))
+    other = make_sequence("other", PROMPT, params=DecodingParams(max_tokens=9, temperature=0.0, speculation=False))
     _decoding(scheduler, rank, plain, other)
     assert _drafts(scheduler.schedule()) == [3, 0]
+
+
+class _OneAnswer(GuessedGrammars):
+    """Grammars that always return the same draft, and note the drafts that they get."""
+
+    def __init__(self, answer: tuple[int, ...] | None) -> None:
+        """`answer`: None: the draft as it is."""
+        super().__init__()
+        self._answer = answer
+        self.seen: list[tuple[tuple[int, ...], tuple[int, ...], int]] = []
+
+    def fit(self, token_ids, draft, num):
+        self.seen.append((tuple(token_ids), draft, num))
+        return draft if self._answer is None else self._answer
+
+
+FORM = DecodingParams(max_tokens=9, temperature=0.0, grammar="start: /.*/")
+THINKING = DecodingParams(
+    max_tokens=9, temperature=0.0, thinking=ThinkingBudget(num_tokens=1, start="", ends=("x",), end_ids=(1,))
+)
+
+
+@pytest.mark.parametrize(
+    ("fitted", "drafts"), [(tuple(expected_ids(PROMPT, 2)[1:]), [1, 3]), ((), [0, 3])], ids=["legal prefix", "nothing"]
+)
+def test_a_draft_is_cut_to_the_tokens_that_the_grammar_of_its_sequence_allows(fitted, drafts) -> None:
+    grammars = _OneAnswer(fitted)
+    scheduler, rank = _scheduler(grammars=grammars), SimulatedRank()
+    outputs = _decoding(
+        scheduler, rank, make_sequence("a", PROMPT, params=FORM), make_sequence("b", (4, 5), params=THINKING)
+    )
+    first, *following = expected_ids(PROMPT, 4)
+    plan = scheduler.schedule()
+    assert grammars.seen == [((*PROMPT, first), tuple(following), 3)]
+    assert _drafts(plan) == drafts, "a limit of reasoning cuts no draft"
+    assert plan.num_tokens == 2 + sum(drafts), "tokens that were cut are not computed"
+    outputs += scheduler.update(rank.run(plan))
+    assert scheduler.counters.draft_tokens == sum(drafts)
+    outputs += run_to_end(scheduler, rank)
+    assert [ids_of(outputs, name) for name in "ab"] == [expected_ids(PROMPT, 9), expected_ids((4, 5), 9)]
+    assert grammars.num_begun == 1
+    assert grammars.num_steps >= len(grammars.seen), "each step has its own time for grammars"
+
+
+def test_the_core_forgets_the_grammar_of_a_sequence_that_waits_again() -> None:
+    grammars = _OneAnswer(None)
+    scheduler, rank = _scheduler(grammars=grammars), SimulatedRank()
+    sequence = make_sequence("a", PROMPT, params=FORM)
+    outputs = _decoding(scheduler, rank, sequence)
+    outputs += scheduler.update(rank.run(scheduler.schedule()))
+    assert sequence.draft_grammar is not None
+    scheduler.forget_ranks()
+    assert sequence.draft_grammar is None
+    outputs += run_to_end(scheduler, SimulatedRank())
+    assert ids_of(outputs, "a") == expected_ids(PROMPT, 9)
+    assert grammars.num_begun == 2
+
+
+@pytest.mark.parametrize("nan_in_drafts", [False, True])
+def test_a_draft_whose_mask_is_late_counts_neither_as_right_nor_as_wrong(nan_in_drafts: bool) -> None:
+    builds = {"a": 0}
+    scheduler = _scheduler(is_right=(False,), grammars=_OneAnswer(None))
+    rank = SimulatedRank(build_steps=builds, nan_in_drafts=nan_in_drafts)
+    prompt = next((n, 5) for n in range(99) if _is_dirty((n, 5)))
+    sequence = make_sequence("a", prompt, params=FORM)
+    outputs = _decoding(scheduler, rank, sequence)
+    plan = scheduler.schedule()
+    assert _drafts(plan) == [3]
+    builds["a"] = 1
+    result = rank.run(plan)
+    assert (result.postponed_slots, result.dirty_slots) == ((0,), (0,) if nan_in_drafts else ())
+    assert scheduler.update(result) == []
+    scheduler.check_integrity()
+    assert sequence.has_dirty_drafts == nan_in_drafts
+    assert scheduler.counters.draft_tokens == 0
+    assert sequence.drafter.acceptance.rate == 0.5
+    outputs += run_to_end(scheduler, rank)
+    assert ids_of(outputs, "a") == expected_ids(prompt, 9)
+
+
+def _is_dirty(prompt: tuple[int, ...]) -> bool:
+    """True if a wrong first draft token gives NaN on a rank with `nan_in_drafts`."""
+    ids = [*prompt, *expected_ids(prompt, 1)]
+    wrong = (expected_ids(ids, 1)[0] + 1) % VOCAB
+    return expected_ids([*ids, wrong], 1)[0] % 3 == 0
 
 
 def test_a_step_with_a_prompt_has_no_drafts() -> None:

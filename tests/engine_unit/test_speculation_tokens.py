@@ -1,19 +1,33 @@
-"""Speculation changes no token: many requests run on real ranks with and without it."""
+"""Speculation changes no token: many requests run on real ranks with and without it.
+
+Half of the requests have a grammar or a limit of reasoning. Some runs lose their ranks again and again.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rayloom_engine.core.decoding import DecodingParams
-from rayloom_engine.core.engine import Engine
+from rayloom_engine.core.decoding import DecodingParams, ThinkingBudget
+from rayloom_engine.core.engine import Engine, LocalExecutor
+from rayloom_engine.core.output import SequenceOutput
 from rayloom_engine.core.sequence import Sequence
 from rayloom_engine.core.speculation.drafter import SpeculationConfig
-from rayloom_engine.core.step import TokenLogprobs
+from rayloom_engine.core.step import StepPlan, StepResult, TokenLogprobs
+from rayloom_engine.errors import RankLost
+from rayloom_engine.grammar.compile import grammar_of
+from rayloom_engine.structured_outputs import StructuredOutputs
+from rayloom_engine.text.message_parsing.tool_formats import HERMES
+from rayloom_engine.text.tools.call_grammar import call_grammar
+from rayloom_engine.text.tools.tool import Tool, ToolMode, ToolUse
+from rt_forms import ids_of
 from rt_stages import StagesInARow, load_stages, make_engine, stage_config
-from rt_tiny import tiny_checkpoint
+from rt_tiny import tiny_checkpoint, tiny_tokenizer
 
 SPECULATION = SpeculationConfig(num_tokens=5, min_ngram=1, max_ngram=3)
 NUM_AT_ONCE = 5
@@ -39,7 +53,37 @@ def _params(rng: random.Random, number: int) -> DecodingParams:
     if number % 3:
         chosen["frequency_penalty"] = -1.5  # so that the answer repeats itself
     temperature = rng.choice((0.05, 0.2, 0.8)) if number % 2 else 0.0
+    if number // 5 % 2:
+        chosen |= rng.choice(_forms())
     return DecodingParams(max_tokens=rng.randrange(1, 28), temperature=temperature, seed=number, **chosen)
+
+
+@functools.cache
+def _forms() -> tuple[dict[str, Any], ...]:
+    """The settings of sequences with masks: every kind of grammar, a limit of reasoning, and both together."""
+    rows = {"type": "array", "items": {"enum": [{"id": 1}, {"id": 2}]}, "minItems": 3}
+    schema = {"type": "object", "properties": {"in": {"enum": ["Rome", "Oslo"]}}}
+    tools = (Tool(name="weather", parameters=schema, is_strict=True, document={}),)
+    modes: tuple[ToolMode, ...] = ("required", "auto")
+    calls = [call_grammar(ToolUse(tools=tools, mode=mode, callable=tools), HERMES, {}) for mode in modes]
+    end = {"ends": ("</t>",), "end_ids": tuple(ids_of("</t>"))}
+    structured = [
+        StructuredOutputs(json=rows),
+        StructuredOutputs(json_object=True),
+        StructuredOutputs(regex="(ab|cd|ae){2,9}"),
+        StructuredOutputs(choice=["abcabcabcabc", "abcabcabcabd", "xyz"]),
+        StructuredOutputs(grammar='root ::= ("tick " | "tock ")+ "end"'),
+        StructuredOutputs(lark="start: a b\na: /[ab]+c/\nb[max_tokens=8]: /[0-9]+/"),
+    ]
+    grammars = [*(grammar_of(form) for form in structured), *(grammar for grammar in calls if grammar)]
+    assert len(grammars) == 8
+    budgets = [ThinkingBudget(num_tokens=num, start="", **end) for num in (0, 5, 9)]
+    after = {"grammar": grammars[2], "grammar_after": "</t>"}
+    return (
+        *({"grammar": grammar} for grammar in grammars),
+        *({"thinking": budget} for budget in budgets),
+        *({"thinking": budget, **after} for budget in budgets),
+    )
 
 
 def _sequences(num: int) -> list[Sequence]:
@@ -65,6 +109,36 @@ def _sequences(num: int) -> list[Sequence]:
     return sequences
 
 
+class _Fails:
+    """An executor that fails in some steps, before or after the ranks have computed. `step` calls `forget_all` then."""
+
+    def __init__(self, ranks: StagesInARow, rng: random.Random) -> None:
+        self._executor = LocalExecutor(ranks)
+        self._rng = rng
+        self.num_failures = 0
+
+    def submit(self, plan: StepPlan) -> None:
+        self._executor.submit(plan)
+
+    def collect(self) -> StepResult:
+        fate = self._rng.randrange(16)
+        if fate == 1:
+            self._executor.collect()
+        if fate < 2:
+            self.num_failures += 1
+            raise RankLost(0, "killed")
+        return self._executor.collect()
+
+    def forget_all(self) -> None:
+        self._executor.forget_all()
+
+
+def _step(engine: Engine) -> list[SequenceOutput]:
+    with contextlib.suppress(RankLost):
+        return engine.step()
+    return []
+
+
 def _answers(engine: Engine, sequences: list[Sequence]) -> dict[str, tuple[list[int], str, list[TokenLogprobs]]]:
     """Request id -> token ids, finish reason, log-probabilities of answer and prompt."""
     waiting = sequences[::-1]
@@ -76,7 +150,7 @@ def _answers(engine: Engine, sequences: list[Sequence]) -> dict[str, tuple[list[
             found[sequence.request_id] = ([], "", [])
             engine.add(sequence)
             num_running += 1
-        for output in engine.step():
+        for output in _step(engine):
             ids, _, entries = found[output.sequence_id]
             entries += [*output.prompt_logprobs, *output.logprobs]
             found[output.sequence_id] = ([*ids, *output.token_ids], output.finish_reason or "", entries)
@@ -86,17 +160,28 @@ def _answers(engine: Engine, sequences: list[Sequence]) -> dict[str, tuple[list[
 
 
 @pytest.mark.parametrize(
-    ("backend", "num_stages", "num_requests"), [("library", 1, 200), ("torch", 1, 40), ("library", 2, 40)]
+    ("backend", "num_stages", "num_requests", "is_killed"),
+    [("library", 1, 400, False), ("torch", 1, 100, False), ("library", 2, 80, False), ("library", 1, 100, True)],
 )
 def test_every_request_has_the_same_tokens_with_speculation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, num_stages: int, num_requests: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    backend: str,
+    num_stages: int,
+    num_requests: int,
+    is_killed: bool,
 ) -> None:
     if backend == "torch":
         monkeypatch.setenv("RAYLOOM_CPU_ISA", "torch")
-    ranks = load_stages(stage_config(tiny_checkpoint(tmp_path), num_stages))
+    ranks = load_stages(stage_config(tiny_tokenizer(tiny_checkpoint(tmp_path)), num_stages))
     expected = _answers(make_engine(StagesInARow(ranks), depth=num_stages), _sequences(num_requests))
-    engine = make_engine(StagesInARow(ranks), depth=num_stages, speculation=SPECULATION)
-    got = _answers(engine, _sequences(num_requests))
+    stages = StagesInARow(ranks)
+    failing = _Fails(stages, random.Random(5))
+    engine = make_engine(
+        failing if is_killed else stages, depth=num_stages, speculation=SPECULATION, forms=ranks[-1].forms
+    )
+    sequences = _sequences(num_requests)
+    got = _answers(engine, sequences)
     for name, (ids, reason, entries) in expected.items():
         assert got[name][:2] == (ids, reason), f"request {name}"
         assert [entry.token_id for entry in got[name][2]] == [entry.token_id for entry in entries]
@@ -105,3 +190,7 @@ def test_every_request_has_the_same_tokens_with_speculation(
     assert counters.accepted_tokens > num_requests, "speculation was at work"
     assert counters.draft_tokens > counters.accepted_tokens, "some drafts were wrong"
     assert num_stages > 1 or counters.num_preemptions > 0
+    assert is_killed == (failing.num_failures > 20)
+    with_forms = [sequence for sequence in sequences if sequence.params.has_mask and sequence.drafter is not None]
+    rates = [sequence.drafter.acceptance.rate for sequence in with_forms if sequence.drafter is not None]
+    assert max(rates) > 0.5 > min(rates), "drafts of sequences with masks were right and wrong"

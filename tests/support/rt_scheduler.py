@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 
@@ -12,12 +12,13 @@ from rayloom_engine.core.output import SequenceOutput
 from rayloom_engine.core.scheduler import Scheduler
 from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import Origin, Sequence
-from rayloom_engine.core.speculation.drafter import Drafter, SpeculationConfig
+from rayloom_engine.core.speculation.drafter import Drafter, Fit, SpeculationConfig
 from rayloom_engine.core.step import (
     BrokenAdapter,
     NewSlot,
     PromptLogprobs,
     SampledToken,
+    SlotStep,
     StepPlan,
     StepResult,
     TokenLogprobs,
@@ -46,7 +47,9 @@ def make_scheduler(num_blocks: int = 11, **other) -> Scheduler:
         "max_queued": 100,
     }
     make_drafter = other.pop("make_drafter", None)
-    return Scheduler(SchedulerConfig(num_blocks=num_blocks, **{**settings, **other}), make_drafter=make_drafter)
+    grammars = other.pop("grammars", None)
+    config = SchedulerConfig(num_blocks=num_blocks, **{**settings, **other})
+    return Scheduler(config, make_drafter=make_drafter, grammars=grammars)
 
 
 def next_token(token_ids: SequenceOf[int]) -> int:
@@ -79,12 +82,17 @@ class SimulatedRank:
         keys: Mapping[str, bytes] | None = None,
         build_steps: dict[str, int] | None = None,
         nan_in_drafts: bool = False,
+        late_masks: bool = False,
     ) -> None:
         """`window`: number of positions that a token reads, its own included. `keys`: request id -> cache key.
 
         `build_steps`: request id -> number of steps until its grammar is built. The rank counts these numbers down.
-        `nan_in_drafts`: True: the KV of a third of the wrong draft tokens is NaN.
+        `nan_in_drafts`: True: the KV of a third of the wrong draft tokens is NaN. `late_masks`: True: some tokens of
+        sequences with masks are postponed once, and some of their drafts are verified in part.
         """
+        self._late_masks = late_masks
+        self._were_late: set[tuple[str, int]] = set()  # (request id, number of its tokens) of late masks
+        self.num_postponed_drafts = 0
         self._nan_in_drafts = nan_in_drafts
         self.num_accepted_tokens = self.num_rejected_tokens = 0  # tokens of drafts
         self._build_steps = build_steps if build_steps is not None else {}
@@ -167,11 +175,13 @@ class SimulatedRank:
             self.num_computed_tokens += step.num_tokens
             assert step.samples == (end == len(ids))
             assert step.samples or not step.draft_token_ids, "a draft behind tokens that are missing"
-            if step.samples and self._build_steps.get(new.request_id) and step.slot not in corrupt:
+            if step.samples and step.slot not in corrupt and self._is_late(new, ids):
                 postponed.append(step.slot)
-                self._postponed.add(new.request_id)
+                self.num_postponed_drafts += bool(step.draft_token_ids)
+                if any(self._gives_nan(ids, content) for content in _contents(ids, step.draft_token_ids)):
+                    dirty.append(step.slot)
             elif step.samples and step.slot not in corrupt:
-                tokens, is_dirty = self._verified(ids, step.draft_token_ids)
+                tokens, is_dirty = self._verified(ids, step.draft_token_ids, self._num_masked(new, ids, step))
                 accepted += [SampledToken(step.slot, token_id) for token_id in tokens[:-1]]
                 sampled += [SampledToken(step.slot, token_id) for token_id in tokens[-1:]]
                 self._unsent[step.slot].extend(tokens)
@@ -192,18 +202,36 @@ class SimulatedRank:
             waiting_slots=tuple(self._slots_that_wait()),
         )
 
-    def _verified(self, ids: SequenceOf[int], draft: SequenceOf[int]) -> tuple[list[int], bool]:
-        """Returns a slot's tokens after a draft, and True if the draft is dirty. Then some tokens are missing."""
+    def _is_late(self, new: NewSlot, ids: SequenceOf[int]) -> bool:
+        """True if the slot's mask is not ready: its grammar is not built, or the step had no time for the mask."""
+        if self._build_steps.get(new.request_id):
+            self._postponed.add(new.request_id)
+            return True
+        place = (new.request_id, len(ids))
+        if not (self._late_masks and new.params.has_mask) or place in self._were_late or next_token([*ids, 7]) % 4:
+            return False
+        self._were_late.add(place)
+        return True
+
+    def _num_masked(self, new: NewSlot, ids: SequenceOf[int], step: SlotStep) -> int:
+        """The number of draft tokens that the rank verifies."""
+        num = len(step.draft_token_ids)
+        return next_token([*ids, 8]) % (num + 1) if self._late_masks and new.params.has_mask else num
+
+    def _verified(self, ids: SequenceOf[int], draft: SequenceOf[int], most: int) -> tuple[list[int], bool]:
+        """Returns a slot's tokens after a draft, and True if the draft is dirty. Then some tokens are missing.
+
+        `most`: draft tokens that may be accepted.
+        """
         tokens = [next_token(ids)]
-        for token_id in draft:
+        for token_id in draft[:most]:
             if token_id != tokens[-1]:
                 break
             tokens.append(next_token([*ids, *tokens]))
         self.num_accepted_tokens += len(tokens) - 1
         self.num_rejected_tokens += len(draft) - len(tokens) + 1
-        drafted = [(*ids, *draft[: num + 1]) for num in range(len(draft))]
-        if any(self._gives_nan(ids, content) for content in drafted):
-            return tokens[: next_token(drafted[-1]) % (len(tokens) + 1)], True
+        if any(self._gives_nan(ids, content) for content in _contents(ids, draft)):
+            return tokens[: next_token([*ids, *draft]) % (len(tokens) + 1)], True
         return tokens, False
 
     def _gives_nan(self, ids: SequenceOf[int], content: tuple[int, ...]) -> bool:
@@ -238,6 +266,35 @@ class SimulatedRank:
         return table[position // self._block_size], position % self._block_size
 
 
+def _contents(ids: SequenceOf[int], draft: SequenceOf[int]) -> list[tuple[int, ...]]:
+    """The ids up to each token of the draft."""
+    return [(*ids, *draft[: num + 1]) for num in range(len(draft))]
+
+
+class GuessedGrammars:
+    """Grammars that cut each draft to its first tokens, or force the right tokens, or are not built yet, in turn."""
+
+    def __init__(self) -> None:
+        self.turns: Counter[str] = Counter()
+        self.num_begun = self.num_steps = 0
+
+    def begin_step(self) -> None:
+        self.num_steps += 1
+
+    def begin(self, params: DecodingParams, num_prompt_tokens: int) -> GuessedGrammars:
+        assert params.grammar and num_prompt_tokens
+        self.num_begun += 1
+        return self
+
+    def fit(self, token_ids: SequenceOf[int], draft: tuple[int, ...], num: int) -> tuple[int, ...]:
+        assert len(draft) <= num
+        turn = ("cut", "forced", "missing")[next_token([*token_ids, 9]) % 3]
+        self.turns[turn] += 1
+        if turn == "cut":
+            return draft[:1]
+        return tuple(expected_ids(token_ids, min(num, 2))) if turn == "forced" else ()
+
+
 class GuessingDrafter(Drafter):
     """Drafts that are right at some positions of the sequence and wrong at the others."""
 
@@ -246,12 +303,13 @@ class GuessingDrafter(Drafter):
         super().__init__(SpeculationConfig(num_tokens=1, min_ngram=1, max_ngram=1), 0)
         self._is_right = is_right
 
-    def draft(self, token_ids: SequenceOf[int], cost: float, most: int) -> tuple[int, ...]:
+    def draft(self, token_ids: SequenceOf[int], cost: float, most: int, fit: Fit | None = None) -> tuple[int, ...]:
         ids = list(token_ids)
         for _ in range(most):
             is_right = self._is_right[len(ids) % len(self._is_right)]
             ids.append(next_token(ids) if is_right else (next_token(ids) + 1) % VOCAB)
-        return tuple(ids[len(token_ids) :])
+        found = tuple(ids[len(token_ids) :])
+        return found if fit is None else fit(found, most)
 
 
 def run_to_end(scheduler: Scheduler, rank: SimulatedRank, max_steps: int = 10_000) -> list[SequenceOutput]:

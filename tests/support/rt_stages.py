@@ -28,6 +28,8 @@ from rayloom_engine.parallel.group_abort import GroupAbort
 from rayloom_engine.parallel.model_part import ModelPart
 from rayloom_engine.parallel.process_group import Rendezvous, join_group, leave_group, open_store
 from rayloom_engine.parallel.stage import make_stages
+from rayloom_engine.worker.draft_forms import DraftForms
+from rayloom_engine.worker.forms import Forms
 from rayloom_engine.worker.loaded_rank import LoadedRank
 from rayloom_engine.worker.runner import Runner
 from rayloom_engine.worker.start import find_model, load_rank, part_of, warm_up
@@ -97,8 +99,9 @@ def make_engine(
     depth: int = 1,
     num_ahead: int = 0,
     speculation: SpeculationConfig | None = None,
+    forms: Forms | None = None,
 ) -> Engine:
-    """An engine whose few blocks and small budget cause chunks, preemption and resumes."""
+    """An engine whose few blocks and small budget cause chunks, preemption and resumes. `forms`: as in `engine_on`."""
     if isinstance(executor, StagesInARow):
         executor = LocalExecutor(executor)
     config = SchedulerConfig(
@@ -112,7 +115,8 @@ def make_engine(
         num_ahead=num_ahead,
         speculation=speculation,
     )
-    return Engine(Scheduler(config, epoch), executor, clock=time.monotonic)
+    grammars = None if forms is None else DraftForms(forms)
+    return Engine(Scheduler(config, epoch, grammars=grammars), executor, clock=time.monotonic)
 
 
 def answers(engine: Engine, vocab_size: int = 256, max_tokens: int = 20) -> dict[str, list[SequenceOutput]]:

@@ -26,6 +26,8 @@ from rayloom_engine.protocol.text_files import TOKENIZER, text_files
 from rayloom_engine.worker.start import find_model, start_rank
 
 if TYPE_CHECKING:
+    from rayloom_engine.worker.draft_forms import DraftForms
+    from rayloom_engine.worker.forms import Forms
     from rayloom_engine.worker.loaded_rank import LoadedRank
 
 
@@ -60,7 +62,7 @@ def build_found_engine(config: EngineConfig, found: FoundModel, epoch: int, prog
         num_kept_blocks=rank.kv.num_kept_blocks,
     )
     return BuiltEngine(
-        engine=engine_on(config, LocalExecutor(runner), found.shape, sizes, epoch),
+        engine=engine_on(config, LocalExecutor(runner), found.shape, sizes, epoch, rank.forms),
         model=served_model(config, found, rank, weight_bytes=rank.weight_bytes, max_model_len=rank.kv.max_model_len),
         kv_explanation=rank.kv.explanation,
         rank=rank,
@@ -139,8 +141,18 @@ class EngineSizes:
     num_kept_blocks: int | None = None  # limit of cached blocks at the beginning, as in KvPlan; None: no limit
 
 
-def engine_on(config: EngineConfig, executor: Executor, shape: ModelShape, sizes: EngineSizes, epoch: int) -> Engine:
-    """Returns an engine with its scheduler, for ranks that have these sizes and are ready for plans of `epoch`."""
+def engine_on(
+    config: EngineConfig,
+    executor: Executor,
+    shape: ModelShape,
+    sizes: EngineSizes,
+    epoch: int,
+    forms: Forms | None = None,
+) -> Engine:
+    """Returns an engine with its scheduler, for ranks that have these sizes and are ready for plans of `epoch`.
+
+    `forms`: the grammars with which the scheduler cuts drafts; None: drafts are not cut.
+    """
     # A plan ahead has placeholders for tokens that are not sampled yet. No plan is made ahead in three cases:
     # - several ranks: only the sampling rank could fill in placeholders
     # - no rank process: the core itself computes the plans, one after the other
@@ -165,8 +177,17 @@ def engine_on(config: EngineConfig, executor: Executor, shape: ModelShape, sizes
             speculation=speculation,
         ),
         epoch,
+        grammars=_draft_forms(forms) if speculation is not None else None,
     )
     return Engine(scheduler, executor, clock=time.monotonic, work=stage_work(shape, config.pipeline_parallel_size))
+
+
+def _draft_forms(forms: Forms | None) -> DraftForms | None:
+    if forms is None:
+        return None
+    from rayloom_engine.worker.draft_forms import DraftForms
+
+    return DraftForms(forms)
 
 
 def speculation_of(config: EngineConfig) -> SpeculationConfig | None:

@@ -60,6 +60,7 @@ from rayloom_engine.core.planning.waiting_queue import WaitingQueue
 from rayloom_engine.core.probe import is_probe
 from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import BROKEN_FORM, CORRUPT, Sequence, SequenceState, order_of
+from rayloom_engine.core.speculation.draft_grammars import DraftGrammars
 from rayloom_engine.core.speculation.drafter import Drafter
 from rayloom_engine.core.stats import Counters
 from rayloom_engine.core.step import SampledToken, StepPlan, StepResult
@@ -69,9 +70,16 @@ from rayloom_engine.errors import RequestError
 
 class Scheduler:
     def __init__(
-        self, config: SchedulerConfig, epoch: int = 0, make_drafter: Callable[[], Drafter] | None = None
+        self,
+        config: SchedulerConfig,
+        epoch: int = 0,
+        make_drafter: Callable[[], Drafter] | None = None,
+        grammars: DraftGrammars | None = None,
     ) -> None:
-        """`make_drafter`: makes the drafter of a sequence if `config.speculation` is set; None: n-gram drafters."""
+        """`make_drafter`: makes the drafter of a sequence if `config.speculation` is set; None: n-gram drafters.
+
+        `grammars`: cuts drafts to legal tokens; None: drafts are not cut.
+        """
         self.config = config
         self.epoch = epoch
         self.counters = Counters()
@@ -85,7 +93,9 @@ class Scheduler:
             config, self._sequences, self._running, self._waiting, self.counters, self.in_flight
         )
 
-        self._drafts = None if config.speculation is None else StepDrafts(config, self._running, make_drafter)
+        self._drafts = None
+        if config.speculation is not None:
+            self._drafts = StepDrafts(config, self._running, make_drafter, grammars)
 
     @property
     def pool(self) -> BlockPool:

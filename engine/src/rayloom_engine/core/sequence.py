@@ -14,6 +14,7 @@ import msgspec
 
 from rayloom_engine.core.block_hash import next_block_hash
 from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core.speculation.draft_grammars import DraftGrammar
 from rayloom_engine.core.speculation.drafter import Drafter
 from rayloom_engine.core.step import NewSlot, TokenLogprobs
 
@@ -84,6 +85,7 @@ class Sequence:
         self.num_drafts = 0
         self.has_dirty_drafts = False  # True if a draft had logits that are not finite
         self.drafter: Drafter | None = None
+        self.draft_grammar: DraftGrammar | None = None  # cuts drafts to legal tokens; only while RUNNING
         self.last_turn = (0, 0)  # (id of the last step with this sequence, its index in that step)
         self.num_overtakers = 0  # sequences that overtook this sequence while it waited for blocks or an adapter slot
         self.num_overtaking_tokens = 0  # tokens of the sequences that num_overtakers counts
@@ -187,6 +189,7 @@ class Sequence:
         self.num_sent_tokens = 0
         self.num_registered_blocks = 0
         self.waits_for_form = False
+        self.draft_grammar = None
 
     def postpone(self) -> None:
         """Marks the newest token as not computed, because no token was sampled from it."""

@@ -35,6 +35,7 @@ from rayloom_engine.core_server.ranks.remote_executor import RemoteExecutor
 from rayloom_engine.core_server.run_folder import KeptSizes
 from rayloom_engine.errors import EngineDead, RankLost
 from rayloom_engine.protocol.ranks import Loaded, Welcomed
+from rayloom_engine.worker.start import forms_of
 
 logger = logging.getLogger(__name__)
 
@@ -191,7 +192,11 @@ class RecoveryMachine:
             num_step_tokens=loaded[0].num_step_tokens,
             num_kept_blocks=loaded[0].num_kept_blocks,
         )
-        engine = engine_on(context.config, self._executor, self._model.shape, engine_sizes, epoch)
+        # The rank that samples has forms of its own. Those of the core are for drafts.
+        forms = None if context.config.speculation == "off" else forms_of(self._model.resolved, self._model.shape)
+        engine = engine_on(context.config, self._executor, self._model.shape, engine_sizes, epoch, forms)
+        if forms is not None:
+            forms.load_when_idle(lambda: engine.times.num_steps)
         context.folder.keep_sizes(sizes)
         model = served_model(
             context.config,

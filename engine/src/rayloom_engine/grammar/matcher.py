@@ -53,19 +53,32 @@ class Matcher:
         """True if the answer has to end here."""
         return bool(self._matcher.is_stopped())
 
-    def advance(self, token_ids: Sequence[int]) -> None:
-        """Consumes tokens. Raises GrammarFault for a token that is not allowed. Ignores end tokens after the end."""
+    def advance(self, token_ids: Sequence[int]) -> int:
+        """Consumes tokens. Returns how many; end tokens after the end are ignored, so they are not consumed.
+
+        Raises GrammarFault for a token that is not allowed.
+        """
         ends = self._vocabulary.end_token_ids
+        num_consumed = 0
         for token_id in token_ids:
             if self._matcher.is_stopped() and token_id in ends and not self._matcher.is_error():
                 continue
             if not self._matcher.consume_token(token_id):
                 self._check()
                 raise GrammarFault("the grammar refused a token that it had allowed")
+            num_consumed += 1
+        return num_consumed
 
     def num_accepted(self, token_ids: Sequence[int]) -> int:
         """Returns how many of the tokens, from the first token on, the grammar accepts in a row. Changes nothing."""
         return int(self._matcher.validate_tokens(list(token_ids)))
+
+    def forced(self) -> list[int]:
+        """Returns tokens of the text with which the grammar forces the answer to continue; [] if it forces none.
+
+        The grammar allows these tokens. It may allow other tokens of the same text, too.
+        """
+        return [int(token_id) for token_id in self._matcher.compute_ff_tokens()]
 
     def rollback(self, num_tokens: int) -> None:
         """Undoes the consumption of the last tokens. Raises GrammarFault if fewer tokens were consumed."""

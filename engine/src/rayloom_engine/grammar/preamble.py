@@ -57,6 +57,13 @@ class Preamble:
         self._text = b""  # the answer's last bytes; always fewer bytes than the text before the form
         self.is_over = not endings.after
 
+    def copy(self) -> Preamble:
+        """Returns an independent preamble in the same state."""
+        copied = Preamble(self._endings)
+        copied._text = self._text
+        copied.is_over = self.is_over
+        return copied
+
     def advance(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
         """Consumes tokens until the preamble is over. Returns the other tokens, which belong to the form."""
         after = self._endings.after

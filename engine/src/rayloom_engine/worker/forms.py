@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -129,9 +130,11 @@ class Form:
         self._first = matcher
         self._endings = endings
         self._waiting: list[int] = []  # appended ids that the matcher has not consumed yet
+        self._consumed: list[int] = []  # ids that the matcher has consumed
         self._matcher: Matcher | None = None
+        self._copies_ahead = False  # True: a draft needs a copy of the matcher (see `ahead`)
         self._preamble: Preamble | None = None
-        self._mask: Mask | None = None
+        self._num_words = 0  # 32-bit words of a mask, known once there is a matcher
         self._fault: GrammarFault | None = None
 
     def append(self, token_ids: Sequence[int]) -> None:
@@ -157,13 +160,64 @@ class Form:
     def allowed(self, banned_ids: Sequence[int] | Ids) -> Mask | None:
         """Returns a mask of the tokens that may come next; None if all tokens may.
 
-        `banned_ids` are removed from the mask, unless no other token is left. The mask is valid until the next call.
+        `banned_ids` are removed from the mask, unless no other token is left.
         Raises GrammarFault if the sequence cannot continue.
         """
+        with self._faults():
+            return self._next_mask(banned_ids)
+
+    @contextmanager
+    def ahead(self) -> Iterator[None]:
+        """In this context, `append` and `allowed` follow a draft. At its end the form is as it was before.
+
+        A fault of the draft's tokens is forgotten, too. Raises GrammarFault if the sequence cannot continue.
+        """
+        with self._faults():
+            own = self._read()
+        num_consumed = len(self._consumed)
+        preamble = None if self._preamble is None else self._preamble.copy()
+        if self._copies_ahead:
+            self._matcher = own.copy()
+        try:
+            yield
+        finally:
+            self._waiting = []
+            self._preamble = preamble
+            num_ahead = len(self._consumed) - num_consumed
+            del self._consumed[num_consumed:]
+            if self._copies_ahead:
+                self._matcher = own
+                self._fault = None
+            else:
+                self._take_back(own, num_ahead)
+
+    def legal_prefix(self, token_ids: Sequence[int]) -> int:
+        """Returns how many of the tokens, from the first token on, may come next. Raises GrammarFault."""
+        with self._faults():
+            matcher = self._read()
+            following = tuple(token_ids)
+            if self._preamble is not None and not self._preamble.is_over:
+                following = self._preamble.copy().advance(following)
+            num_before = len(token_ids) - len(following)
+            return num_before + (matcher.num_accepted(following) if following else 0)
+
+    def forced(self) -> list[int]:
+        """Returns tokens of the text with which the grammar forces the answer to continue; [] if it forces none.
+
+        Raises GrammarFault.
+        """
+        with self._faults():
+            matcher = self._read()
+            is_before = self._preamble is not None and not self._preamble.is_over
+            return [] if is_before else matcher.forced()
+
+    @contextmanager
+    def _faults(self) -> Iterator[None]:
+        """Raises the fault of the form if it has one. An exception in this context becomes the fault of the form."""
         if self._fault is not None:
             raise self._fault
         try:
-            return self._next_mask(banned_ids)
+            yield
         except GrammarFault as fault:
             self._fault = fault
             raise
@@ -172,25 +226,48 @@ class Form:
             self._fault = GrammarFault(f"the grammar library failed: {type(error).__name__}")
             raise self._fault from error
 
-    def _next_mask(self, banned_ids: Sequence[int] | Ids) -> Mask | None:
+    def _read(self) -> Matcher:
+        """Consumes the ids that were appended. Returns the matcher."""
         if self._matcher is None:
             first = self._builds.wait_for(self._first)
             self._preamble = None if self._endings is None else Preamble(self._builds.wait_for(self._endings))
             self._matcher = first.copy()
-            self._mask = np.empty(self._builds.wait_for(self._vocabulary).num_words, dtype=np.int32)
-        assert self._mask is not None
+            self._num_words = self._builds.wait_for(self._vocabulary).num_words
         token_ids = self._waiting
         self._waiting = []
-        if self._preamble is not None:
-            if not self._preamble.is_over:
-                token_ids = list(self._preamble.advance(tuple(token_ids)))
-            if not self._preamble.is_over:
-                if not self._preamble.fill(self._mask):
-                    return None
-                return self._without(self._mask, banned_ids)
-        self._matcher.advance(token_ids)
-        self._matcher.fill(self._mask)
-        return self._without(self._mask, banned_ids)
+        if self._preamble is not None and not self._preamble.is_over:
+            token_ids = list(self._preamble.advance(tuple(token_ids)))
+        num_consumed = self._matcher.advance(token_ids)
+        self._consumed += token_ids[:num_consumed]  # the other ids are end tokens behind the end
+        return self._matcher
+
+    def _next_mask(self, banned_ids: Sequence[int] | Ids) -> Mask | None:
+        matcher = self._read()
+        mask: Mask = np.empty(self._num_words, dtype=np.int32)
+        if self._preamble is not None and not self._preamble.is_over:
+            if not self._preamble.fill(mask):
+                return None
+        else:
+            matcher.fill(mask)
+        return self._without(mask, banned_ids)
+
+    def _take_back(self, matcher: Matcher, num_tokens: int) -> None:
+        """Takes back the last `num_tokens` tokens that the matcher has consumed. `_consumed` has the other tokens.
+
+        That is impossible if the matcher has a fault, and for grammars with `max_tokens` or `stop`. Then a new matcher
+        consumes the other tokens, and later drafts get copies of the matcher.
+        """
+        if self._fault is None:
+            if num_tokens == 0:
+                return
+            with suppress(GrammarFault):
+                matcher.rollback(num_tokens)
+                return
+        self._copies_ahead = True
+        self._fault = None
+        with self._faults():
+            self._matcher = self._builds.wait_for(self._first).copy()
+            self._matcher.advance(self._consumed)
 
     def _without(self, mask: Mask, banned_ids: Sequence[int] | Ids) -> Mask:
         """Removes the banned tokens from the mask, unless no other token is left. Returns the mask."""

@@ -42,7 +42,7 @@ class LoadedRank:
         self.weight_bytes = loaded.weight_bytes
         self.num_bytes_read = loaded.num_bytes_read  # bytes of weights that this process read from files
         self.activity = Activity(lambda: loaded.progress)
-        self._forms = forms
+        self.forms = forms
         self._computation: RankComputation[Any] | None = None
         if forms is not None:
             forms.report_to(self.activity.report)
@@ -105,14 +105,14 @@ class LoadedRank:
         if self._computation is None or self._computation.num_blocks != num_blocks:
             self._computation = None  # frees the memory of its cache before the new cache is allocated
             self._computation = self._allocate(num_blocks)
-        if self._forms is not None:
-            self._forms.load_when_idle(lambda: self.activity.advance)
+        if self.forms is not None:
+            self.forms.load_when_idle(lambda: self.activity.advance)
         self.activity.restart()  # all ranks begin an epoch together, so their counts can be compared from here on
         watched = None if link is None else WatchedLink(link, self.activity)
         if group is not None or self.shard.count == 1:
             group = WatchedGroup(group or OneRank(), self.activity)
         loaded = self.loaded
-        return Runner(self._computation, loaded.shape, loaded.part, epoch, watched, group, self._forms)
+        return Runner(self._computation, loaded.shape, loaded.part, epoch, watched, group, self.forms)
 
     def _allocate(self, num_blocks: int) -> RankComputation[Any]:
         try:

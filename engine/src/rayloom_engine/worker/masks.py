@@ -2,7 +2,8 @@
 
 A slot is postponed if its grammar is still being built, or if the masks of other slots have used the time of the step.
 A postponed slot gets no token, and the core schedules its newest token again in a later step. So a costly grammar does
-not slow the other sequences.
+not slow the other sequences. The masks of drafts are set last, in the time that is left. Draft tokens without a mask
+are not accepted.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from rayloom_engine.core.step import BrokenForm, SlotStep
 from rayloom_engine.errors import GrammarFault
 from rayloom_engine.worker.bans import mask_slot
+from rayloom_engine.worker.draft_masks import masked_rows
 from rayloom_engine.worker.forms import Form, Forms
 from rayloom_engine.worker.slots import Slot
 
@@ -24,8 +26,10 @@ MASKS_S = 0.02
 
 @dataclass(slots=True)
 class StepMasks:
-    """The slots of a step that get no token, and the time that the step waited for a grammar."""
+    """The slots of a step that get no token, the rows of drafts, and the time that the step waited for a grammar."""
 
+    # slot number -> the slot after 1, 2, ... tokens of its draft, with masks; only slots with a form or thinking
+    after_drafts: dict[int, list[Slot]] = field(default_factory=dict)
     broken: dict[int, BrokenForm] = field(default_factory=dict)
     postponed: set[int] = field(default_factory=set)
     waited_s: float = 0.0
@@ -73,7 +77,17 @@ class Masks:
                 mask_slot(slot, self._vocab_size)
             except GrammarFault as fault:
                 result.broken[step.slot] = BrokenForm(step.slot, f"the form of the answer cannot be kept: {fault}")
+        for step, slot in limited:
+            if step.draft_token_ids:
+                is_masked = step.slot not in result.postponed and step.slot not in result.broken
+                result.after_drafts[step.slot] = self._after_draft(step, slot, end) if is_masked else []
         return result
+
+    def _after_draft(self, step: SlotStep, slot: Slot, end: float | None) -> list[Slot]:
+        """Returns the slot after 1, 2, ... tokens of its draft, with masks. `end`: CPU time after which none is set."""
+        return masked_rows(
+            slot, step.draft_token_ids, self._vocab_size, lambda: end is None or self._cpu_clock() <= end
+        )
 
     def _unbuilt(self, slot: Slot) -> Form | Forms | None:
         """Returns what must be built before the slot's mask can be set; None if nothing is missing."""

@@ -131,7 +131,7 @@ class Runner(Generic[ArrayT]):
             if logits_NV is not None:
                 # Set the masks after the call that starts the head, because a GPU computes the logits meanwhile.
                 masks = self._masks.set(steps_N, is_whole_step=len(sampling) == len(batch.steps))
-                sampled = self._sample(logits_NV, steps_N, corrupt)
+                sampled = self._sample(logits_NV, steps_N, masks, corrupt)
         broken_adapters = self._with_broken_adapters(steps)
         corrupt.difference_update(*(broken.slots for broken in broken_adapters))
         without_token = corrupt | masks.postponed | masks.broken.keys()
@@ -146,7 +146,8 @@ class Runner(Generic[ArrayT]):
                 if step.slot in sampled.tokens and step.slot not in without_token
             ),
             accepted=tuple(token for token in sampled.accepted if token.slot not in without_token),
-            dirty_slots=tuple(slot for slot in sampled.dirty if slot not in without_token),
+            # A postponed slot keeps its blocks, so it must be named, too.
+            dirty_slots=tuple(slot for slot in sampled.dirty if slot not in without_token - masks.postponed),
             prompt_logprobs=tuple(prompt_logprobs),
             corrupt_slots=tuple(sorted(corrupt)),
             broken_adapters=broken_adapters,
@@ -188,17 +189,21 @@ class Runner(Generic[ArrayT]):
         """Returns float32 logits [N, V] over the whole vocabulary; None unless this is the stage's first rank."""
         return self._group.gather(self._computation.logits(hidden_ND))
 
-    def _sample(self, logits_NV: ArrayT, steps_N: list[tuple[SlotStep, Slot]], corrupt: set[int]) -> _Sampled:
+    def _sample(
+        self, logits_NV: ArrayT, steps_N: list[tuple[SlotStep, Slot]], masks: StepMasks, corrupt: set[int]
+    ) -> _Sampled:
         """Returns the next tokens of each slot. Adds slots whose logits are not finite to `corrupt`.
 
         Raises CorruptRank if one of these slots belongs to a probe.
         """
         sampled = _Sampled()
-        token_ids, logprobs = self._choose(logits_NV, sampled_slots(steps_N))
+        token_ids, logprobs = self._choose(logits_NV, sampled_slots(steps_N, masks.after_drafts))
         end = 0
         for step, slot in steps_N:
             begin, end = end, end + 1 + len(step.draft_token_ids)
-            found = accepted_rows(step.draft_token_ids, token_ids[begin:end])
+            masked = masks.after_drafts.get(step.slot)
+            num_verified = None if masked is None else len(masked)
+            found = accepted_rows(step.draft_token_ids, token_ids[begin:end], num_verified)
             if found.is_corrupt:
                 if is_probe(slot.request_id):
                     raise CorruptRank("the head turned a probe into logits that are not finite (NaN or infinity)")

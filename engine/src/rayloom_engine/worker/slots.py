@@ -80,7 +80,7 @@ class Slot:
     def after_draft(self, num: int) -> Slot:
         """Returns the slot as the sampler would see it if the draft's first `num` tokens were tokens of the slot.
 
-        The result is valid in this step, and only for a slot without a mask. Both slots share the array of token ids.
+        The result is valid in this step, and has no mask. Both slots share the array of token ids.
         """
         ahead = object.__new__(Slot)
         ahead.request_id = self.request_id

@@ -33,6 +33,7 @@ from rayloom_engine.worker.machine import usable_cores
 
 if TYPE_CHECKING:
     from rayloom_engine.worker.computation import LoadedPart
+    from rayloom_engine.worker.forms import Forms
     from rayloom_engine.worker.loaded_rank import LoadedRank
     from rayloom_engine.worker.runner import Runner
 
@@ -128,7 +129,6 @@ def load_rank(
     num_threads = set_threads(config, ranks_on_host)
     progress("import", 0, 0, "")
     with without_garbage_collection():
-        from rayloom_engine.worker.forms import Forms
         from rayloom_engine.worker.loaded_rank import LoadedRank
         from rayloom_engine.worker.part_loading import PartToLoad, load_part
 
@@ -137,7 +137,7 @@ def load_rank(
 
     forms = None
     if part.stage.is_last and part.shard.is_first:  # this rank samples
-        forms = Forms(partial(Vocabulary.load, resolved.path, shape.vocab_size, shape.eos_token_ids))
+        forms = forms_of(resolved, shape)
     loaded = load_part(PartToLoad(resolved.path, shape, part), config, num_threads, os.environ, progress)
     return_free_memory()  # the memory of the plain matrices, which are not needed after they are packed
     progress("kv_cache", 0, 0, "")
@@ -152,6 +152,13 @@ def load_rank(
         num_step_tokens=num_step_tokens,
         forms=forms,
     )
+
+
+def forms_of(resolved: ResolvedModel, shape: ModelShape) -> Forms:
+    """Returns the forms of a model. Does not read the vocabulary yet."""
+    from rayloom_engine.worker.forms import Forms
+
+    return Forms(partial(Vocabulary.load, resolved.path, shape.vocab_size, shape.eos_token_ids))
 
 
 def _import_groups() -> None:

@@ -6,6 +6,7 @@ a form, the state depends on the generated ids alone, so a replay restores it wi
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from enum import Enum
 
@@ -40,6 +41,12 @@ class Thinking:
         self._text = b""  # before the reasoning: the answer without its first blanks; inside: the last bytes
         self._num_tokens = 0  # tokens of the reasoning, forced tokens included
         self._num_forced = 0  # tokens of end_ids that were generated so far
+
+    def copy(self) -> Thinking:
+        """Returns an independent object in the same state."""
+        copied = copy.copy(self)
+        copied._waiting = list(self._waiting)
+        return copied
 
     def append(self, token_ids: Sequence[int]) -> None:
         """Adds generated ids."""

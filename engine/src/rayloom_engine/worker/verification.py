@@ -3,11 +3,14 @@
 A slot with a draft of k tokens has k + 1 rows: one for its newest token, one for each draft token. Row i is sampled as
 if the first i draft tokens were the slot's own, with the noise of the row's position. The token of row i counts if
 these i draft tokens equal the sampled tokens of the rows before row i.
+
+If the slot has a mask, the rows after an illegal draft token have no mask (draft_masks.py). Their tokens never count,
+but their logits must be finite, as those of all rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rayloom_engine.core.step import SlotStep
@@ -28,27 +31,38 @@ class AcceptedRows:
     is_dirty: bool = False
 
 
-def accepted_rows(draft: Sequence[int], token_ids: Sequence[int | None]) -> AcceptedRows:
-    """Returns which rows count. `token_ids`: the sampled token of each row; None if its logits are not finite."""
+def accepted_rows(
+    draft: Sequence[int], token_ids: Sequence[int | None], num_verified: int | None = None
+) -> AcceptedRows:
+    """Returns which rows count. `token_ids`: the sampled token of each row; None if its logits are not finite.
+
+    `num_verified`: only this many tokens of the draft can be accepted; None: all of them.
+    """
     assert len(token_ids) == len(draft) + 1, f"{len(token_ids)} rows for a draft of {len(draft)}"
     if not draft:
         return AcceptedRows(0, is_corrupt=True) if token_ids[0] is None else AcceptedRows(1)
+    most = len(draft) if num_verified is None else num_verified
     num = 0
     for row, token_id in enumerate(token_ids):
         if token_id is None:
             break
         num += 1
-        if row < len(draft) and token_id != draft[row]:
+        if row == most or token_id != draft[row]:
             break
     return AcceptedRows(num, is_dirty=None in token_ids)
 
 
-def sampled_slots(steps: Steps) -> list[Slot]:
-    """Returns, for each sampled row, the slot with the tokens up to this row, for the sampler."""
+def sampled_slots(steps: Steps, masked: Mapping[int, list[Slot]] | None = None) -> list[Slot]:
+    """Returns, for each sampled row, the slot with the tokens up to this row, for the sampler.
+
+    `masked`: slot number -> the rows of its draft that have masks (StepMasks.after_drafts).
+    """
     slots = []
     for step, slot in steps:
         slots.append(slot)
-        slots += [slot.after_draft(num) for num in range(1, len(step.draft_token_ids) + 1)]
+        rows = masked.get(step.slot, []) if masked else []
+        slots += rows
+        slots += [slot.after_draft(num) for num in range(len(rows) + 1, len(step.draft_token_ids) + 1)]
     return slots
 
 

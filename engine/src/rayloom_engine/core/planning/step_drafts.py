@@ -2,9 +2,12 @@
 
 A sequence gets no draft if one of these conditions holds:
   - the request, or the engine's settings, switch speculation off
-  - its tokens have a mask (a grammar, a limit of reasoning): the mask of a position depends on the tokens before it
+  - it has a grammar that the core has not built yet
   - its newest token is still being sampled, so the end of the sequence is not known
   - the logits of one of its drafts were not finite, although the logits of its sampled tokens were finite
+
+The draft of a sequence with a grammar is cut to its legal prefix. If no token is legal, the draft is the text that the
+grammar forces, if it forces any.
 
 A step gets no drafts if one of these conditions holds:
   - it computes tokens of a prompt: then a draft token costs as much as a token of the prompt
@@ -18,12 +21,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from rayloom_engine.core.planning.running import RunningSequences
 from rayloom_engine.core.planning.step_builder import StepBuilder
 from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import Sequence, SequenceState
-from rayloom_engine.core.speculation.drafter import Drafter
+from rayloom_engine.core.speculation.draft_grammars import DraftGrammars
+from rayloom_engine.core.speculation.drafter import Drafter, Fit
 from rayloom_engine.core.stats import Counters
 from rayloom_engine.core.step import StepPlan, StepResult
 from rayloom_engine.core.step_seconds import StepSeconds
@@ -38,14 +43,19 @@ class StepDrafts:
     """Chooses drafts for the sequences of a step."""
 
     def __init__(
-        self, config: SchedulerConfig, running: RunningSequences, make_drafter: Callable[[], Drafter] | None
+        self,
+        config: SchedulerConfig,
+        running: RunningSequences,
+        make_drafter: Callable[[], Drafter] | None,
+        grammars: DraftGrammars | None,
     ) -> None:
-        """`config.speculation` must be set. `make_drafter`: as in Scheduler."""
+        """`config.speculation` must be set. `make_drafter`, `grammars`: as in Scheduler."""
         assert config.speculation is not None
         self._config = config
         self._settings = config.speculation
         self._running = running
         self._make_drafter = make_drafter
+        self._grammars = grammars
 
     def add(self, builder: StepBuilder, costs: StepSeconds | None) -> None:
         """Adds drafts to a step, as far as budget and free blocks allow. All sequences must be in the step already."""
@@ -56,6 +66,8 @@ class StepDrafts:
             return
         most_rows = max(self._config.max_num_seqs, self._settings.most_rows)
         room = min(builder.budget, most_rows - len(builder.num_tokens))
+        if self._grammars is not None:
+            self._grammars.begin_step()
         for sequence in list(builder.num_tokens):
             if not may_draft(sequence):
                 continue
@@ -71,7 +83,7 @@ class StepDrafts:
                 continue
             if sequence.drafter is None:
                 sequence.drafter = self._new_drafter(sequence)
-            draft = sequence.drafter.draft(sequence.token_ids, cost, most)
+            draft = sequence.drafter.draft(sequence.token_ids, cost, most, self._fit(sequence))
             if draft and not self._running.try_extend(sequence, num_tokens + len(draft)):
                 draft = draft[: len(sequence.block_ids) * self._config.block_size - num_tokens]
             if draft:
@@ -89,13 +101,23 @@ class StepDrafts:
             sequence = sequences[step.slot]
             if not step.draft_token_ids or sequence.state is SequenceState.FINISHED:
                 continue
+            if step.slot not in result.dirty_slots:
+                sequence.num_drafts = 0
+            if step.slot in result.postponed_slots:
+                continue  # nothing was verified
             counters.num_drafts += 1
             counters.draft_tokens += len(step.draft_token_ids)
             counters.accepted_tokens += num_accepted[step.slot]
             if sequence.drafter is not None:
                 sequence.drafter.acceptance.note(len(step.draft_token_ids), num_accepted[step.slot])
-            if step.slot not in result.dirty_slots:
-                sequence.num_drafts = 0
+
+    def _fit(self, sequence: Sequence) -> Fit | None:
+        """Returns the function that fits drafts to the sequence's grammar; None if it has no grammar."""
+        if not sequence.params.grammar or self._grammars is None:
+            return None
+        if sequence.draft_grammar is None:
+            sequence.draft_grammar = self._grammars.begin(sequence.params, sequence.num_prompt_tokens)
+        return partial(sequence.draft_grammar.fit, sequence.token_ids)
 
     def _new_drafter(self, sequence: Sequence) -> Drafter:
         if self._make_drafter is not None:
@@ -109,7 +131,6 @@ def may_draft(sequence: Sequence) -> bool:
     return (
         sequence.num_tokens - sequence.num_computed == 1
         and sequence.params.speculation
-        and not sequence.params.has_mask
         and not sequence.has_dirty_drafts
     )
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rayloom_engine.core.speculation.acceptance import Acceptance
 from rayloom_engine.core.speculation.ngram_index import NgramIndex
+
+# Returns the tokens that a sequence's grammar allows or forces, given the found draft and the wanted number of tokens.
+Fit = Callable[[tuple[int, ...], int], tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +38,13 @@ class Drafter:
         self._index = NgramIndex(config.min_ngram, config.max_ngram, num_expected=num_expected)
         self.acceptance = Acceptance()
 
-    def draft(self, token_ids: Sequence[int], cost: float, most: int) -> tuple[int, ...]:
-        """Returns a draft of at most `most` tokens; () if no draft is found or worth its cost (acceptance.py)."""
+    def draft(self, token_ids: Sequence[int], cost: float, most: int, fit: Fit | None = None) -> tuple[int, ...]:
+        """Returns a draft of at most `most` tokens; () if no draft is found or worth its cost (acceptance.py).
+
+        `fit`: the sequence's grammar; None if the sequence has none.
+        """
         num = self.acceptance.length(cost, len(token_ids), most)
         if not num or not self._index.read(token_ids):
             return ()
-        return self._index.draft(token_ids, num)
+        found = self._index.draft(token_ids, num)
+        return found if fit is None else fit(found, num)

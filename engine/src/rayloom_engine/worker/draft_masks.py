@@ -1,0 +1,50 @@
+"""Masks of a draft's rows: row i gets the mask that the slot would have if the draft's first i tokens were its own.
+
+The grammar and the reasoning follow the draft, and are then as before, because the draft may be wrong. A draft token
+that the mask before it does not allow cannot be accepted, so the rows from this token on need no mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+
+from rayloom_engine.errors import GrammarFault
+from rayloom_engine.grammar.matcher import Mask
+from rayloom_engine.worker.bans import mask_slot
+from rayloom_engine.worker.slots import Slot
+
+
+def masked_rows(slot: Slot, draft: tuple[int, ...], vocab_size: int, has_time: Callable[[], bool]) -> list[Slot]:
+    """Returns the slot after the draft's first 1, 2, ... tokens, each with its mask. `slot.allowed` must be set.
+
+    The list ends before the first token that its mask does not allow, when `has_time` returns False, and where the
+    grammar has a fault: only tokens of the slot, and not of a draft, may end a sequence.
+    """
+    rows: list[Slot] = []
+    form = slot.form
+    thinking = None if slot.thinking is None else slot.thinking.copy()
+    allowed = slot.allowed
+    try:
+        with nullcontext() if form is None else form.ahead():
+            for num, token_id in enumerate(draft, 1):
+                if not _is_in(allowed, token_id) or not has_time():
+                    break
+                if form is not None:
+                    form.append((token_id,))
+                if thinking is not None:
+                    thinking.append((token_id,))
+                row = slot.after_draft(num)
+                row.form = form
+                row.thinking = thinking
+                mask_slot(row, vocab_size)
+                row.form = row.thinking = None  # they follow the draft further than this row
+                rows.append(row)
+                allowed = row.allowed
+    except GrammarFault:
+        pass
+    return rows
+
+
+def _is_in(allowed: Mask | None, token_id: int) -> bool:
+    return allowed is None or bool(int(allowed[token_id // 32]) >> token_id % 32 & 1)
