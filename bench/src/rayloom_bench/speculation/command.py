@@ -11,18 +11,24 @@ import json
 import statistics
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from rayloom_bench.markdown import table
 from rayloom_bench.settings import positive
-from rayloom_bench.speculation.texts import Messages, conversations
+from rayloom_bench.speculation.texts import Messages, conversations, form_of
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.llm import LLM
 from rayloom_engine.sampling_params import SamplingParams
 
 # name -> kind of the conversations, temperature
-WORKLOADS = {"copy": ("copy", 0.0), "chat, greedy": ("chat", 0.0), "chat, temperature 0.7": ("chat", 0.7)}
+WORKLOADS = {
+    "copy": ("copy", 0.0),
+    "JSON, greedy": ("json", 0.0),
+    "JSON, temperature 0.7": ("json", 0.7),
+    "chat, greedy": ("chat", 0.0),
+    "chat, temperature 0.7": ("chat", 0.7),
+}
 
 
 @dataclass(slots=True)
@@ -34,6 +40,8 @@ class PairedFigures:
     draft_tokens: int = 0
     accepted_tokens: int = 0
     num_tokens: int = 0
+    off_steps: int = 0
+    ngram_steps: int = 0
     num_different: int = 0  # requests whose tokens differ between the two engines
 
     @property
@@ -70,7 +78,9 @@ def run(args: argparse.Namespace) -> int:
         for llm in (off, ngram):  # a first request, in which each engine measures the costs of its steps
             _answer(llm, conversations("chat", 1)[0], SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True))
         found = {
-            name: _measure(off, ngram, conversations(kind, num_requests), temperature, num_tokens)
+            name: _measure(
+                off, ngram, kind, num_requests, SamplingParams(temperature=temperature, max_tokens=num_tokens)
+            )
             for name, (kind, temperature) in WORKLOADS.items()
         }
     print(_table(found))
@@ -80,11 +90,17 @@ def run(args: argparse.Namespace) -> int:
     return 1 if any(figures.num_different for figures in found.values()) else 0
 
 
-def _measure(off: LLM, ngram: LLM, chats: list[Messages], temperature: float, num_tokens: int) -> PairedFigures:
+def _measure(off: LLM, ngram: LLM, kind: str, num_requests: int, settings: SamplingParams) -> PairedFigures:
+    """Sends the conversations of a kind to both engines. `settings`: those of all requests."""
     figures = PairedFigures()
+    form = form_of(kind)
+    chats = conversations(kind, num_requests)
+    for llm in (off, ngram) if form is not None else ():  # builds the grammar
+        _answer(llm, chats[0], replace(settings, max_tokens=1, structured_outputs=form))
     before = ngram.stats()
+    off_before = off.stats().num_steps
     for number, messages in enumerate(chats):
-        params = SamplingParams(temperature=temperature, max_tokens=num_tokens, seed=number, ignore_eos=True)
+        params = replace(settings, seed=number, ignore_eos=form is None, structured_outputs=form)
         order = (off, ngram) if number % 2 else (ngram, off)
         answers = {llm is ngram: _answer(llm, messages, params) for llm in order}
         for is_ngram, speeds in ((False, figures.off_tok_s), (True, figures.ngram_tok_s)):
@@ -95,6 +111,8 @@ def _measure(off: LLM, ngram: LLM, chats: list[Messages], temperature: float, nu
     after = ngram.stats()
     figures.draft_tokens = after.draft_tokens - before.draft_tokens
     figures.accepted_tokens = after.accepted_tokens - before.accepted_tokens
+    figures.ngram_steps = after.num_steps - before.num_steps
+    figures.off_steps = off.stats().num_steps - off_before
     return figures
 
 
@@ -115,6 +133,7 @@ def _table(found: dict[str, PairedFigures]) -> str:
             f"{min(map(_quotient, figures.ngram_tok_s, figures.off_tok_s)):.2f}x",
             f"{figures.draft_tokens / figures.num_tokens:.2f}",
             f"{figures.accepted_tokens / figures.num_tokens:.2f}",
+            f"{figures.off_steps / figures.ngram_steps:.2f}x",
             str(figures.num_different),
         )
         for name, figures in found.items()
@@ -127,6 +146,7 @@ def _table(found: dict[str, PairedFigures]) -> str:
         "least ratio",
         "drafted",
         "accepted",
+        "fewer steps",
         "different",
     )
     return table(header, rows)
