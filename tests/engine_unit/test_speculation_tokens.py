@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from rayloom_engine.structured_outputs import StructuredOutputs
 from rayloom_engine.text.message_parsing.tool_formats import HERMES
 from rayloom_engine.text.tools.call_grammar import call_grammar
 from rayloom_engine.text.tools.tool import Tool, ToolMode, ToolUse
+from rayloom_engine.worker.masks import MASKS_S
 from rt_forms import ids_of
 from rt_stages import StagesInARow, load_stages, make_engine, stage_config
 from rt_tiny import tiny_checkpoint, tiny_tokenizer
@@ -133,6 +136,12 @@ class _Fails:
         self._executor.forget_all()
 
 
+def _jumping_clock(rng: random.Random) -> Callable[[], float]:
+    """A CPU clock that passes the limit of a step's masks now and then."""
+    times = itertools.accumulate(rng.choice((0.0, 0.0, 0.0, MASKS_S)) + 1e-6 for _ in itertools.count())
+    return times.__next__
+
+
 def _step(engine: Engine) -> list[SequenceOutput]:
     with contextlib.suppress(RankLost):
         return engine.step()
@@ -160,8 +169,14 @@ def _answers(engine: Engine, sequences: list[Sequence]) -> dict[str, tuple[list[
 
 
 @pytest.mark.parametrize(
-    ("backend", "num_stages", "num_requests", "is_killed"),
-    [("library", 1, 400, False), ("torch", 1, 100, False), ("library", 2, 80, False), ("library", 1, 100, True)],
+    ("backend", "num_stages", "num_requests", "trouble"),
+    [
+        ("library", 1, 400, ""),
+        ("torch", 1, 100, ""),
+        ("library", 2, 80, ""),
+        ("library", 1, 100, "killed"),
+        ("library", 1, 200, "late masks"),
+    ],
 )
 def test_every_request_has_the_same_tokens_with_speculation(
     tmp_path: Path,
@@ -169,7 +184,7 @@ def test_every_request_has_the_same_tokens_with_speculation(
     backend: str,
     num_stages: int,
     num_requests: int,
-    is_killed: bool,
+    trouble: str,
 ) -> None:
     if backend == "torch":
         monkeypatch.setenv("RAYLOOM_CPU_ISA", "torch")
@@ -177,6 +192,9 @@ def test_every_request_has_the_same_tokens_with_speculation(
     expected = _answers(make_engine(StagesInARow(ranks), depth=num_stages), _sequences(num_requests))
     stages = StagesInARow(ranks)
     failing = _Fails(stages, random.Random(5))
+    is_killed = trouble == "killed"
+    if trouble == "late masks":
+        stages.masks._cpu_clock = _jumping_clock(random.Random(6))
     engine = make_engine(
         failing if is_killed else stages, depth=num_stages, speculation=SPECULATION, forms=ranks[-1].forms
     )
@@ -191,6 +209,7 @@ def test_every_request_has_the_same_tokens_with_speculation(
     assert counters.draft_tokens > counters.accepted_tokens, "some drafts were wrong"
     assert num_stages > 1 or counters.num_preemptions > 0
     assert is_killed == (failing.num_failures > 20)
+    assert (trouble == "late masks") == (stages.num_postponed_drafts > 10)
     with_forms = [sequence for sequence in sequences if sequence.params.has_mask and sequence.drafter is not None]
     rates = [sequence.drafter.acceptance.rate for sequence in with_forms if sequence.drafter is not None]
     assert max(rates) > 0.5 > min(rates), "drafts of sequences with masks were right and wrong"

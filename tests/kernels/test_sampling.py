@@ -10,6 +10,7 @@ import math
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
@@ -21,6 +22,7 @@ from rayloom_engine.worker.gpu_sampler import GpuSampler
 from rayloom_engine.worker.noise import GumbelNoise
 from rayloom_engine.worker.sampler import Sampler, adjust_logits, token_logprobs
 from rayloom_engine.worker.slots import Slot
+from rayloom_engine.worker.thinking import mask_of
 from rayloom_engine.worker.torch_computation import choose_sampler
 from rt_sampling import assert_same_choice, kept_in_order, random_logits, random_mask, random_params, random_slot
 from rt_slots import make_slot
@@ -62,6 +64,22 @@ def test_any_settings_choose_the_token_of_the_reference(vocab_size: int, block: 
     expected = Sampler(vocab_size, CPU)(logits.clone(), slots)
     for found, wanted, row, slot in zip(tokens(logits, slots, block), expected, logits, slots, strict=True):
         assert_same_choice(found, wanted, row, slot)
+
+
+def test_each_row_of_a_draft_has_its_own_mask_and_counts() -> None:
+    vocab_size = 40
+    masks = [mask_of(token_id, vocab_size) | mask_of(token_id + 1, vocab_size) for token_id in (3, 20, 38)]
+    masks[1] = np.concatenate([masks[1], np.full(5, -1, dtype=np.int32)])  # a tokenizer with more tokens
+    for params in ({"temperature": 0.0}, {"frequency_penalty": 2.0, "top_p": 0.9}, {"repetition_penalty": 1.5}):
+        slot = make_slot((1, 2), (3, 20), seed=5, **params)
+        slot.write_draft((20, 39, 7))
+        slots = [slot, *(slot.after_draft(num) for num in (1, 2, 3))]
+        for row, mask in zip(slots, masks, strict=False):  # the last row has no mask, as behind an illegal token
+            row.allowed = mask
+        logits = torch.randn(4, vocab_size, generator=torch.Generator().manual_seed(2))
+        found = tokens(logits, slots)
+        assert found == Sampler(vocab_size, CPU)(logits.clone(), slots)
+        assert [found[0] in (3, 4), found[1] in (20, 21), found[2] in (38, 39)] == [True] * 3
 
 
 SETTINGS: list[dict[str, Any]] = [

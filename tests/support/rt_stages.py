@@ -31,6 +31,7 @@ from rayloom_engine.parallel.stage import make_stages
 from rayloom_engine.worker.draft_forms import DraftForms
 from rayloom_engine.worker.forms import Forms
 from rayloom_engine.worker.loaded_rank import LoadedRank
+from rayloom_engine.worker.masks import Masks
 from rayloom_engine.worker.runner import Runner
 from rayloom_engine.worker.start import find_model, load_rank, part_of, warm_up
 from rt_forks import forking_context
@@ -76,16 +77,25 @@ class StagesInARow:
     def __init__(self, ranks: list[LoadedRank], epoch: int = EPOCH) -> None:
         queues: list[deque[torch.Tensor]] = [deque() for _ in range(len(ranks) + 1)]
         self._queues = queues
+        self.num_postponed_drafts = 0  # drafts of slots whose masks were late
         self._runners: list[Runner] = [
             rank.runner(NUM_BLOCKS, epoch, QueueLink(queues[index], queues[index + 1]) if len(ranks) > 1 else None)
             for index, rank in enumerate(ranks)
         ]
+
+    @property
+    def masks(self) -> Masks:
+        """The masks of the stage that samples."""
+        return self._runners[-1]._masks
 
     def run(self, plan: StepPlan) -> StepResult:
         results = [runner.run(plan) for runner in self._runners]
         assert not any(self._queues), "hidden states that nobody took"
         assert not any(result.sampled or result.prompt_logprobs for result in results[:-1])
         assert {(result.step_id, result.epoch) for result in results} == {(plan.step_id, plan.epoch)}
+        self.num_postponed_drafts += sum(
+            bool(step.draft_token_ids) for step in plan.slots if step.slot in results[-1].postponed_slots
+        )
         return results[-1]
 
     def forget_all(self) -> None:

@@ -158,7 +158,11 @@ class _Entries:
         return np.concatenate(self._addends) if self._addends else np.zeros(0, dtype=np.float64)
 
     def masks(self, device: torch.device) -> torch.Tensor | None:
-        return torch.from_numpy(np.stack(self._masks)).to(device) if self._masks else None
+        # The mask of a form is longer if the tokenizer has more tokens than the model.
+        num_words = -(-self._vocab_size // 32)
+        return (
+            torch.from_numpy(np.stack([mask[:num_words] for mask in self._masks])).to(device) if self._masks else None
+        )
 
 
 def _settings(row: int, slot: Slot, mask_row: int, count_row: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
