@@ -62,4 +62,4 @@ class DraftForm:
         try:
             return draft[: self._form.legal_prefix(draft)] or tuple(self._form.forced()[:num])
         except GrammarFault:
-            return ()  # the rank has the same fault, and ends the sequence
+            return ()  # the rank reports a fault of the sequence itself
