@@ -314,9 +314,67 @@ def test_a_grammar_that_is_not_built_gives_no_draft_and_the_wait_counts() -> Non
 
 def test_the_checks_of_a_step_have_a_time(forms: Forms) -> None:
     ticks = iter(range(1000))
-    grammars = DraftForms(forms, cpu_clock=lambda: 0.6 * DRAFTS_S * next(ticks))
+    # Each draft takes 0.5 of DRAFTS_S, and a quarter passes between two drafts.
+    grammars = DraftForms(forms, cpu_clock=lambda: 0.25 * DRAFTS_S * next(ticks))
     three = [_grammar(grammars, _params({"regex": "[ab]{9}"})) for _ in range(3)]
     draft = tuple(ids_of("ab"))
     for _ in range(2):
         grammars.begin_step()
         assert [grammar.fit(PROMPT, draft, 4) for grammar in three] == [draft, draft, ()]
+
+
+def test_a_sequence_with_a_costly_grammar_gets_no_more_drafts(forms: Forms) -> None:
+    grammars = DraftForms(forms)
+    grammar = _grammar(grammars, _params({"regex": "ba{60000}c"}))
+    grammars.begin_step()
+    ids = [*PROMPT, *ids_of("b")]
+    assert grammar.fit(ids, (), 4) == tuple(ids_of("aaaa")), "the forced text has 60,001 bytes"
+    grammars.begin_step()
+    assert grammar.fit([*ids, *ids_of("a")], (), 4) == ()
+    assert grammar.fit([*ids, *ids_of("aa")], tuple(ids_of("aa")), 4) == ()
+
+
+# Each further token takes longer: the 300th takes 5 ms.
+AMBIGUOUS = 'start: s "c"\ns: s s s | s s | "a" | "b"'
+
+
+def test_the_core_reads_a_long_answer_in_several_steps(forms: Forms) -> None:
+    ticks = iter(range(1000))
+    grammars = DraftForms(forms, cpu_clock=lambda: 0.1 * DRAFTS_S * next(ticks))
+    grammar = _grammar(grammars, _params({"lark": AMBIGUOUS}))
+    ids = [*PROMPT, *ids_of("ab" * 40)]
+    num_steps, found = 0, ()
+    while not found:
+        num_steps += 1
+        grammars.begin_step()
+        found = grammar.fit(ids, tuple(ids_of("acc")), 4)
+    assert (found, num_steps) == (tuple(ids_of("ac")), 8)
+
+
+def test_a_rank_reads_a_long_answer_in_several_steps_and_postpones_only_its_slot(forms: Forms) -> None:
+    ticks = iter(range(1000))
+    masks = Masks(forms, VOCAB_SIZE, cpu_clock=lambda: 0.1 * MASKS_S * next(ticks))
+    long = _pair(forms, 0, _params({"lark": AMBIGUOUS}), "acc", "ab" * 40)
+    short = _pair(forms, 1, _params({"regex": "[ab]{9}"}), "ab")
+    found = masks.set([short, long], is_whole_step=True)
+    assert (found.postponed, found.broken, found.after_drafts[0]) == ({0}, {}, [])
+    assert _texts(short[1].allowed) == "ab"
+    while 0 in found.postponed:
+        found = masks.set([long], is_whole_step=True)
+    assert _texts(long[1].allowed) == "abc"
+    assert found.broken == {}
+
+
+def test_after_a_draft_that_cannot_be_taken_back_the_answer_is_read_again_in_the_time_of_masks(forms: Forms) -> None:
+    ticks = iter(range(1000))
+    limited = _params({"lark": 'start: a "c" b\na: /[ab]+/\nb[max_tokens=3]: /[0-9]+/'})
+    pair = _pair(forms, 0, limited, "ab", "ab" * 40)
+    slot = pair[1]
+    assert _set(forms, pair).after_drafts[0]
+    slot.append_tokens(tuple(ids_of("a")))
+    masks = Masks(forms, VOCAB_SIZE, cpu_clock=lambda: 0.1 * MASKS_S * next(ticks))
+    num_postponed = 0
+    while 0 in masks.set([pair], is_whole_step=True).postponed:
+        num_postponed += 1
+    assert num_postponed == 8
+    assert _texts(slot.allowed) == "abc"

@@ -13,8 +13,9 @@ from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.errors import GrammarFault
 from rayloom_engine.worker.forms import Form, Forms
 
-# After this CPU time for grammars, the remaining sequences of the step with a grammar get no draft. To check a draft of
-# 5 tokens takes 3 us, and a costly one up to 7 ms for a token.
+# After this CPU time for grammars, the remaining sequences of the step with a grammar get no draft. A sequence gets no
+# more drafts if one of its drafts alone took this time. To check a draft of 5 tokens takes 3 us. To find a forced text
+# takes 0.2 to 2 us for each of its bytes, even those behind the draft, and it may have 250,000 bytes.
 DRAFTS_S = 0.005
 
 
@@ -23,7 +24,7 @@ class DraftForms:
 
     def __init__(self, forms: Forms, cpu_clock: Callable[[], float] = time.thread_time) -> None:
         self.forms = forms
-        self._cpu_clock = cpu_clock
+        self.cpu_clock = cpu_clock
         self._end: float | None = None  # CPU time after which the step checks no drafts; None before the first check
 
     def begin_step(self) -> None:
@@ -36,7 +37,7 @@ class DraftForms:
 
     def has_time(self) -> bool:
         """True if the step may check a further draft."""
-        now = self._cpu_clock()
+        now = self.cpu_clock()
         if self._end is None:
             self._end = now + DRAFTS_S
         return now <= self._end
@@ -49,17 +50,24 @@ class DraftForm:
         self._owner = owner
         self._form = form
         self._num_read = num_prompt_tokens  # the prompt's tokens, and the generated tokens that the form has
+        self._is_costly = False
 
     def fit(self, token_ids: Sequence[int], draft: tuple[int, ...], num: int) -> tuple[int, ...]:
         """Returns the legal prefix of `draft`; if it is empty, at most `num` forced tokens."""
         if not self._form.is_built:
             self._owner.forms.note_wait()
             return ()
-        if not self._owner.has_time():
+        if self._is_costly or not self._owner.has_time():
             return ()
         self._form.append(token_ids[self._num_read :])
         self._num_read = len(token_ids)
+        clock = self._owner.cpu_clock
         try:
-            return draft[: self._form.legal_prefix(draft)] or tuple(self._form.forced()[:num])
+            if not self._form.catch_up(self._owner.has_time):
+                return ()
+            began = clock()
+            found = draft[: self._form.legal_prefix(draft)] or tuple(self._form.forced()[:num])
+            self._is_costly = clock() - began > DRAFTS_S
         except GrammarFault:
             return ()  # the rank reports a fault of the sequence itself
+        return found

@@ -22,14 +22,13 @@ def masked_rows(slot: Slot, draft: tuple[int, ...], vocab_size: int, has_time: C
     grammar has a fault: only tokens of the slot, and not of a draft, may end a sequence.
     """
     rows: list[Slot] = []
+    if not _is_in(slot.allowed, draft[0]) or not has_time():
+        return rows
     form = slot.form
     thinking = None if slot.thinking is None else slot.thinking.copy()
-    allowed = slot.allowed
     try:
         with nullcontext() if form is None else form.ahead():
             for num, token_id in enumerate(draft, 1):
-                if not _is_in(allowed, token_id) or not has_time():
-                    break
                 if form is not None:
                     form.append((token_id,))
                 if thinking is not None:
@@ -40,7 +39,8 @@ def masked_rows(slot: Slot, draft: tuple[int, ...], vocab_size: int, has_time: C
                 mask_slot(row, vocab_size)
                 row.form = row.thinking = None  # they follow the draft further than this row
                 rows.append(row)
-                allowed = row.allowed
+                if num == len(draft) or not _is_in(row.allowed, draft[num]) or not has_time():
+                    break
     except GrammarFault:
         pass
     return rows

@@ -159,6 +159,14 @@ class Form:
         builds: tuple[Build[Any] | None, ...] = (self._vocabulary, self._first, self._endings)
         return next((build for build in builds if build is not None and not self._builds.is_done(build)), None)
 
+    def catch_up(self, has_time: Callable[[], bool]) -> bool:
+        """Consumes the ids that were appended while `has_time` returns True. Returns False if more than one is left.
+
+        Many ids wait after a preemption, a pause of drafts, or a draft that could not be taken back. A usual id takes
+        1 us, and one of a very ambiguous grammar 30 ms. Raises GrammarFault.
+        """
+        return len(self._waiting) <= 1 or self._guarded(self._catch_up, has_time)
+
     def allowed(self, banned_ids: Sequence[int] | Ids) -> Mask | None:
         """Returns a mask of the tokens that may come next; None if all tokens may.
 
@@ -236,6 +244,20 @@ class Form:
         self._consumed += token_ids[:num_consumed]  # the other ids are end tokens behind the end
         return self._matcher
 
+    def _catch_up(self, has_time: Callable[[], bool]) -> bool:
+        waiting = self._waiting
+        start = 0
+        try:
+            while len(waiting) - start > 1:
+                if not has_time():
+                    return False
+                self._waiting = [waiting[start]]
+                start += 1
+                self._read()
+        finally:
+            self._waiting = waiting[start:]
+        return True
+
     def _legal_prefix(self, token_ids: tuple[int, ...]) -> int:
         matcher = self._read()
         following = token_ids
@@ -263,7 +285,7 @@ class Form:
         """Takes back the last `num_tokens` tokens that the matcher has consumed. `_consumed` has the other tokens.
 
         That is impossible if the matcher has a fault, and for grammars with `max_tokens` or `stop`. Then a new matcher
-        consumes the other tokens, and later drafts get copies of the matcher.
+        will consume the other tokens, and later drafts get copies of the matcher.
         """
         if self._fault is None:
             if num_tokens == 0:
@@ -273,12 +295,9 @@ class Form:
                 return
         self._copies_ahead = True
         self._fault = None
-        self._guarded(self._consume_again)
-
-    def _consume_again(self) -> None:
-        """Replaces the matcher by a new one, which consumes the same tokens."""
-        self._matcher = self._builds.wait_for(self._first).copy()
-        self._matcher.advance(self._consumed)
+        self._matcher = self._guarded(self._builds.wait_for(self._first).copy)
+        self._waiting = self._consumed
+        self._consumed = []
 
     def _without(self, mask: Mask, banned_ids: Sequence[int] | Ids) -> Mask:
         """Removes the banned tokens from the mask, unless no other token is left. Returns the mask."""

@@ -1,6 +1,7 @@
 """Masks: sets the tokens that each slot of a step may sample, within a limited CPU time.
 
-A slot is postponed if its grammar is still being built, or if the masks of other slots have used the time of the step.
+A slot is postponed if its grammar is still being built, if the masks of other slots have used the time of the step, or
+if its grammar has not consumed all tokens in this time, as after a preemption.
 A postponed slot gets no token, and the core schedules its newest token again in a later step. So a costly grammar does
 not slow the other sequences. The masks of drafts are set last, in the time that is left. Draft tokens without a mask
 are not accepted.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from rayloom_engine.core.step import BrokenForm, SlotStep
 from rayloom_engine.errors import GrammarFault
@@ -33,6 +35,12 @@ class StepMasks:
     broken: dict[int, BrokenForm] = field(default_factory=dict)
     postponed: set[int] = field(default_factory=set)
     waited_s: float = 0.0
+
+    def postpone(self, step: SlotStep, slot: Slot) -> None:
+        """Records that the slot gets no token in this step."""
+        self.postponed.add(step.slot)
+        slot.allowed = None
+        slot.num_postponed += 1
 
 
 class Masks:
@@ -65,15 +73,16 @@ class Masks:
         for step, slot in limited:
             needed = self._unbuilt(slot)
             if needed is not None or (end is not None and self._cpu_clock() > end):
-                result.postponed.add(step.slot)
-                slot.allowed = None
-                slot.num_postponed += 1
+                result.postpone(step, slot)
                 if needed is not None:
                     self._waiting[step.slot] = needed
                 continue
             end = end or self._cpu_clock() + MASKS_S
-            slot.num_postponed = 0
             try:
+                if slot.form is not None and not slot.form.catch_up(partial(self._is_before, end)):
+                    result.postpone(step, slot)
+                    continue
+                slot.num_postponed = 0
                 mask_slot(slot, self._vocab_size)
             except GrammarFault as fault:
                 result.broken[step.slot] = BrokenForm(step.slot, f"the form of the answer cannot be kept: {fault}")
@@ -85,9 +94,10 @@ class Masks:
 
     def _after_draft(self, step: SlotStep, slot: Slot, end: float | None) -> list[Slot]:
         """Returns the slot after 1, 2, ... tokens of its draft, with masks. `end`: CPU time after which none is set."""
-        return masked_rows(
-            slot, step.draft_token_ids, self._vocab_size, lambda: end is None or self._cpu_clock() <= end
-        )
+        return masked_rows(slot, step.draft_token_ids, self._vocab_size, partial(self._is_before, end))
+
+    def _is_before(self, end: float | None) -> bool:
+        return end is None or self._cpu_clock() <= end
 
     def _unbuilt(self, slot: Slot) -> Form | Forms | None:
         """Returns what must be built before the slot's mask can be set; None if nothing is missing."""
