@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,8 @@ import pytest
 
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.engine import Engine, LocalExecutor
+from rayloom_engine.core.scheduler import Scheduler
+from rayloom_engine.core.speculation.drafter import Drafter, SpeculationConfig
 from rayloom_engine.core_server.black_box import BlackBox
 from rayloom_engine.core_server.loop import Core
 from rayloom_engine.core_server.sockets import Disconnected, GatewayConnected, InboxMessage
@@ -90,6 +93,43 @@ def test_a_grammar_that_kills_the_process_while_others_are_computed_is_found(cor
     assert core.box.suspicion.suspects == {"form": (2, 3)}
     core.die_in_a_step()  # only the suspect is computed
     assert core.box.suspicion.condemned == ["form"]
+
+
+class _DeadlyDrafter(Drafter):
+    """Ends the process, as a fault in native code would, when it looks for the draft of a certain sequence."""
+
+    def draft(self, token_ids, cost, most, fit=None) -> tuple[int, ...]:
+        if token_ids[0] == 0:
+            raise _Death
+        return ()
+
+
+class _Death(Exception):
+    pass
+
+
+@pytest.mark.parametrize("is_core_lost", [True, False])
+def test_a_sequence_whose_drafts_kill_the_process_dies_once_and_ends_without_drafts(
+    core: CoreUnderTest, is_core_lost: bool
+) -> None:
+    core.core._io = _NoIo()  # type: ignore[assignment]
+    speculation = SpeculationConfig(num_tokens=2, min_ngram=1, max_ngram=1)
+    config = dataclasses.replace(core.engine.scheduler.config, speculation=speculation)
+    settings = DecodingParams(max_tokens=6, temperature=0.0)
+    submits = [
+        Submit(sequence_id=name, prompt_ids=prompt, params=settings) for name, prompt in (("s", (0, 1)), ("t", (1, 2)))
+    ]
+    core.engine.scheduler = Scheduler(config, make_drafter=lambda: _DeadlyDrafter(speculation, 9))
+    with pytest.raises(_Death):
+        core.core.run(_Script([], submits), began=lambda: None)  # type: ignore[arg-type]
+    core.box.died()
+    if is_core_lost:
+        core.take(1, Disconnected())
+    submits.append(msgspec.structs.replace(submits[1], sequence_id="u"))
+    with pytest.raises(_End):
+        core.core.run(_Script([], submits if is_core_lost else submits[2:]), began=lambda: None)  # type: ignore[arg-type]
+    assert core.engine.scheduler.counters.generation_tokens >= 18
+    assert not core.engine.has_unfinished
 
 
 def test_an_abort_clears_a_suspect(core: CoreUnderTest) -> None:

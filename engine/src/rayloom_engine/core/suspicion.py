@@ -66,6 +66,10 @@ class Suspicion(msgspec.Struct):
         self.deaths = [*self.deaths, in_flight][-_KEPT_DEATHS:]
         return False
 
+    def may_have_caused_death(self, name: str) -> bool:
+        """True if the sequence was in flight at one of the last deaths."""
+        return name in self.suspects or any(name in death for death in self.deaths)
+
     def trial(self, computed: Mapping[str, int]) -> list[str]:
         """Returns the ids of the only sequences that may be computed now; an empty list if all may.
 

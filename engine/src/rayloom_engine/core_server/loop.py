@@ -71,6 +71,8 @@ class Core:
         """
         has_begun = False
         self._end_condemned()
+        for sequence in self._engine.scheduler.unfinished():
+            self._end_drafts_after_death(sequence)
         self._engine.add_probe()  # The probe passes a token through every rank before the state becomes "serving".
         idle_since = time.monotonic()
         while True:
@@ -210,6 +212,15 @@ class Core:
                 self._gateways.failed(sequence.request_id)
                 self._refuse(source, sequence_id, "poison", _POISON)
 
+    def _end_drafts_after_death(self, sequence: Sequence) -> None:
+        """Ends the drafts of a sequence that was in flight at a death.
+
+        Only a sequence with drafts may crash the process, such as one whose grammar the library cannot follow ahead. A
+        trial has no drafts, so it would clear this sequence each time.
+        """
+        if self._box.suspicion.may_have_caused_death(_sequence_id(sequence.request_id)):
+            sequence.params = msgspec.structs.replace(sequence.params, speculation=False)
+
     def _refuse(self, source: str, sequence_id: str, reason: str, message: str, retry_after_s: int = 1) -> None:
         connection, attempt = _parsed(source)
         refused = Refused(
@@ -241,6 +252,7 @@ class Core:
                 cache_key=submit.cache_key,
             ),
         )
+        self._end_drafts_after_death(sequence)
         try:
             check_token_ids(sequence.token_ids, self.model.vocab_size)
             output = self._engine.add(sequence, submit.is_resume)

@@ -1,7 +1,7 @@
 """StepDrafts: adds drafts to a step of decodes.
 
 A sequence gets no draft if one of these conditions holds:
-  - the request, or the engine's settings, switch speculation off
+  - the request, or the engine's settings, switch speculation off, or the sequence was in flight when a process died
   - it has a grammar that the core has not built yet
   - its newest token is still being sampled, so the end of the sequence is not known
   - the logits of one of its drafts were not finite, although the logits of its sampled tokens were finite
