@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rayloom_engine.core.decoding import DecodingParams, ThinkingBudget
 from rayloom_engine.core.step import NewSlot, SlotStep
 from rayloom_engine.grammar.compile import grammar_of
-from rayloom_engine.grammar.matcher import Mask
+from rayloom_engine.grammar.matcher import Mask, may_follow_ahead
 from rayloom_engine.structured_outputs import StructuredOutputs
 from rayloom_engine.worker.draft_forms import DRAFTS_S, DraftForm, DraftForms
 from rayloom_engine.worker.forms import Form, Forms
@@ -151,10 +151,6 @@ def test_a_draft_leaves_the_state_of_its_slot_as_it_was(forms: Forms) -> None:
             {"choice": ["abc", "abd", "x", "abcdef"]},
             {"json": {"type": "object", "properties": {"n": {"type": "integer"}, "s": {"maxLength": 3}}}},
             {"lark": 'start: "a" b* "c"\nb: /[xy]{2}/ | "z" start "z"'},
-            {"lark": 'start: a "e" a\na[lazy]: /.*q/'},
-            # llguidance cannot take tokens of the next two grammars back
-            {"lark": "start: a b\na: /[ab]+/\nb[max_tokens=3]: /[0-9]+/"},
-            {"lark": 'start: a "e"\na[stop="q"]: /.*/'},
         )
     ),
     after=st.sampled_from(("", "xy")),
@@ -367,14 +363,45 @@ def test_a_rank_reads_a_long_answer_in_several_steps_and_postpones_only_its_slot
 
 def test_after_a_draft_that_cannot_be_taken_back_the_answer_is_read_again_in_the_time_of_masks(forms: Forms) -> None:
     ticks = iter(range(1000))
-    limited = _params({"lark": 'start: a "c" b\na: /[ab]+/\nb[max_tokens=3]: /[0-9]+/'})
-    pair = _pair(forms, 0, limited, "ab", "ab" * 40)
+    pair = _pair(
+        forms,
+        0,
+        DecodingParams(
+            max_tokens=99,
+            grammar=TOO_COMPLEX.replace("start:", "start: /[ab]{80}/ (", 1).replace("(x | y)", "(x | y))", 1),
+        ),
+        "bx",
+        "ab" * 40,
+    )
     slot = pair[1]
-    assert _set(forms, pair).after_drafts[0]
+    assert _set(forms, pair).broken == {}
     slot.append_tokens(tuple(ids_of("a")))
     masks = Masks(forms, VOCAB_SIZE, cpu_clock=lambda: 0.1 * MASKS_S * next(ticks))
     num_postponed = 0
     while 0 in masks.set([pair], is_whole_step=True).postponed:
         num_postponed += 1
     assert num_postponed == 8
-    assert _texts(slot.allowed) == "abc"
+    assert _texts(slot.allowed) == "c"
+
+
+@pytest.mark.parametrize("attribute", ["lazy", "max_tokens=2", 'capture, stop="c"', 'suffix="b"'])
+def test_a_grammar_that_cuts_tokens_gets_no_drafts(forms: Forms, attribute: str) -> None:
+    params = _params({"lark": f'start: "x" t "y"\nt[{attribute}]: /a*b/'})
+    pair = _pair(forms, 0, params, "x")
+    assert _set(forms, pair).after_drafts[0] == []
+    assert _fit(DraftForms(forms), {"lark": params.grammar}, "", "x") == ""
+
+
+def test_a_draft_of_a_grammar_that_cuts_tokens_changes_no_later_mask(forms: Forms) -> None:
+    params = _params({"lark": 'start: r t r\nr: "a" /[ab]+/ "{"\nt[stop="c"]: "aa"'})
+    pair = _pair(forms, 0, params, "ab{a")
+    for text, allowed in (("a", "ab"), ("a", "ab{")):
+        assert _set(forms, pair).broken == {}
+        pair[1].append_tokens(tuple(ids_of(text)))
+        assert _set(forms, (SlotStep(slot=0, start=0, num_tokens=1, samples=True), pair[1])).broken == {}
+        assert _texts(pair[1].allowed) == allowed
+
+
+@pytest.mark.parametrize("form", [{"json": {"required": ["stop", "lazy"]}}, {"regex": "[ab]c"}, {"choice": ["a[b]"]}])
+def test_other_grammars_get_drafts(form: dict[str, object]) -> None:
+    assert may_follow_ahead(_params(form).grammar)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,18 @@ from rayloom_engine.grammar.vocabulary import Vocabulary
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
+# Attributes of a rule with which llguidance cuts a token at the end of the rule. The matcher may then be wrong, or
+# panic, after it has followed tokens that are no part of the answer.
+_ATTRIBUTES = re.compile(r"\w\s*\[")
+_CUTTING = re.compile(r"\b(?:lazy|max_tokens|stop|suffix)\b")
+
 Mask = npt.NDArray[np.int32]  # bit i of word w is 1 if token 32 w + i is allowed
+
+
+def may_follow_ahead(grammar: str) -> bool:
+    """True if a matcher of this grammar may follow the tokens of a draft, which may be wrong."""
+    begin = _ATTRIBUTES.search(grammar)
+    return begin is None or _CUTTING.search(grammar, begin.end()) is None
 
 
 class Matcher:

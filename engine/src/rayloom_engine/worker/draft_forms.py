@@ -50,14 +50,14 @@ class DraftForm:
         self._owner = owner
         self._form = form
         self._num_read = num_prompt_tokens  # the prompt's tokens, and the generated tokens that the form has
-        self._is_costly = False
+        self._has_drafts = form.may_follow_ahead
 
     def fit(self, token_ids: Sequence[int], draft: tuple[int, ...], num: int) -> tuple[int, ...]:
         """Returns the legal prefix of `draft`; if it is empty, at most `num` forced tokens."""
         if not self._form.is_built:
             self._owner.forms.note_wait()
             return ()
-        if self._is_costly or not self._owner.has_time():
+        if not self._has_drafts or not self._owner.has_time():
             return ()
         self._form.append(token_ids[self._num_read :])
         self._num_read = len(token_ids)
@@ -67,7 +67,7 @@ class DraftForm:
                 return ()
             began = clock()
             found = draft[: self._form.legal_prefix(draft)] or tuple(self._form.forced()[:num])
-            self._is_costly = clock() - began > DRAFTS_S
+            self._has_drafts = clock() - began <= DRAFTS_S
         except GrammarFault:
             return ()  # the rank reports a fault of the sequence itself
         return found

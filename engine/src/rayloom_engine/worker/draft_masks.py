@@ -22,9 +22,11 @@ def masked_rows(slot: Slot, draft: tuple[int, ...], vocab_size: int, has_time: C
     grammar has a fault: only tokens of the slot, and not of a draft, may end a sequence.
     """
     rows: list[Slot] = []
+    form = slot.form
+    if form is not None and not form.may_follow_ahead:
+        return rows
     if not _is_in(slot.allowed, draft[0]) or not has_time():
         return rows
-    form = slot.form
     thinking = None if slot.thinking is None else slot.thinking.copy()
     try:
         with nullcontext() if form is None else form.ahead():

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.errors import GrammarFault
-from rayloom_engine.grammar.matcher import Mask, Matcher
+from rayloom_engine.grammar.matcher import Mask, Matcher, may_follow_ahead
 from rayloom_engine.grammar.preamble import Endings, Preamble, clear
 from rayloom_engine.grammar.vocabulary import Vocabulary
 from rayloom_engine.worker.builds import Build, Builds
@@ -82,7 +82,9 @@ class Forms:
         matcher = _kept(self._matchers, params.grammar, lambda: self._build(params.grammar))
         after = params.grammar_after
         endings = _kept(self._endings, after, lambda: self._build_endings(after)) if after else None
-        return Form(self._builds, self._vocabulary, matcher, endings)
+        form = Form(self._builds, self._vocabulary, matcher, endings)
+        form.may_follow_ahead = may_follow_ahead(params.grammar)
+        return form
 
     def note_wait(self) -> None:
         """Counts the time since the last call as a wait for the grammar that is being built."""
@@ -130,6 +132,7 @@ class Form:
         self._vocabulary = vocabulary
         self._first = matcher
         self._endings = endings
+        self.may_follow_ahead = True  # False: the sequence gets no drafts
         self._waiting: list[int] = []  # appended ids that the matcher has not consumed yet
         self._consumed: list[int] = []  # ids that the matcher has consumed
         self._matcher: Matcher | None = None
@@ -284,8 +287,8 @@ class Form:
     def _take_back(self, matcher: Matcher, num_tokens: int) -> None:
         """Takes back the last `num_tokens` tokens that the matcher has consumed. `_consumed` has the other tokens.
 
-        That is impossible if the matcher has a fault, and for grammars with `max_tokens` or `stop`. Then a new matcher
-        will consume the other tokens, and later drafts get copies of the matcher.
+        That is impossible if the matcher has a fault. Then a new matcher will consume the other tokens, and later
+        drafts get copies of the matcher.
         """
         if self._fault is None:
             if num_tokens == 0:
