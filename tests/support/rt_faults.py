@@ -37,7 +37,7 @@ sys.meta_path.insert(0, Patch())
 '''
 
 _RUNNER = ("rayloom_engine.worker.runner", "Runner")
-_SLOW_STEP_S = 0.1
+_SLOW_STEP_S = 0.2
 _SLOW_OR_STUCK = """
 import os, time
 
@@ -101,7 +101,7 @@ def breakable_server(folder: Path, *arguments: str) -> Iterator[RunningServer]:
 
 @contextlib.contextmanager
 def slow_steps(folder: Path) -> Iterator[None]:
-    """Within the block, every step of the ranks of `breakable(folder)` takes 0.1 s longer.
+    """Within the block, every step of the ranks of `breakable(folder)` takes 0.2 s longer.
 
     Otherwise a test that acts at an early token could be too late, because it may wait for a CPU for seconds. A step is
     so slow that streams of 64 tokens are long enough for such a test.
