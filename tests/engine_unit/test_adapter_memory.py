@@ -16,6 +16,7 @@ import torch
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.core.adapter import Adapter, AdapterLoad
 from rayloom_engine.models import torch_adapters
+from rayloom_engine.models.adapters.hub_adapter import check_digest
 from rayloom_engine.models.adapters.memory import (
     PAGE_BYTES,
     adapter_bytes,
@@ -176,11 +177,11 @@ def test_an_adapter_is_freed_before_another_is_read_into_its_slot(
     held = weakref.ref(of_library(model, 0) if is_library else next(updates_of(model, 0)).a_rK)
     seen = []
 
-    def read(path: Path) -> Adapter:
+    def check(adapter: Adapter) -> Path:
         seen.append(held())
-        return adapter_of(path)
+        return check_digest(adapter)
 
-    monkeypatch.setattr(module, "adapter_of", read)
+    monkeypatch.setattr(module, "check_digest", check)
     adapters.load(0, second)
     assert seen == [None]
     adapters.load(0, second)  # is not read again
