@@ -13,14 +13,15 @@ from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from rayloom_engine.core.adapter import Adapter, AdapterReport, NeededAdapter, ServedAdapter
-from rayloom_engine.core.stats import SchedulerStats
 from rayloom_engine.core_server.ranks.adapter_reports import joined
 from rayloom_engine.core_server.ranks.pool import RankPool
 from rayloom_engine.errors import ModelError
 from rayloom_engine.front.operations.rank_files import RankFiles
+from rayloom_engine.front.operations.status_document import NO_CORE
 from rayloom_engine.protocol.messages import CoreStatus
 from rayloom_engine.protocol.ranks import Failed, Loaded
 from rayloom_engine.worker import rank_server
@@ -200,17 +201,7 @@ def entry(name: str, num_bytes: int = 5) -> ServedAdapter:
 
 
 def status(*reports: AdapterReport, state: str = "serving") -> CoreStatus:
-    return CoreStatus(
-        state=state,
-        epoch=1,
-        executor="mp",
-        step=0,
-        last_token_age_s=None,
-        phases=(),
-        stats=SchedulerStats(),
-        ranks=(),
-        adapter_reports=reports,
-    )
+    return msgspec.structs.replace(NO_CORE, state=state, adapter_reports=reports)
 
 
 class Core:

@@ -19,22 +19,13 @@ from rayloom_engine.front.operations.lifecycle import stall_of
 from rayloom_engine.front.operations.metrics import Metrics
 from rayloom_engine.front.operations.status_document import NO_CORE
 from rayloom_engine.protocol.gateway_requests import GatewayRequests
-from rayloom_engine.protocol.messages import CoreStatus, RankReport
+from rayloom_engine.protocol.messages import RankReport
 from rt_metrics import MODEL_NAME, busy
 
 
 def test_counters_of_the_core_never_fall_over_a_restart() -> None:
     metrics = Metrics("m")
-    status = CoreStatus(
-        state="serving",
-        epoch=1,
-        executor="uni",
-        step=0,
-        last_token_age_s=None,
-        phases=(),
-        stats=SchedulerStats(prefix_hits=5),
-        ranks=(),
-    )
+    status = msgspec.structs.replace(NO_CORE, epoch=1, state="serving", stats=SchedulerStats(prefix_hits=5))
     for epoch, hits in ((1, 5), (1, 7), (2, 3), (2, 4)):
         stats = SchedulerStats(prefix_hits=hits)
         metrics.observe_core(msgspec.structs.replace(status, epoch=epoch, stats=stats), core_pid=epoch)
@@ -128,16 +119,7 @@ def test_each_rank_shows_its_age_and_its_waits_for_others() -> None:
         memory_bytes=1,
         communication_s=2.5,
     )
-    status = CoreStatus(
-        state="serving",
-        epoch=1,
-        executor="mp",
-        step=0,
-        last_token_age_s=None,
-        phases=(),
-        stats=SchedulerStats(),
-        ranks=(rank,),
-    )
+    status = msgspec.structs.replace(NO_CORE, epoch=1, state="serving", ranks=(rank,))
     metrics.observe_heartbeats(status, 1.0)
     assert 'rayloom:rank_heartbeat_age_seconds{model_name="m",rank="1"} 1.5' in metrics.text()
     assert 'rayloom:rank_communication_seconds{model_name="m",rank="1"} 2.5' in metrics.text()

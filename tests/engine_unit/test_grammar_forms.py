@@ -187,7 +187,7 @@ def test_a_fault_of_the_library_is_a_fault_of_the_sequence() -> None:
 
     builds = Builds()
     with pytest.raises(GrammarFault, match="MemoryError"):
-        Form(builds, builds.start(tiny_vocabulary), builds.start(fail), None).allowed(())
+        Form(builds, builds.start(tiny_vocabulary), builds.start(fail), None, may_follow_ahead=True).allowed(())
 
 
 def test_a_model_may_have_more_tokens_than_its_tokenizer_or_fewer() -> None:

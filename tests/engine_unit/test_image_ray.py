@@ -1,6 +1,6 @@
 """The image's program `ray` answers KubeRay's check quickly, and starts Ray without agents in the operator's pods.
 
-It runs Ray's own command for everything else.
+It passes all other subcommands to the `ray` program of the package Ray.
 """
 
 import os

@@ -82,9 +82,7 @@ class Forms:
         matcher = _kept(self._matchers, params.grammar, lambda: self._build(params.grammar))
         after = params.grammar_after
         endings = _kept(self._endings, after, lambda: self._build_endings(after)) if after else None
-        form = Form(self._builds, self._vocabulary, matcher, endings)
-        form.may_follow_ahead = may_follow_ahead(params.grammar)
-        return form
+        return Form(self._builds, self._vocabulary, matcher, endings, may_follow_ahead=may_follow_ahead(params.grammar))
 
     def note_wait(self) -> None:
         """Counts the time since the last call as a wait for the grammar that is being built."""
@@ -126,13 +124,20 @@ class Form:
     """The state of one sequence's grammar, after the token ids that were appended."""
 
     def __init__(
-        self, builds: Builds, vocabulary: Build[Vocabulary], matcher: Build[Matcher], endings: Build[Endings] | None
+        self,
+        builds: Builds,
+        vocabulary: Build[Vocabulary],
+        matcher: Build[Matcher],
+        endings: Build[Endings] | None,
+        *,
+        may_follow_ahead: bool,
     ) -> None:
+        """`may_follow_ahead`: False if the matcher must not consume the tokens of a draft, as `ahead` does."""
         self._builds = builds
         self._vocabulary = vocabulary
         self._first = matcher
         self._endings = endings
-        self.may_follow_ahead = True  # False: the sequence gets no drafts
+        self.may_follow_ahead = may_follow_ahead
         self._waiting: list[int] = []  # appended ids that the matcher has not consumed yet
         self._consumed: list[int] = []  # ids that the matcher has consumed
         self._matcher: Matcher | None = None
