@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -149,6 +150,21 @@ def test_an_adapter_that_cannot_be_used_is_refused_with_a_sentence(
     if path != "hf://acme/other":  # a wrong model shows only in the weights
         assert not [request for request in new if request.startswith("GET") and "adapter_model" in request]
     assert "x" not in [card["id"] for card in server.client.get(f"{server.api_url}/v1/models").json()["data"]]
+
+
+def test_a_load_from_a_silent_hub_delays_neither_an_unload_nor_another_load(server: RunningServer, hub: Hub) -> None:
+    silent: list[tuple[int, str]] = []
+    waiting = threading.Thread(target=lambda: silent.append(load(server, "silent", "hf://slow/model")))
+    num_seen = len(hub.seen)
+    waiting.start()
+    wait_until(lambda: any("slow/model" in request for request in hub.seen[num_seen:]), 60.0, server.log_text)
+    assert load(server, "hub-c", "hf://acme/a")[0] == 200
+    answer = server.client.post(f"{server.api_url}/v1/unload_lora_adapter", json={"lora_name": "hub-c"})
+    assert answer.status_code == 200
+    assert waiting.is_alive(), "the hub has not answered yet"
+    waiting.join()
+    assert silent[0][0] == 503
+    assert "the hub cannot be reached" in silent[0][1]
 
 
 def test_ranks_with_disks_of_their_own_fetch_an_adapter_before_it_is_loaded(

@@ -247,10 +247,66 @@ def test_after_a_failure_the_adapter_is_not_needed_and_an_earlier_load_of_it_sta
     assert failed.value.fault == "Unreachable"
     assert core.paths() == [["hf://acme/a@c"], []]
     run(core.bring(entry("a"), lambda number: status(AdapterReport(number))))
+    core.files.need([entry("a")])
     kept = core.lists[-1]
     with pytest.raises(ModelError):
         run(core.bring(entry("a"), lambda number: status(AdapterReport(number, "gone"))))
     assert core.lists[-1] == kept
+
+
+def test_a_load_that_waits_stays_needed_while_other_adapters_come_and_go() -> None:
+    core = Core()
+
+    async def load_a_while_b_is_unloaded() -> None:
+        core.files.need([entry("b")])
+        load = asyncio.create_task(core.files.bring(entry("a")))
+        await asyncio.sleep(0)
+        core.files.need([])
+        assert core.paths() == [["hf://acme/b@c"], ["hf://acme/b@c", "hf://acme/a@c"], ["hf://acme/a@c"]]
+        core.files.received(status(AdapterReport(core.lists[-1][0].number)))
+        await load
+        core.files.need([entry("a")])
+        assert len(core.lists) == 3, "the ranks have the files already"
+
+    run(load_a_while_b_is_unloaded())
+
+
+def test_two_loads_of_the_same_files_wait_one_after_the_other_and_each_gets_its_own_report() -> None:
+    core = Core()
+
+    async def load_twice() -> None:
+        loads = [asyncio.create_task(core.files.bring(entry("a"))) for _ in range(2)]
+        await asyncio.sleep(0)
+        first = core.lists[-1][0].number
+        assert len(core.lists) == 1
+        core.files.received(status(AdapterReport(first, "rank 0 on a: no space")))
+        with pytest.raises(ModelError, match="no space"):
+            await loads[0]
+        while core.lists[-1] == () or core.lists[-1][0].number == first:
+            await asyncio.sleep(0)
+        assert not loads[1].done()
+        core.files.received(status(AdapterReport(core.lists[-1][0].number)))
+        await asyncio.wait_for(loads[1], LONG_S)
+        core.files.need([entry("a")])
+        assert core.paths()[-1] == ["hf://acme/a@c"]
+
+    run(load_twice())
+
+
+def test_a_failed_load_does_not_bring_back_an_adapter_that_was_unloaded_meanwhile() -> None:
+    core = Core()
+
+    async def load_again_while_it_is_unloaded() -> None:
+        core.files.need([entry("a")])
+        load = asyncio.create_task(core.files.bring(entry("a")))
+        await asyncio.sleep(0)
+        core.files.need([])
+        core.files.received(status(AdapterReport(core.lists[-1][0].number, "gone")))
+        with pytest.raises(ModelError, match="gone"):
+            await load
+        assert core.lists[-1] == ()
+
+    run(load_again_while_it_is_unloaded())
 
 
 def test_a_serving_core_without_an_answer_ends_the_wait_and_a_starting_core_does_not() -> None:

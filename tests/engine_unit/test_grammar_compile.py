@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import threading
 import time
@@ -265,7 +266,12 @@ def test_hostile_forms_are_answered_at_once(name: str) -> None:
         ticker.cancel()
         return time.thread_time() - started
 
-    assert asyncio.run(ask()) < 0.1  # CPU time of the thread of the event loop
+    gc.disable()  # a collection of all objects of this process takes as long as the limit
+    try:
+        cpu_s = asyncio.run(ask())
+    finally:
+        gc.enable()
+    assert cpu_s < 0.1  # of the thread of the event loop
     assert max(gaps, default=0.0) < 0.1
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -55,7 +56,9 @@ class AdapterList:
         self._file = file
         self._ranks = ranks
         self._entries: dict[str, ServedAdapter] = {}
-        self._is_changing = asyncio.Lock()  # loads and unloads come one after the other
+        # name -> lock: loads and unloads of one name come one after the other; other names do not wait for a slow hub
+        self._changes: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        self._is_writing = asyncio.Lock()  # of the file
         self.on_change: Callable[[], None] = lambda: None  # called after every `load` and `unload`, not by `start`
 
     @property
@@ -97,14 +100,14 @@ class AdapterList:
             for name, path in wanted.items():
                 await self._add(name, path, folder)
             if self._entries:
-                await asyncio.to_thread(self._keep)
+                await self._keep()
 
     async def load(self, name: str, path: str, folder: Path, *, in_place: bool) -> None:
         """Adds an adapter. Raises ApiError.
 
         `in_place`: the adapter replaces an adapter of the same name; requests in flight keep the earlier adapter.
         """
-        async with self._is_changing:
+        async with self._change_of(name):
             if name in self._entries and not in_place:
                 raise ApiError(
                     400,
@@ -117,11 +120,11 @@ class AdapterList:
             except ModelError as error:
                 raise _refusal(error) from error
             self.on_change()  # before the file is written, because writing may fail
-            await asyncio.to_thread(self._keep)
+            await self._keep()
 
     async def unload(self, name: str) -> None:
         """Removes an adapter. Requests that use it finish. Raises ApiError 404 for an unknown name."""
-        async with self._is_changing:
+        async with self._change_of(name):
             if name not in self._entries:
                 raise ApiError(
                     404,
@@ -132,7 +135,7 @@ class AdapterList:
             del self._entries[name]
             self._need_files()
             self.on_change()
-            await asyncio.to_thread(self._keep)
+            await self._keep()
             logger.info("adapter %s unloaded", shown(name))
 
     async def _add(self, name: str, path: str, folder: Path) -> None:
@@ -140,14 +143,22 @@ class AdapterList:
             raise ModelError(f"{shown(name)} is no name of an adapter; works: 1 to {_MOST_NAME} printable characters")
         if name == self._config.api_model_name:
             raise ModelError(f"the adapter {shown(name)} has the name of the model; give it another name")
-        if len(self._entries) >= MOST_ADAPTERS and name not in self._entries:
-            raise ModelError(f"there are {MOST_ADAPTERS} adapters already, which is the most; unload one first")
+        self._check_room(name)
         entry = await asyncio.to_thread(self._read, name, path, folder)
         if self._ranks is not None:
             await self._ranks.bring(entry)
+        self._check_room(name)  # again, because other adapters may have been loaded meanwhile
         self._entries[name] = entry
         self._need_files()
         logger.info("adapter %s loaded from %s, LoRA rank %d", shown(name), entry.adapter.path, entry.rank)
+
+    def _change_of(self, name: str) -> asyncio.Lock:
+        return self._changes.setdefault(name, asyncio.Lock())
+
+    def _check_room(self, name: str) -> None:
+        if len(self._entries) >= MOST_ADAPTERS and name not in self._entries:
+            self._need_files()  # the ranks may have fetched this adapter's files, which nobody needs now
+            raise ModelError(f"there are {MOST_ADAPTERS} adapters already, which is the most; unload one first")
 
     def _need_files(self) -> None:
         if self._ranks is not None:
@@ -174,9 +185,10 @@ class AdapterList:
         adapter = Adapter(path=on_hub.at(commit), digest=entry.adapter.digest)
         return msgspec.structs.replace(entry, adapter=adapter, source=path, num_bytes=num_bytes)
 
-    def _keep(self) -> None:
-        if self._file is not None:
-            write_whole(self._file, msgspec.json.encode(self.entries))
+    async def _keep(self) -> None:
+        async with self._is_writing:
+            if self._file is not None:
+                await asyncio.to_thread(write_whole, self._file, msgspec.json.encode(self.entries))
 
 
 def _refusal(error: ModelError) -> ApiError:

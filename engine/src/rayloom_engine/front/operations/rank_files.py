@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -36,13 +37,22 @@ class RankFiles:
         self._send = send
         self._most_s = most_s
         self._needed: dict[str, NeededAdapter] = {}  # path -> needed adapter
+        self._kept: frozenset[str] = frozenset()  # paths of the latest `need`
         self._waits: dict[int, _Wait] = {}  # number of a needed adapter -> wait
+        # path -> lock: of two loads of the same files, the second begins after the first
+        self._loads: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._has_sent = False
 
     def need(self, entries: Iterable[ServedAdapter]) -> None:
-        """Sets the needed adapters: those of the hub in `entries`. Does not wait for their files."""
+        """Sets the needed adapters: those of the hub in `entries`, and those that `bring` waits for.
+
+        Does not wait for their files.
+        """
         wanted = {entry.adapter.path: entry for entry in entries if entry.num_bytes}
-        self._set({path: self._needed.get(path) or _needed(entry) for path, entry in wanted.items()})
+        self._kept = frozenset(wanted)
+        needed = {path: self._needed.get(path) or _needed(entry) for path, entry in wanted.items()}
+        awaited = {path: each for path, each in self._needed.items() if each.number in self._waits}
+        self._set({**needed, **awaited})
 
     async def bring(self, entry: ServedAdapter) -> None:
         """Returns once the machine of every rank has the adapter's files. Returns at once if the adapter is a folder.
@@ -51,6 +61,10 @@ class RankFiles:
         """
         if not entry.num_bytes:
             return
+        async with self._loads.setdefault(entry.adapter.path, asyncio.Lock()):
+            await self._bring(entry)
+
+    async def _bring(self, entry: ServedAdapter) -> None:
         path, needed = entry.adapter.path, _needed(entry)
         before = self._needed.get(path)
         wait = self._waits[needed.number] = _Wait(asyncio.get_running_loop().create_future())
@@ -64,7 +78,8 @@ class RankFiles:
             del self._waits[needed.number]
             if not is_there:
                 others = {key: each for key, each in self._needed.items() if key != path}
-                self._set(others if before is None else {**others, path: before})
+                # An adapter that was unloaded during the wait is not needed any more.
+                self._set({**others, path: before} if before is not None and path in self._kept else others)
 
     def received(self, status: CoreStatus) -> None:
         """Ends waits by the reports in a status of the core, and waits that take too long."""
