@@ -1,9 +1,9 @@
 """GatewayCounter: counts the requests of gateways, because the engine's own front does not see their results.
 
 A request counts as finished when its last token is sampled, when a gateway has found a stop string in its text, or when
-an error of the engine ends it. Three kinds of requests do not count: refused requests, requests that
-move to another engine, and requests whose client or gateway has disconnected. For each prompt only the first choice
-counts.
+an error of the engine ends it. Four kinds of requests do not count: refused requests, requests that move to another
+engine, requests whose client or gateway has disconnected, and requests whose grammar or adapter fails on the rank. For
+each prompt only the first choice counts.
 """
 
 from __future__ import annotations

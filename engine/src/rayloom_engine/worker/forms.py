@@ -171,7 +171,7 @@ class Form:
         """Consumes the ids that were appended while `has_time` returns True. Returns False if more than one is left.
 
         Many ids wait after a preemption, a pause of drafts, or a draft that could not be taken back. A usual id takes
-        1 us, and one of a very ambiguous grammar 30 ms. Raises GrammarFault.
+        2 us, and one of a very ambiguous grammar 30 ms. Raises GrammarFault.
         """
         return len(self._waiting) <= 1 or self._guarded(self._catch_up, has_time)
 
