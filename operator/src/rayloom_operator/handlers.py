@@ -8,8 +8,8 @@ kopf watches LLMServices, renews its credentials and handles signals. `memo.runt
 Only kopf's `on.event` is used for changes. kopf's other handlers store their progress in annotations and finalizers of
 each object, but this operator stores its state in the status alone.
 
-The runtime serves `/healthz`, `/readyz` and `/metrics` itself: kopf's own liveness endpoint answers only after startup,
-and a standby stays in the startup handler until it gets the Lease.
+The runtime serves `/healthz`, `/readyz` and `/metrics` itself, because kopf's own liveness endpoint answers only after
+startup. A standby stays in the startup handler until it gets the Lease.
 """
 
 from __future__ import annotations

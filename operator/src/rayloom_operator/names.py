@@ -112,8 +112,8 @@ def gateway_secret_name(service: str, uid: str) -> str:
 def secret_name(prefix: str, uid: str) -> str:
     """Returns the name of a Secret of the object with this uid.
 
-    The name contains a hash of the uid, so no other Secret has the name by chance. This is needed because the operator
-    may not read Secrets, and so cannot find out the owner of an existing Secret.
+    The name contains a hash of the uid, so no other Secret has the name by chance. The hash is needed because the
+    operator may not read Secrets, and so cannot find out the owner of an existing Secret.
     """
     return f"{prefix}-{hashlib.sha256(uid.encode()).hexdigest()[:8]}"
 

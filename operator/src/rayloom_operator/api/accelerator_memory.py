@@ -52,7 +52,7 @@ def node_memory(
 ) -> NodeMemory:
     """Returns the smallest accelerator memory of all nodes that could run a pod of the service.
 
-    The memory is unknown if one of these nodes lacks the label, because the pod might be scheduled there.
+    The memory is unknown if one of these nodes lacks the label, because the pod might be scheduled on that node.
     """
     resource = accelerator.resource
     required_labels = node_selector.items()

@@ -31,7 +31,7 @@ _MAX_PAGE_BYTES = 1 << 30  # bytes of the largest huge page of any processor
 _RUN = re.compile(r"([1-9][0-9]{0,3})?([a-z])")
 
 Count = Annotated[int, Field(ge=0, le=_MAX_BYTES)]
-# `strict=False`, because a status has lists, and strict validation accepts a list as a tuple only in JSON text.
+# `strict=False`, because a status has lists here. Strict validation accepts a list as a tuple only in JSON text.
 Counts = Annotated[tuple[Count, ...], Field(strict=False, max_length=_MAX_NUMBERS)]
 
 

@@ -55,9 +55,9 @@ def print_plan(
 ) -> int:
     """Prints the plan for `manifest`, or for `rollout`, a pair of an old and a new manifest. Returns the exit code 0.
 
-    For a manifest, prints the candidates of the sizing and the names of the objects; with `output` yaml, only the
-    objects. For a rollout, prints its steps. Raises SpecError if a manifest cannot be served, or if facts are missing
-    or unusable.
+    For a manifest, prints the candidates of the sizing and the names of the objects. With `output` yaml, prints the
+    objects alone. For a rollout, prints its steps. Raises SpecError if a manifest cannot be served, or if facts are
+    missing or unusable.
     """
     if rollout is not None:
         if output != "text":

@@ -21,8 +21,9 @@ from rayloom_operator.resolve.resolved import Hub
 from rayloom_operator.telemetry import logs
 
 _MIN_KEY_BYTES = 16
-# Thresholds of Python's garbage collector: the youngest generation is collected after 20,000 new objects, the middle
-# generation after 20 collections of the youngest, and the oldest generation after 10 collections of the middle one.
+# Thresholds of Python's garbage collector. It collects the youngest generation after 20,000 new objects, and the middle
+# generation after 20 collections of the youngest generation. It collects the oldest generation after 10 collections of
+# the middle generation.
 _COLLECT = (20_000, 20, 10)
 
 
@@ -111,7 +112,7 @@ def _settings(flags: RunFlags) -> RuntimeSettings:
 
 
 def _collect_seldom() -> None:
-    """Makes garbage collections rare: with Python's defaults, they are half of the time that a LIST request takes."""
+    """Makes garbage collections rare. With Python's defaults, they take half of the time of a LIST request."""
     gc.collect()
     gc.freeze()  # exempts the imported modules from garbage collections
     gc.set_threshold(*_COLLECT)

@@ -1,9 +1,10 @@
 """LoRA adapters of a service: the lists that engines must get, and the state of each adapter. Pure.
 
-Every engine gets those adapters of the present spec whose files the engine's pods mount. A restarted engine has the
-list with which its pod was created: it reports this list in /status, and gets the present list again.
+Every engine gets those adapters of the present spec that the engine's pods can read, from a mounted volume or from the
+hub. A restarted engine has the list with which its pod was created. The engine reports this list in /status, and then
+gets the present list again.
 
-An adapter of the hub has a commit as soon as one engine has loaded it. All engines then get this commit.
+An adapter of the hub has a commit as soon as one engine has loaded the adapter. All engines then get this commit.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def adapter_list_requests(situation: Situation) -> Iterator[AdapterListRequest]:
 
 
 def adapter_statuses(evidence: Evidence) -> tuple[AdapterStatus, ...]:
-    """Returns the state of each adapter of the spec on the engines that the rollout does not terminate.
+    """Returns the state of each adapter in the spec, from the reports of engines that the rollout does not terminate.
 
     While the spec cannot be used, returns the last written states.
     """
@@ -151,7 +152,8 @@ def _commits(situation: Situation) -> dict[str, str]:
 
 
 def _pinned_path(reported: ReportedAdapter) -> str:
-    """Returns the path of a reported adapter with the commit that the engine has loaded from it."""
+    """Returns the path of a reported adapter, with the commit that the engine has loaded if the adapter is on the
+    hub."""
     is_pinned = is_commit(reported.commit) and reported.path.startswith("hf://")
     return f"{reported.path.partition('@')[0]}@{reported.commit}" if is_pinned else reported.path
 
@@ -167,8 +169,8 @@ def _written(previous: Mapping[str, Any]) -> tuple[AdapterStatus, ...]:
 def _wanted(situation: Situation, replica: EngineReplica) -> dict[str, str] | None:
     """Returns name -> folder or place of the adapters for an engine; None if the engine must keep its present adapters.
 
-    An engine keeps them if the spec from which it was created is not known. It also keeps them if the present spec has
-    no `adapters`, because the engine is about to be replaced then.
+    An engine keeps its adapters if the spec from which the engine was created is not known. It also keeps them if the
+    present spec has no `adapters`, because the engine is then about to be replaced.
     """
     model = _model(situation)
     made_from = _model_of(situation, replica)

@@ -4,7 +4,7 @@ The checks run in the order of `_CHECKS`. Each check is named after the failure 
 docstring describes that failure. The first failure found is the cause.
 
 Smaller faults are repaired elsewhere: the engine replaces its ranks, the kubelet restarts containers, and KubeRay
-recreates worker pods. A missing model, image or node does not count as a failure: the existing replica retries by
+recreates worker pods. A missing model, image or node does not count as a failure. The existing replica retries by
 itself, and a new replica would lack the same model, image or node.
 """
 
@@ -87,7 +87,7 @@ def _head_lost(suspect: _Suspect) -> Verdict | None:
 
 
 def _too_many_pods(suspect: _Suspect) -> Verdict | None:
-    """Pods keep failing: KubeRay replaces each failed pod at once and without a limit, and has created many."""
+    """Pods keep failing, and KubeRay has created many. KubeRay replaces each failed pod at once and without a limit."""
     replica, recovery = suspect.replica, suspect.resolved.service.spec.recovery
     if replica.num_new_pods <= 2 * (1 + suspect.resolved.num_pods) + recovery.restart_budget:
         return None
@@ -119,8 +119,8 @@ def _exhausted(suspect: _Suspect) -> Verdict | None:
 def _unreachable(suspect: _Suspect) -> Verdict | None:
     """An engine that has served answers neither the operator nor the readiness probe of the kubelet.
 
-    An engine that has not finished its start-up is left to `_stuck`: it is never ready, so a failed readiness probe
-    proves nothing.
+    `_stuck` checks an engine that has not finished its start-up. Such an engine is never ready, so a failed readiness
+    probe proves nothing.
     """
     head, reading = suspect.head, _reading_to_doubt(suspect)
     if head is None or reading is None or not has_served(suspect.replica, suspect.before):

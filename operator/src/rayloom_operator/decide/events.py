@@ -16,8 +16,9 @@ _MAX_NOTE = 1024  # bytes; the API server refuses a longer note
 
 
 def events(service: Manifest, status: Status, now: datetime) -> tuple[Manifest, ...]:
-    """Returns Events for the conditions in `status` that differ from those stored in the document `service`, and for a
-    change of `replicas` by the scaler.
+    """Returns Events for changed conditions, and for a change of `replicas` by the scaler.
+
+    A condition has changed if its reason or message in `status` differs from that in the document `service`.
 
     An Event's name is derived from its content and the condition's transition time, so that a retry creates no second
     Event.

@@ -54,7 +54,7 @@ def clients_endpoint(situation: Situation, resolved: Resolved) -> str:
 
 
 def gateway_problem(situation: Situation) -> Verdict | None:
-    """Returns why clients reach no engine by status.endpoint.
+    """Returns the reason why clients that use status.endpoint reach no engine.
 
     None if a gateway pod is ready, or if status.endpoint is the engines' URL.
     """

@@ -121,8 +121,8 @@ def inspect(
 
     `stored` is the service's status as last written. If the stored facts have no costs, the model may be inspected
     again. While the stored sizing is valid, a second inspection needs `may_refresh`. Without a valid sizing, the model
-    is inspected again, except if the spec gives the parallelism, or if an inspection with this image is known to give
-    no costs.
+    is inspected again, with two exceptions: the spec gives the parallelism, or an inspection with this image is known
+    to give no costs.
     """
     model = service.spec.model
     if (facts := builtin_facts(model)) is not None:
@@ -135,9 +135,9 @@ def inspect(
         if is_sized(service, known, stored):
             return _refreshed(service, image, hub, known, tried, may_refresh)
         if known.version is not None and (is_given(service) or tried.gives_no_costs):
-            # The engine of this image reports no costs. If the spec gives the parallelism, no costs are needed: an
-            # engine that does not fit refuses to start. If the spec leaves the parallelism open, `resolve` refuses the
-            # spec, and another Job with the same image would not change that.
+            # The stored facts have no costs. If the spec gives the parallelism, no costs are needed: an engine that
+            # does not fit refuses to start. If the spec leaves the parallelism open, `resolve` refuses the spec.
+            # Another Job would not change that, because the engine of this image reports no costs.
             return Inspection(facts=known, model=known)
     # The ranks of running engines have loaded the stored commit, so another inspection reads the same commit.
     commit = known.commit if known is not None and is_current else None
@@ -224,8 +224,10 @@ def _stem(job: Manifest) -> str:
 def _without_pod(
     job: Manifest, known: InspectedModel | None, earlier: Verdict, failures: Mapping[str, str], clock: datetime
 ) -> Inspection:
-    """Returns the inspection while its Job has no pod: either the pod is created in a moment, or it was refused, for
-    example by a quota or an admission rule."""
+    """Returns the inspection while its Job has no pod.
+
+    Either the pod is created in a moment, or something such as a quota or an admission rule has refused the pod.
+    """
     meta = job["metadata"]
     left = _POD_S - (clock - moment(meta.get("creationTimestamp", ""))).total_seconds()
     if left > 0:
@@ -251,8 +253,8 @@ def _outcome(service: LLMService, job: Manifest, own: Manifest | None) -> ModelF
         return _read(service, ended, ended.get("finishedAt") or job["metadata"]["creationTimestamp"])
     conditions = job.get("status", {}).get("conditions", ())
     over = next(filter(_is_over, conditions), None)
-    # If a complete Job has a pod that has not ended, the watch of pods lags behind the watch of Jobs, and the pod's
-    # message is still to come.
+    # If a Job is complete and its pod seems to run, the watch of pods lags behind the watch of Jobs. The pod's message
+    # is then still to come.
     if over is None or (over["type"] == "Complete" and own is not None):
         return None
     cause = " ".join(f"{over.get('reason', '')}: {over.get('message', '')}".split()).strip(": ") or "its pod is gone"

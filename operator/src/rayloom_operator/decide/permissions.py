@@ -1,10 +1,10 @@
 """Checks whether the operator's settings allow the privileges that an LLMService asks for. Pure.
 
-A user with the right to create LLMServices, but perhaps not pods, gets pods through LLMServices. By default, such a pod
-may do no more than a pod in a namespace with the pod security standard `restricted`. Settings of the operator may allow
-more. The API server does not know these settings, so it accepts a manifest that needs more than they allow. The
-operator reports such a manifest in a condition. Existing engine replicas stay, but none is recreated while the spec is
-not allowed.
+A user who may create LLMServices, but perhaps no pods, gets pods through LLMServices. By default, such a pod may do no
+more than a pod in a namespace with the pod security standard `restricted`. Settings of the operator may allow more. The
+API server does not know these settings, so it accepts a manifest that needs more than the settings allow. The operator
+reports such a manifest in a condition. Existing engine replicas stay, but none is recreated while the spec is not
+allowed.
 """
 
 from __future__ import annotations

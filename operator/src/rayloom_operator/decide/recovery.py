@@ -1,15 +1,15 @@
 """Gives each engine replica of a service a place, and recreates replicas that have failed. Pure.
 
 A place is a position for one engine replica: it is empty, or taken by a RayCluster. Each kind of fault is repaired by
-one component: the engine replaces its ranks, the kubelet restarts containers, KubeRay recreates worker pods. An engine
-replica that none of them can repair has failed (see `causes`): its RayCluster is deleted and recreated, each time after
-a longer back-off.
+one component: the engine replaces its ranks, the kubelet restarts containers, KubeRay recreates worker pods. If none of
+these components can repair an engine replica, the replica has failed (see `causes`). Its RayCluster is then deleted and
+recreated, each time after a longer back-off.
 
 Failures are remembered between reconciles only in `status.groups`. A failure is written there first, and the next
 reconcile acts on it. So the failure counts once, even if the operator stops between the write and the deletion.
 
-A recreated replica gets a new number, and so a new name, for two reasons. KubeRay remembers by name which pods a
-RayCluster waits for: a new RayCluster of the old name might wait minutes for pods of the old RayCluster. And a
+A recreated replica gets a new number, and so a new name, for two reasons. First, KubeRay remembers by name which pods a
+RayCluster waits for. So a new RayCluster of the old name might wait minutes for pods of the old RayCluster. Second, a
 RayCluster of another name can be created before the old RayCluster is gone.
 """
 
@@ -65,7 +65,7 @@ class Need:
 
     revision: str
     number: int  # number of places; if more replicas exist, there is a place for each existing replica
-    # How many of the empty places without a failure may be filled now. None while the rollout's next state is not
+    # The number of empty places without a failure that may be filled now. None while the rollout's next state is not
     # written yet: then the places in the status stay, and no place is added.
     num_new: int | None
     leaving: Set[str] = frozenset()  # names of replicas that are being terminated, and so have no place

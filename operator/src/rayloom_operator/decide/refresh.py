@@ -44,8 +44,8 @@ class Refreshes:
 
     def may_start(self, key: ServiceKey, image: str, now: float) -> bool:
         """Returns whether a Job with this image may be started for the service now."""
-        # While a service's spec is invalid, the end of its Job is not noted, so each Job counts only until its
-        # deadline.
+        # While a service's spec is invalid, no reconcile notes the end of the service's Job. So each Job counts only
+        # until its deadline.
         running = sum(now - since < DEADLINE_SECONDS for since in self._since.values())
         return self._tried.get(key) != image and running < MOST_JOBS
 

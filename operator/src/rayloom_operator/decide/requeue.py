@@ -10,8 +10,8 @@ from rayloom_operator.decide.route import route_requeues
 from rayloom_operator.decide.situation import Situation
 from rayloom_operator.observe.verdict import STALE_S, is_well, unreachable_at
 
-# The interval while all engines of a service serve. It can be long, because an engine that stops serving causes an
-# event.
+# The interval while all engines of a service serve. The interval can be long, because an engine causes an event when it
+# stops serving.
 REGULAR_S = 300.0
 # Objects without a watch, such as ConfigMaps, are applied again at this interval, in case a user has deleted them.
 REAPPLY_S = 1800.0
@@ -50,8 +50,8 @@ def _reasons_to_requeue(situation: Situation, planned: Plan) -> Iterator[float]:
         yield situation.spec_requeue_s
     if situation.inspection.look_again_s is not None:
         yield situation.inspection.look_again_s
-    # While nothing can be created, no failed replica is deleted and the rollout takes no step, so a reconcile would
-    # change nothing.
+    # While nothing can be created, a reconcile would change nothing: no failed replica is deleted, and the rollout
+    # takes no step.
     if situation.can_create and _has_new_failure(situation):
         yield _NEXT_RECONCILE_S
     if situation.can_create and situation.resolved is not None and not is_announced(situation, situation.resolved):
@@ -79,8 +79,8 @@ def _mounts(situation: Situation) -> Iterator[float]:
 
 
 def _silent_engines(situation: Situation) -> Iterator[float]:
-    """For each engine that does not answer, yields the seconds until it counts as unreachable, and the seconds until
-    the next reconcile that looks for an answer."""
+    """Yields two numbers for each engine that does not answer: the seconds until the engine counts as unreachable, and
+    the seconds until the next reconcile that looks for an answer."""
     for replica in situation.observed.replicas:
         reading = replica.reading
         if reading is None or reading.failing_since is None:

@@ -37,7 +37,11 @@ def interval_s(num_engines: int) -> float:
 def start_progress(
     before: StartProgress, startup: tuple[Phase, ...], now: float, min_interval_s: float
 ) -> StartProgress:
-    """Returns the progress at `now`, or `before` if that has the same phase and is younger than `min_interval_s`."""
+    """Returns the progress at `now`, or `before` if the text need not change yet.
+
+    `before` is returned if the phase is the same, and the amount is the same or `before` is younger than
+    `min_interval_s`.
+    """
     current = next((phase for phase in startup if not phase.finished), None)
     if current is None:
         return before if before.phase == "" else NO_PROGRESS

@@ -3,8 +3,8 @@
 This module has its own HTTP client. A general client needs twice the CPU time, which is half a core more at 600
 responses a second.
 
-An engine's image may be hostile, and all tenants share this process. So a response has a size limit, and the time to
-read a response is linear in its size, even if the response arrives in tiny pieces.
+An engine's image may be hostile, and all tenants share this process. So a response has a size limit. The time to read a
+response is linear in its size, even if the response arrives in tiny pieces.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _TIMEOUT_S = 3.0
 # The most bytes of headers and body together. A status of the minimal form, which `Prefer` requests, has a few thousand
 # bytes, or 60 thousand with a thousand ranks.
 MAX_BYTES = 64 << 10
-# The most bytes of a response without `Preference-Applied`: engines of the previous version ignore `Prefer` and send
-# the full status, which has 150 thousand bytes.
+# The most bytes of a response without `Preference-Applied`. Engines of the previous version ignore `Prefer` and send
+# the full status. A full status has 150 thousand bytes.
 MAX_FULL_BYTES = 256 << 10
 _MAX_CHUNKS = 256
 _UNAUTHORIZED = 401

@@ -87,7 +87,7 @@ class Requests(AnswerPart):
 
     @property
     def unfinished(self) -> int:
-        """The number of requests at the API port or of sequences in the core, whichever is larger.
+        """The larger of two numbers: requests at the API port, and sequences in the core.
 
         A request that a gateway sends counts only as a sequence. A request whose client still reads the end of the
         answer may count only as a request.
@@ -117,7 +117,7 @@ class ReportedAdapter(AnswerPart):
 
 
 class UnusableKeys(AnswerPart):
-    """A name of a gateway with several models whose file of API keys cannot be used."""
+    """A model's name at a gateway with several models, if the file with the API keys of this name cannot be used."""
 
     name: str = Field(max_length=_MAX_NAME)
     accepted: Count  # keys that were read before and stay in force; 0: the gateway refuses every key

@@ -53,7 +53,7 @@ class KubeUnreachable(OperatorError):
 
 
 class Recreated(OperatorError):
-    """Nothing was written: the object was deleted, and `found`, an object with another uid, has the name now."""
+    """Nothing was written. The object was deleted, and another object has its name now: `found`, with another uid."""
 
     def __init__(self, found: Manifest) -> None:
         super().__init__(f"{path_of(found)} was deleted and recreated")
@@ -108,9 +108,10 @@ class Kube:
     async def replace_status(self, manifest: Manifest) -> Manifest:
         """Replaces the object's status and returns the stored object. Raises Recreated if the object has another uid.
 
-        This is a JSON patch, which can test the uid: in a server-side apply to the status of a custom resource, the API
-        server ignores the uid. Strict validation refuses a field that the cluster's CustomResourceDefinition lacks.
-        Without strict validation the API server would drop the field, and a later reconcile would miss its value.
+        The request is a JSON patch, because a JSON patch can test the uid. In a server-side apply to the status of a
+        custom resource, the API server ignores the uid. Strict validation refuses a field that the cluster's
+        CustomResourceDefinition lacks. Without strict validation the API server would drop the field, and a later
+        reconcile would miss its value.
         """
         path, uid = path_of(manifest), manifest["metadata"]["uid"]
         steps = [

@@ -129,7 +129,7 @@ class Reflector:
         """Lists the objects again. Returns once all are listed, or once the API server says that the kind is unknown.
 
         May be called only while `run` runs. The watches are cancelled, and new watches begin at the new lists. If an
-        old watch stayed, it could deliver an event that is younger than the list, and the list would undo the event.
+        old watch stayed, it could deliver an event that is younger than the list. The list would then undo this event.
         """
         for each in self._following:
             each.cancel()

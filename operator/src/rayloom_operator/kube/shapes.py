@@ -1,4 +1,5 @@
-"""The fields that the operator reads from the objects that it watches, as TypedDicts into which `Kube` decodes them.
+"""TypedDicts with the fields that the operator reads from watched objects. `Kube` decodes the objects into these
+TypedDicts.
 
 The decoder skips every other field in the JSON text. If it decoded all fields, most of the time and memory of a LIST
 request would go into dictionaries of whole pod templates and environments.

@@ -1,7 +1,7 @@
 """The volumes from which pods read LoRA adapters, and the adapters' paths in the pods.
 
-Pods mount no volume for an adapter of the hub: they fetch its files. Its path is hf://ORG/NAME@COMMIT once the commit
-is known, so that every engine loads the same files.
+Pods mount no volume for an adapter of the hub: they fetch its files. The path of such an adapter is
+hf://ORG/NAME@COMMIT once the commit is known, so that every engine loads the same files.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from rayloom_operator.names import CLAIM_FOLDER, Manifest
 def adapter_places(model: Model) -> list[tuple[Manifest, Manifest]]:
     """Returns a volume and its mount for each claim and each node folder that contains adapters.
 
-    A claim that also has the model is left out, and so are folders inside the folder of a file:// model: pods mount
-    these for the model.
+    A claim that also has the model is left out, because pods mount it for the model. Folders inside the folder of a
+    file:// model are left out for the same reason.
     """
     return [
         ({"name": name, **volume}, {"mountPath": path, "readOnly": True})
@@ -56,7 +56,7 @@ def mounted_paths(
 ) -> dict[str, str]:
     """Returns the `adapter_paths` of `model` that exist in pods built for the model `mounted_for`.
 
-    Those of the hub exist if the pods have access to it.
+    The path of an adapter on the hub exists if the pods have access to the hub.
     """
     folders = [mount["mountPath"] for _, mount in adapter_places(mounted_for)]
     folders += [] if mounted_for.host_path is None else [mounted_for.host_path]

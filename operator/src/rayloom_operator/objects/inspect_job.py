@@ -1,8 +1,8 @@
 """The Job that inspects a service's model before any engine replica is created.
 
 The Job's pod uses the engine's image. The pod reads only the model's configuration, in seconds and without an
-accelerator, and writes the facts as its termination message. The pod does not mount the model's cache: a claim that is
-not bound yet could be bound to this small pod's node, on which the engine may not fit.
+accelerator, and writes the facts as its termination message. The pod does not mount the model's cache. Otherwise, a
+claim that is not bound yet could be bound to the node of this small pod. The engine may not fit on that node.
 """
 
 from __future__ import annotations

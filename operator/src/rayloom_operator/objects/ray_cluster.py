@@ -39,11 +39,11 @@ _ALIVE_FILE = "/tmp/ray/engine.alive"
 _IS_ALIVE = f'[ -e {_ALIVE_FILE} ] && {{ [ ! -s {_ALIVE_FILE} ] || kill -0 "$(cat {_ALIVE_FILE})"; }}'
 _WAIT_FOR_ENGINE = f"while {_IS_ALIVE}; do sleep 0.1; done 2> /dev/null"
 # The preStop hook of worker pods, which keeps the ranks running until the engine has drained. The port of Ray's head is
-# not passed: it is the default of `linger`, and engines of older versions have no option for it.
+# not passed, because `linger` has it as the default. Engines of older versions have no option for this port.
 _WAIT_FOR_DRAIN = ["python3", "-m", "rayloom_engine.linger"]
 _WAIT_FOR_DRAIN += ["--rank-port", str(names.RANK_PORT), "--port", str(names.API_PORT)]
-# Seconds between the removal of a terminating pod's endpoint and SIGTERM: kube-proxy on every node needs a moment to
-# stop sending new requests to the pod, and the engine refuses requests after SIGTERM.
+# Seconds between the removal of a terminating pod's endpoint and SIGTERM. kube-proxy on every node needs a moment to
+# stop sending new requests to the pod. The engine refuses requests after SIGTERM.
 _UNROUTE_SECONDS = 2
 # Seconds by which a pod's grace period is longer than drainSeconds.
 _END_SECONDS = 15

@@ -1,8 +1,9 @@
 """Computes the disk space that a pod's scratch volume needs for model files that the pod downloads or converts. Pure.
 
 The size is not part of the revision, because it is computed from the model. Kubernetes counts emptyDir volumes as
-ephemeral storage (https://kubernetes.io/docs/concepts/storage/ephemeral-storage/). So a pod that requests the size as
-ephemeral storage is scheduled to a node with enough disk space, and does not cause evictions of other pods there.
+ephemeral storage (https://kubernetes.io/docs/concepts/storage/ephemeral-storage/). So a pod requests the size as
+ephemeral storage. It is then scheduled to a node with enough disk space, and does not cause evictions of other pods on
+that node.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _CONVERTER_FOLDER = "RAYLOOM_CACHE"
 def scratch_mebibytes(resolved: Resolved, *, has_ranks: bool) -> int:
     """Returns the request in MiB; 0 if the pod writes no model files to its scratch volume, or if the size is unknown.
 
-    A pod without ranks (the head pod) downloads only the configuration and the tokenizer of a model from the hub, but
-    converts a .gguf file like a worker pod. The ranks of a pod share downloaded and converted files.
+    A pod without ranks (the head pod) downloads only the configuration and the tokenizer of a hub's model. It converts
+    a .gguf file like a worker pod. The ranks of a pod share downloaded and converted files.
     """
     model, given = resolved.service.spec.model, _given_variables(resolved, has_ranks=has_ranks)
     is_fetched = model.source_kind == "hf" and model.cache is None and has_ranks and not given & _HUB_FOLDERS

@@ -1,4 +1,4 @@
-"""The fields that the operator applies to objects watched for drift, and a digest of the values of these fields. Pure.
+"""For each object that is watched for drift: the fields that the operator applies, and a digest of their values. Pure.
 
 An object has the same digest as its manifest while each of these fields has the value that was applied. Defaults of the
 API server, and fields and labels of other controllers, are not in the shapes below, so the digest ignores them. Lists

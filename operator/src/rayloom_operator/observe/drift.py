@@ -1,11 +1,11 @@
 """Drift: somebody else has changed an object of ours that is watched (`applied_fields.SHAPES`).
 
-An object has drifted if a watch reports a version of it that is not the version of our last apply. A restarted operator
-has applied nothing yet. So it keeps a digest of each listed object until the first reconcile of the object's service.
-That reconcile applies only objects whose digest differs from the manifest's digest.
+An object has drifted if a watch reports another version of the object than the version of our last apply. A restarted
+operator has applied nothing yet. So it keeps a digest of each listed object until the first reconcile of the object's
+service. That reconcile applies only objects whose digest differs from the manifest's digest.
 
 The digest is computed from the object's fields. A digest in an annotation would stay the same when somebody edits the
-object, and a NetworkPolicy that was opened while no operator ran would stay open. Secrets and ConfigMaps are not
+object. Then a NetworkPolicy that somebody opened while no operator ran would stay open. Secrets and ConfigMaps are not
 watched, because the operator has no right to read them.
 """
 

@@ -174,8 +174,8 @@ class Observed:
     llmgateways: tuple[ServingGateway, ...] | None = ()
     # Name of a polled pod -> its last answer. The pods are the gateway pods of the service and of `llmgateways`.
     gateway_readings: Mapping[str, Reading] = field(default_factory=dict)
-    # Names that no new RayCluster may have: those of RayClusters that are terminating, were deleted a moment ago, or
-    # belong to a deleted service of this name.
+    # Names that no new RayCluster may have. They belong to RayClusters that are terminating, that were deleted a moment
+    # ago, or that are left over from a deleted service of this name.
     taken: frozenset[str] = frozenset()
     num_ending: int = 0  # terminating RayClusters; they hold their nodes until they are gone
     terminating_pods: tuple[Pod, ...] = ()  # terminating pods of all RayClusters

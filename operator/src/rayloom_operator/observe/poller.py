@@ -81,8 +81,8 @@ class EnginePoller:
 
     Not thread-safe: used in one event loop. `on_report` is called with the service of an engine whose answer, or
     missing answer, may change the service's status. `num_expected` returns how many more engines may be polled soon. A
-    restarted operator finds the engines one by one; with `num_expected` it polls the first engines at the interval that
-    all engines together will need.
+    restarted operator finds the engines one by one. With `num_expected`, it polls the first engines at the interval
+    that all engines together will need.
     """
 
     def __init__(self, on_report: Callable[[ServiceKey], None], num_expected: Callable[[], int] = lambda: 0) -> None:
@@ -119,8 +119,8 @@ class EnginePoller:
         return None if engine is None or engine.reading is _NEVER else engine.reading
 
     def silent(self, since: float) -> list[ServiceKey]:
-        """Returns the services of engines whose last answer is older than the loop time `since`, although the last
-        request to them did not fail."""
+        """Returns the services of engines that last answered before the loop time `since`, and whose last request did
+        not fail."""
         engines = (each for engines in self._engines.values() for each in engines.values())
         return [each.service for each in engines if each.reading.at < since and not _is_failing(each.reading)]
 

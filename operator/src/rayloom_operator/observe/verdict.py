@@ -19,12 +19,12 @@ TOKEN_AGE_LIMIT_S = 15.0
 # After a first unanswered request, the engine's last answer stays valid for at most this many seconds. A request fails
 # after 3 s, and the next request is sent a second later. So a second request can fail within this time.
 SILENCE_LIMIT_S = 8.0
-# Once a request has failed, an answer that is older than this many seconds is no longer valid: requests are up to 5 s
-# apart, and a request fails after 3 s.
+# Once a request has failed, an answer older than this many seconds is no longer valid. Requests are up to 5 s apart,
+# and a request fails after 3 s.
 _ANSWER_AGE_LIMIT_S = 9.0
-# For this many seconds after the first request that fails, an answer older than _ANSWER_AGE_LIMIT_S is still valid:
-# with thousands of engines, requests are more than 5 s apart. A second request is sent within 4 s after the failure,
-# and an engine that serves answers this request.
+# An answer older than _ANSWER_AGE_LIMIT_S is still valid for this many seconds after the first failed request, because
+# requests to thousands of engines are more than 5 s apart. A second request is sent within 4 s after the failure, and
+# an engine that serves answers this request.
 _SECOND_ANSWER_S = 4.5
 # An answer that is older than this many seconds is not valid, even if no request has failed. Engines that serve are
 # polled at least every 15 s.

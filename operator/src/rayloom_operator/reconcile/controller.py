@@ -98,8 +98,8 @@ class Controller:
         self._unreported.pop(key, None)
         if is_deleted or "deletionTimestamp" in meta:
             self._delete_service(key, meta["uid"])
-        # Skips events that are not newer than the stored document: when this process writes a status, it stores the
-        # document at once, before the event of that write arrives.
+        # Skips events that are not newer than the stored document. When this process writes a status, it stores the
+        # document before the event of that write arrives.
         elif known is None or int(meta["resourceVersion"]) > known.version:
             self._services[key] = document
             is_changed = known is None or known.generation != meta["generation"]

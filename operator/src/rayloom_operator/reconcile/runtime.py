@@ -48,7 +48,7 @@ class Runtime:
     """All parts of an operator process except kopf.
 
     Not thread-safe: used in one event loop. Started once and stopped once. `stop` sets `stopping`. If a part ends with
-    an error, that error is in `failure` and `stopping` is set as well: the caller then has to call `stop`, to stop the
+    an error, `stopping` is set as well, and `failure` has the error. The caller then has to call `stop`, to stop the
     other parts.
     """
 

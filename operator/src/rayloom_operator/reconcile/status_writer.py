@@ -121,7 +121,8 @@ class StatusWriter:
             self._on_service(document, True)
 
     def _note_written(self, key: ServiceKey, document: Manifest, written: Manifest) -> None:
-        """Stores the written service, even if its spec was edited meanwhile: only it has the newest status."""
+        """Stores the written service, even if its spec was edited meanwhile: only the written service has the newest
+        status."""
         meta = document["metadata"]
         known = self._services.mark(key)
         version = int(written["metadata"]["resourceVersion"])

@@ -25,8 +25,8 @@ _MAX_DOUBLINGS = 10
 # After a failed reconcile, an event of the service starts another reconcile, but not before this many seconds after the
 # failure. The event rarely cures the failure. But an engine that fails meanwhile must not wait for the whole back-off.
 _EVENT_AFTER_FAILURE_S = 2.0
-# So that no priority starves, every 8th reconcile takes a waiting key of the second priority, and every 64th reconcile
-# takes a waiting key of the third priority. New services get no larger share: each new service causes about six
+# Every 8th reconcile takes a waiting key of the second priority, and every 64th reconcile takes a waiting key of the
+# third priority. So no priority starves. New services get no larger share, because each new service causes about six
 # reconciles of the first priority, and those reconciles would pile up.
 _KNOWN_EACH = 8
 _NEW_EACH = 64

@@ -23,8 +23,8 @@ _NCCL_BYTES = GIB // 2
 CPU_RANK_BYTES = 384 << 20
 RAY_POD_BYTES = 168 << 20
 # If the spec leaves out maxModelLen, the context length is cut until the model fits, but not below this length. The cut
-# leaves a sixteenth of the cache unused: the engine measures the free memory itself, and would refuse to start if a
-# request of this length needed a few bytes more than there are.
+# leaves a sixteenth of the cache unused, because the engine measures the free memory itself. The engine would refuse to
+# start if a request of this length needed a few bytes more than there are.
 _LEAST_MODEL_LEN = 8192
 
 

@@ -26,7 +26,7 @@ _NO_COSTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hub:
-    """Settings with which pods reach the models' hub. A running engine keeps those with which it was created."""
+    """Settings with which pods reach the models' hub. A running engine keeps the settings with which it was created."""
 
     endpoint: str = ""  # URL of a mirror; empty for huggingface.co
     allows_own: bool = False  # HF_ENDPOINT in a manifest may name another hub, although that hub gets the pods' token

@@ -1,6 +1,6 @@
 """Chooses the parallelism of an engine: tensor parallelism inside a node, pipeline stages across nodes. Pure.
 
-The candidates are one stage with each tensor size that the model's heads and a node allow, and several stages with the
+A candidate has one stage with any tensor size that the model's heads and a node allow, or several stages with the
 largest of these tensor sizes. Of the candidates that fit, the one with the fewest accelerators is chosen. Among
 candidates with equally many accelerators, the one with the fewest nodes is chosen, then the one with the fewest stages.
 """
@@ -53,8 +53,9 @@ def size(question: Question) -> SizingStatus:
 def candidates(question: Question, scales: dict[int, Scale]) -> list[Candidate]:
     """Returns the candidates, the cheapest first. Each has the tensor and pipeline sizes that the spec sets.
 
-    Of the candidates with too few stages to fit, only those with the most stages are returned, up to the length of
-    `status.sizing.alternatives`. `scales` caches the loads by tensor size, and is filled here.
+    Some candidates do not fit because they have too few stages. Of these, only those with the most stages are returned,
+    at most as many as `status.sizing.alternatives` can have. `scales` caches the loads by tensor size, and is filled
+    here.
     """
     widths = [count for count in question.parts.tensor if count <= (question.per_node or 1)]
     if question.tensor is not None:

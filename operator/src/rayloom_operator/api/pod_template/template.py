@@ -72,7 +72,8 @@ _OWNED: dict[str, tuple[str, str]] = {
 
 
 def _schema(*own_pairs: tuple[str, str]) -> Any:
-    """Returns a function that adds the fields of `_OWNED` to a pod's schema, and a CEL rule that refuses each field.
+    """Returns a function that changes a pod's schema: it adds each field of `_OWNED`, with a CEL rule that refuses the
+    field.
 
     The message of such a rule says what to use instead. `own_pairs` are further rules with their messages.
     """
@@ -102,7 +103,7 @@ def _schema(*own_pairs: tuple[str, str]) -> Any:
 
 
 def _mounts_rule(kind: str) -> str:
-    """Returns the CEL rule that containers in the list `kind` mount only volumes of their own template."""
+    """Returns the CEL rule by which containers in the list `kind` can mount only volumes of their own template."""
     return (
         f"!has(self.{kind}) || self.{kind}.all(each, !has(each.volumeMounts) || each.volumeMounts.all(mount, "
         "has(self.volumes) && self.volumes.exists(volume, volume.name == mount.name)))"

@@ -15,7 +15,7 @@ FailureReason: TypeAlias = Literal["AnalysisFailed", "CrashLoop", "DeadlineExcee
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestCounts:
-    """Numbers of requests that one engine or the engines of a revision counted, or the difference of two counts."""
+    """The request counts of one engine or of several engines together, or the difference of two such counts."""
 
     requests: int = 0  # requests that ended, with or without an error
     errors: int = 0  # number of the `requests` that ended with an error of the engine

@@ -120,7 +120,8 @@ _RENAMED = {
 
 
 class _FormerNames(_Stored):
-    """Fields under the names of the previous release, to read the statuses that this release stored.
+    """Fields with the names that the previous release used. They are needed to read statuses that the previous release
+    stored.
 
     The schema must have these fields: the API server drops fields that the schema lacks, even from stored objects. The
     schema gives them no default, because the API server would write a default into every object.

@@ -79,8 +79,8 @@ class Plan:
 def plan(situation: Situation) -> Plan:
     """Returns the changes to make now.
 
-    While no replica can be created, existing replicas stay. Those that serve keep their route, the others lose it, and
-    the PodDisruptionBudget allows every eviction.
+    While no replica can be created, existing replicas stay. Replicas that serve keep their route, and other replicas
+    lose their route. The PodDisruptionBudget allows every eviction.
     """
     resolved, step = situation.resolved, situation.step
     routes = route_changes(situation)
@@ -260,8 +260,11 @@ def _cluster_deletion(replica: EngineReplica, namespace: str) -> Deletion:
 
 
 def _stranded_pods(situation: Situation) -> Iterator[Deletion]:
-    """Yields deletions of pods that would stay too long: those on lost nodes, and terminating pods of failed engines,
-    which would wait for requests to finish."""
+    """Yields deletions of pods that would stay too long.
+
+    These are pods on lost nodes, and terminating pods of failed engines. Such a terminating pod would otherwise wait
+    for requests to finish.
+    """
     observed = situation.observed
     failed = {place.failure.uid for place in situation.places if place.failure is not None}
     staying = [pod for replica in observed.replicas if replica.uid not in failed for pod in replica.pods]

@@ -1,7 +1,7 @@
 """RoutePlan: which HTTPRoute or Ingress of gateway pods is applied and which is deleted. Pure.
 
 LLMServices and LLMGateways both use RoutePlan. The status must name all other objects of a gateway before they are
-created. It need not name routes, because a watch shows which routes exist.
+created. The status need not name routes, because a watch shows which routes exist.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class RoutePlan:
     def deletions(self) -> Iterator[Deletion]:
         """Yields the routes that exist and are not wanted or allowed any more.
 
-        A route of the other kind stays until the wanted route `is_accepted`: until then, clients may reach the gateway
-        pods only by the other route.
+        A route of the other kind stays until the wanted route `is_accepted`. Until then, clients may have no other way
+        to the gateway pods.
         """
         route = self._wanted()
         for kind, found in self.seen.items():

@@ -59,7 +59,8 @@ def _is_wanted(replica: EngineReplica, head: Pod, situation: Situation, *, has_s
         # Only the rollout adds a label. Otherwise a failed revision's engine would get requests as soon as the engine
         # serves.
         return head.is_routed or step is None or replica.name in step.route_on
-    # Requests may wait in an engine that recovers or does not answer, but only while no other engine accepts requests.
+    # In an engine that recovers or does not answer, requests may have to wait. So this engine has a route only while no
+    # other engine accepts requests.
     return not has_serving
 
 

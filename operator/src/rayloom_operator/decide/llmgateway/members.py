@@ -66,8 +66,8 @@ def _of_another(member: SelectedService, owner: str) -> SelectedService:
 
 
 def _member(gateway: LLMGateway, document: Manifest) -> SelectedService:
-    # The API server has checked the spec against the CRD. Each part is read alone: even if another part of the spec is
-    # invalid, the engines of the last valid spec still run and must stay reachable.
+    # The API server has checked the spec against the CRD. Each part is read alone, because another part of the spec may
+    # be invalid. The engines of the last valid spec still run then, and must stay reachable.
     meta, spec = document["metadata"], document.get("spec") or {}
     service = meta["name"]
     name = str((spec.get("model") or {}).get("servedName") or service)
@@ -121,7 +121,11 @@ def _adapters(spec: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _availability(status: Mapping[str, Any]) -> tuple[NameState, Reason, str]:
-    """Returns state, reason and message. A name is Serving if the service's own condition Available is True."""
+    """Returns state, reason and message. A name is Serving if the service's own condition Available is True and its
+    status has the field `gateway`.
+
+    A name is also Serving if only the service's own gateway pods are missing.
+    """
     conditions: Sequence[Mapping[str, Any]] = status.get("conditions") or ()
     found = next((each for each in conditions if each.get("type") == "Available"), None)
     if found is None:

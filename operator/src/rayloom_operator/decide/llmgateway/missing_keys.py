@@ -1,8 +1,8 @@
 """Decides which names of an LLMGateway have no API keys in the gateway pods, and what to change. Pure.
 
 The API keys of a name are in a file, which is an entry of a Secret. The file is missing in the pods if the Secret or
-the entry does not exist, and it cannot be used if it is empty. In both cases a gateway refuses every request for the
-name, so nobody gets access without a key.
+the entry does not exist. An empty file cannot be used. In both cases a gateway accepts only the keys that it has read
+before. If it has read none, it refuses every request for the name, so nobody gets access without a key.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def key_faults(
 
 
 def _accepted(report: GatewayReport, name: str, named: Mapping[str, tuple[SecretKey, str]]) -> int | None:
-    """Returns how many keys a pod still accepts for a name whose file it cannot read; None if it can read the file.
+    """Returns how many keys a pod still accepts for a name whose file the pod cannot read; None if it can read the
+    file.
 
     A report lists a limited number of names. A name beyond that limit gets the number of a listed name with the same
     file.

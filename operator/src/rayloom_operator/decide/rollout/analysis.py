@@ -1,10 +1,10 @@
 """Analysis: compares a new revision's first engine with the old engines over the same period. Pure.
 
-The revision fails before the end of the period once its failure is certain: the failed requests are too many even if
-all further requests up to `minRequests` succeed. The time to the first token is judged only at the end of the period,
+The revision may fail before the end of the period. It fails as soon as its failed requests would be too many even if
+all further requests up to `minRequests` succeeded. The time to the first token is judged only at the end of the period,
 because the slowest of a few requests says little. A slow new engine may have fewer than `minRequests` requests at the
-end of the period. If the old engines have enough, the period is extended. Behind gateways the period is also longer,
-because gateways find a new engine some time after it is available.
+end of the period. If the old engines have enough requests then, the period is extended. Behind gateways, the period of
+such a new engine is also longer, because gateways find a new engine some time after it is available.
 """
 
 from __future__ import annotations
@@ -92,13 +92,14 @@ def problem(
 ) -> str:
     """Returns why the new revision is not good enough, as a sentence; empty while no problem is found.
 
-    `new` and `old` are the current counts: of the new revision's engines, and of all other engines.
+    `new` has the current counts of the new revision's engines, and `old` has the current counts of all other engines.
     """
     new = since(window.new, new)
     old = since(window.old, old)
     least = analysis.min_requests
-    # Errors are divided by at least minRequests requests, for two reasons. 1 failure in 5 requests may yet become 1 in
-    # 20. Also, a single failed request of the old revision must not excuse failures of the new revision.
+    # Errors are divided by at least minRequests requests, for two reasons. First, 1 failure in 5 requests may yet
+    # become 1 failure in 20. Second, a single failed request of the old revision must not excuse failures of the new
+    # revision.
     percent = 100 * new.errors / max(new.requests, least)
     old_percent = 100 * old.errors / max(old.requests, least)
     if percent > analysis.max_error_percent + old_percent:

@@ -1,8 +1,8 @@
 """Computes how many engines each revision should have. Pure.
 
 The counts are like the replicas of a Deployment's ReplicaSets: engines beyond a revision's count are terminated, and
-missing engines are created. Two bounds hold at every moment: at most `replicas + maxSurge` engines exist, and no
-decision of the planner leaves fewer than `replicas - maxUnavailable` engines available.
+missing engines are created. Two bounds hold at every moment. At most `replicas + maxSurge` engines exist. No decision
+of the planner leaves fewer than `replicas - maxUnavailable` engines available.
 
 | the rollout | engines of the target revision | engines of all other revisions together |
 |---|---|---|
@@ -94,7 +94,8 @@ def _others(desired: Desired, state: RolloutState, view: View) -> list[str]:
     """Returns the revisions other than the target, in the order in which their engines are kept.
 
     The current revision comes first, because it has proven itself. A failed update revision comes last. Once the target
-    is proven, revisions without an available engine come after all others: they would take room that the target needs.
+    is proven, revisions without an available engine come after all others, because their engines would take room that
+    the target needs.
     """
     target = target_revision(desired, state)
     current = state.current_revision

@@ -26,8 +26,8 @@ def with_eviction_hold(
 ) -> RolloutState:
     """Returns `state` with the two times of the eviction hold; both are empty while no eviction has to wait.
 
-    `eviction_hold_time`: when evictions began to wait for an engine to move. `no_capacity_time`: when moving stopped
-    for lack of a node with room; empty while engines can move.
+    `eviction_hold_time`: the time at which evictions began to wait for an engine to move. `no_capacity_time`: the time
+    at which the move stopped, because no node had room; empty while engines can move.
     """
     if not any(_is_guarded(desired, state, engine, wall) for engine in view.engines):
         return replace(state, eviction_hold_time="", no_capacity_time="")
@@ -41,7 +41,7 @@ def with_eviction_hold(
 
 
 def holds_evictions(desired: Desired, state: RolloutState, view: View, wall: datetime) -> bool:
-    """Returns True while the budget allows evictions only of pods of `evictable` engines.
+    """Returns True while the PodDisruptionBudget protects all pods except the pods of `evictable` engines.
 
     `state` has the times that `with_eviction_hold` sets.
     """
@@ -62,7 +62,7 @@ def evictable(state: RolloutState, view: View) -> frozenset[str]:
 
 
 def hold_seconds_left(desired: Desired, state: RolloutState, wall: datetime) -> Iterator[float]:
-    """Yields the seconds left of each limit on the hold: the longest wait, and the wait for capacity.
+    """Yields the remaining seconds of both limits of the hold: of the whole wait, and of the wait for capacity.
 
     Yields nothing while no eviction waits for an engine to move.
     """

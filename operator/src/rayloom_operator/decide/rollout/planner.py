@@ -34,11 +34,12 @@ An engine is terminated in five steps. Each step begins only after the step befo
 
 Until step 5 the engine can be taken back: by `DELETE /drain` and the route label.
 
-The planner knows earlier reconciles only from the state in `status.rollout`. A reconcile that changes this state only
-writes the state, and is followed by another reconcile at once. A reconcile that leaves the state unchanged carries out
-what the state says. So the operator may stop at any moment: its successor makes the same decision. A failed revision
-stays failed until the spec asks for another revision. While no engine of the current revision has ever served, a new
-revision replaces the current revision without a rollout: there is nothing to protect.
+The planner knows earlier reconciles only from the state in `status.rollout`. If a reconcile changes this state, its
+step has no changes: the state is written first, and another reconcile follows at once. If a reconcile leaves the state
+unchanged, it carries out what the state says. So the operator may stop at any moment: the next operator process makes
+the same decision. A failed revision stays failed until the spec asks for another revision. While no engine of the
+current revision has ever served, there is nothing to protect. So a new revision then replaces the current revision
+without a rollout.
 
 Data flow: `view_of` makes the `View`; `next_step` decides; `revision_places` gives each revision its places for
 engines; `plan` turns the step into changes, in this order: `undrain`, `route_on`, new engines, `route_off`, `drain`,

@@ -43,9 +43,9 @@ def revision_places(
 
     `resolved` is the current spec, and `old` has the stored specs of other revisions.
 
-    An engine has no place if the state of `step` or the `stored` state names it as terminating: it is neither counted
-    nor recreated. The stored state is needed because it also names engines that are deleted by now. Without it, entries
-    of deleted engines in `memory` could take the places of failed engines.
+    An engine has no place if the state of `step` or the `stored` state names the engine as terminating. Such an engine
+    is not counted and not recreated. The stored state also names engines that are deleted by now. Without the stored
+    state, entries of deleted engines in `memory` could take the places of failed engines.
     """
     state = step.state
     leaving = stored.terminating.keys() | state.terminating.keys()

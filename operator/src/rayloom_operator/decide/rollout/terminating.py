@@ -73,7 +73,8 @@ def needs_surge(desired: Desired, state: RolloutState, view: View) -> bool:
 def is_drained(engine: ReplicaView, drained_at: str, desired: Desired, wall: datetime) -> bool:
     """Returns True once an engine has no requests, or has had `drainSeconds` to finish them.
 
-    `drained_at` is the engine's value in `terminating`: the time at which its drain began, empty before the drain.
+    `drained_at` is the engine's value in `terminating`: the time at which its drain began. It is empty before the
+    drain.
     """
     if engine.state in IDLE:
         return True

@@ -20,7 +20,8 @@ def next_state(desired: Desired, stored: RolloutState, view: View, wall: datetim
 
     1. `_try_begin`: no state is stored yet
     2. `_try_retarget`: the spec has another revision
-    3. `_try_settle`: the current revision has served; if it never has, the spec's revision becomes the current revision
+    3. `_try_settle`: the current revision has served; if it has never served, the spec's revision becomes the current
+    revision
     4. `judged`: the update revision has failed, or passed its analysis
     5. `_try_complete`: every engine is of the update revision
     6. `revision_counts`: how many engines each revision should have
@@ -102,15 +103,16 @@ def _try_complete(desired: Desired, state: RolloutState, view: View) -> RolloutS
 def _with_drain_times(terminating: dict[str, str], stored: RolloutState, view: View, wall: datetime) -> dict[str, str]:
     """Returns `terminating` with the time at which each engine left the Service's endpoints.
 
-    `drainSeconds` count from this time. The time is empty while clients may still reach the engine.
+    `drainSeconds` begin UNLISTED_S (`terminating.py`) after this time. The time is empty while clients may still reach
+    the engine.
     """
     times = dict(terminating)
     for engine in view.engines:
         if engine.name not in times:
             continue
         if engine.is_routed or engine.is_listed:
-            # This drops an earlier time, because an EndpointSlice may list an engine late, after the engine has lost
-            # its route label.
+            # An EndpointSlice may list an engine late, after the engine has lost its route label. So an earlier time is
+            # dropped here.
             times[engine.name] = ""
         elif engine.name in stored.terminating and engine.state not in IDLE:
             times[engine.name] = times[engine.name] or stamp(wall)

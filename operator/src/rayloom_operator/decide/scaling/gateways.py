@@ -3,7 +3,8 @@
 A service without engines depends on its gateways: they hold requests, and must have a tokenizer to read them. So the
 scaler removes the last engine only once every gateway pod that the spec asks for is ready and has a tokenizer. Each
 ready pod of an LLMGateway that serves the model must have a tokenizer, too. While there is no engine, a gateway pod
-without a tokenizer, for example a recreated pod, makes the scaler create an engine, as a held request does.
+without a tokenizer makes the scaler create an engine, as a held request does. A recreated pod, for example, has no
+tokenizer.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from rayloom_operator.engines.status import EngineStatus
 from rayloom_operator.observe.observed import Observed, Reading
 from rayloom_operator.observe.verdict import STALE_S
 
-# A gateway pod counts as a pod without a tokenizer only after this many seconds: a restarted container loads the
-# tokenizer from the pod's volume in a second or two.
+# A gateway pod counts as a pod without a tokenizer only after this many seconds. A restarted container needs a second
+# or two to load the tokenizer from the pod's volume.
 _TEXT_PATIENCE_S = 5.0
 _WITHOUT_TEXT = "starting"  # state of a gateway before it has a tokenizer
 
@@ -85,7 +86,7 @@ def _needs_text(status: EngineStatus) -> bool:
 
 
 def _is_silent(reading: Reading | None, mono: float) -> bool:
-    """Returns whether a ready gateway has not answered for more than STALE_S: it may hold requests that no reading
-    shows.
+    """Returns whether a ready gateway has not answered for more than STALE_S. Such a gateway may hold requests that no
+    reading shows.
     """
     return reading is not None and reading.failing_since is not None and mono - reading.failing_since > STALE_S

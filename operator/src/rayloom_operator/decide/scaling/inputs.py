@@ -37,8 +37,8 @@ class Fleet:
     replicas: int  # spec.replicas
     num_available: int
     num_for_load: int  # number of engines that should exist; unproven engines are not counted
-    # Engines without requests, whose revision is new: it is not promoted yet, or its rollout is stopped. These engines
-    # stay if `replicas` becomes less.
+    # Engines of a new revision that have no requests. The revision is not promoted yet, or its rollout is stopped.
+    # These engines stay if `replicas` becomes less.
     num_unproven: int = 0
     num_surge: int = 0  # number of unproven engines that maxSurge allows in addition to `replicas`
     num_unschedulable: int = 0  # other unschedulable engines; they are terminated first if `replicas` becomes less

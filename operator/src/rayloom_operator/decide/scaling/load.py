@@ -81,8 +81,8 @@ class ServiceLoad:
 def load_of(engines: Sequence[EngineLoad], held: Held, ttft_s: float, earlier_per_s: float = 0.0) -> ServiceLoad:
     """Returns the load of all engines together.
 
-    `ttft_s`: the seconds within which a request should have its first token. `earlier_per_s`: the
-    earlier rate of one engine, in prompt tokens per second, which is used while no engine has measured its rate.
+    `ttft_s`: the seconds within which a request should have its first token. `earlier_per_s`: the earlier rate of one
+    engine, in prompt tokens per second. `earlier_per_s` is used while no engine has measured a rate.
     """
     known = [each for each in engines if each.is_known]
     rates = [each.prefill_per_s for each in known if each.prefill_per_s]

@@ -14,7 +14,7 @@
 
 The windows are described in `windows.py`. Each engine should have 70 % of the load of a fully used engine, because
 waits grow fast beyond that share. An engine is removed only if each remaining engine then has at most 50 % of the load
-of a fully used engine, so a steady load never makes the number go up and down.
+of a fully used engine. So a steady load never makes the number go up and down.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LONGEST_START_S = 3600.0
 # after _START_PATIENCE times the duration of the last start if that is longer.
 _START_PATIENCE_S = 600.0
 _START_PATIENCE = 3
-# These reasons are not replaced by Steady, so that the status is not written again while nothing happens.
+# Steady does not replace these reasons. Otherwise the status would be written again while nothing happens.
 _LASTING = frozenset(
     {
         *(ScalingReason.STEADY, ScalingReason.SCALED_UP, ScalingReason.SCALED_DOWN, ScalingReason.WOKEN),

@@ -74,8 +74,8 @@ def activity_of(planned: Planned) -> RolloutActivity:
     state = planned.step.state
     if is_stopped(planned.desired, state):
         return RolloutActivity.STOPPED
-    # The step's name does not show a missing node: a rollback, and a rollout that had ended before, keep their step
-    # while an engine waits for a node.
+    # The step's name does not show a missing node. While an engine waits for a node, a rollback keeps its step, and so
+    # does a rollout that had ended before.
     staying = (each for each in planned.view.engines if each.name not in state.terminating)
     if any(each.state == "unschedulable" for each in staying):
         return RolloutActivity.WAITING

@@ -31,8 +31,8 @@ def engines_service(service: LLMService) -> Manifest:
     """The headless Service whose DNS records are the addresses of the engines that may get requests.
 
     It selects the same pods as the Service for clients, so a rollout moves the gateways' requests, too. Pods that are
-    not ready are included for two reasons. A gateway itself finds out which engines serve. And the streams of an engine
-    must continue while the engine drains or replaces ranks.
+    not ready are included for two reasons. First, a gateway itself finds out which engines serve. Second, the streams
+    of an engine must continue while the engine drains or replaces ranks.
     """
     return {
         "apiVersion": "v1",

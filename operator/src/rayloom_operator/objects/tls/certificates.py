@@ -1,8 +1,8 @@
 """Makes the certificates of engines and gateway pods. Pure: equal arguments give equal bytes.
 
 The private keys of the CA and of the certificates are derived from the operator's key, as admin tokens are. So the
-operator stores no keys and reads no Secrets: after a restart, or if a Secret was deleted, it writes the same content
-again. Ed25519 permits this, because any 32 bytes are a key, and signatures have no random part.
+operator stores no keys and reads no Secrets. After a restart, or after the deletion of a Secret, it writes the same
+content again. Ed25519 permits this, because any 32 bytes are a key, and signatures have no random part.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class CertificateFiles:
 def certificate_files(operator_key: bytes, previous_key: bytes, owner: Owner, now: datetime) -> CertificateFiles:
     """Returns the files of the current period. The time of day at which a period begins differs from owner to owner.
 
-    `previous_key`: the operator's key before `operator_key`, or empty. As long as there is a previous key, the previous
-    key's CA signs the certificate, and both CAs are trusted: pods read their new files at different times, and some
-    know only the previous CA.
+    `previous_key`: the operator's key before `operator_key`, or empty. As long as there is a previous key, the CA of
+    the previous key signs the certificate, and both CAs are trusted. Pods read their new files at different times, so
+    some pods know only the CA of the previous key.
     """
     return _files(operator_key, previous_key, owner, _begin(owner, now))
 

@@ -38,8 +38,8 @@ class ObjectWriter:
         self._kube = kube
         self._drift = drift
         self._on_cluster = on_cluster
-        # Service -> name of a Secret that seems to belong to another owner -> event loop time at which that was first
-        # found.
+        # Service -> name of a Secret that seems to belong to another owner -> event loop time at which the Secret was
+        # first found.
         self._taken_since: dict[ServiceKey, dict[str, float]] = {}
 
     def forget(self, key: ServiceKey) -> None:
@@ -76,7 +76,7 @@ class ObjectWriter:
         """Creates an engine replica's ConfigMap and then its Secret.
 
         `is_new`: the replica did not exist before, so existing objects are left over from a deleted service, or are
-        another owner's. An existing Secret is ours if its ConfigMap existed before, and another owner's if the
+        another owner's. An existing Secret is ours if its ConfigMap existed before. It is another owner's if the
         ConfigMap was created just now (`_create_secret`).
         """
         is_first = False
@@ -112,7 +112,7 @@ class ObjectWriter:
         return False
 
     async def _create_secret(self, key: ServiceKey, manifest: Manifest, *, is_new: bool, is_first: bool) -> None:
-        """Creates a replica's Secret. The operator may not read Secrets, so the ConfigMap shows whose Secret it is.
+        """Creates a replica's Secret. The operator may not read Secrets, so the ConfigMap shows the Secret's owner.
 
         If the ConfigMap existed before, an earlier reconcile created it, so an existing Secret is ours as well. If the
         ConfigMap `is_first` (created just now), an existing Secret is another owner's. Then the ConfigMap is deleted

@@ -72,8 +72,8 @@ class Gatherer:
     async def gather(self, key: ServiceKey, document: Manifest) -> Situation | None:
         """Returns the situation of the LLMService in `document`.
 
-        Returns None while the first poll of an engine is still running: without its result, a restarted operator would
-        believe that a serving engine does not serve.
+        Returns None while the first poll of an engine is still running. Without the result of this poll, a restarted
+        operator would believe that a serving engine does not serve.
         """
         now = Now(wall=datetime.now(UTC), mono=asyncio.get_running_loop().time())
         previous = document.get("status", {})

@@ -60,8 +60,9 @@ class OldSpecs:
             return None
         if not is_owned(found["metadata"], document["metadata"]["uid"]):
             return None
-        # `resolved_of` runs in the sizing thread, because it may have to size the spec again: the stored sizing may
-        # have other inputs, if another version of the operator stored it or a user changed the ControllerRevision.
+        # `resolved_of` runs in the sizing thread, because it sizes the spec again if the stored sizing has other
+        # inputs. That happens if another version of the operator stored the sizing, or if a user changed the
+        # ControllerRevision.
         resolved = await self._sizer.run(resolved_of, found, document, self._hub)
         if resolved is None:
             logger.warning("%s/%s: %s cannot be read: no engine of that revision can be recreated", *key, path)

@@ -73,8 +73,9 @@ class ScalingGatherer:
             return None
         stored = stored_autoscaling(document.get("status", {}))
         writer = ""
-        # If `replicas` is not the stored number, its writer is read. Without a stored state, as in a restored object,
-        # only the writer of a 0 is read, because the scaler may have written the 0.
+        # If `replicas` is not the stored number, the writer of `replicas` is read. A restored object, for example, has
+        # no stored state. In that case the writer is read only if `replicas` is 0, because the scaler may have written
+        # the 0.
         if stored.desired != spec.replicas if stored.reason else spec.replicas == 0:
             found = await self._kube.get(path_of(document))
             if found["spec"].get("replicas") != spec.replicas:

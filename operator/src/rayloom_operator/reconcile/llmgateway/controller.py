@@ -3,7 +3,7 @@
     event of an LLMGateway, of its objects, or of an LLMService of its namespace  ->  work queue  ->  GatewayReconciler
 
 The operator watches LLMGateways itself, and not with kopf. So the operator also works without their CRD, for example
-after an upgrade that did not install the CRD, and finds the CRD within seconds if it is installed later.
+after an upgrade that did not install the CRD. If the CRD is installed later, the operator finds it within seconds.
 """
 
 from __future__ import annotations
