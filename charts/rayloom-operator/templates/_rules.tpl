@@ -57,8 +57,9 @@ object.
   resources: [ingresses]
   verbs: [get, list, watch, create, patch, delete]
 # Secrets are created, replaced and deleted, never read: their content is derived from the operator's key. There is no
-# patch, because the response to a patch has the whole object, so that everybody who may patch a Secret can read it. The
-# response to an update has only what was sent. LLMGateways need it: their Secrets change with the names that they serve.
+# patch: the response to a patch has the whole object, so everybody who may patch a Secret can read it. The response to
+# an update has only what was sent. update is for LLMGateways, whose Secrets change with the names that they serve, and
+# for renewed certificates.
 - apiGroups: [""]
   resources: [secrets]
   verbs: [create, update, delete]
@@ -71,7 +72,8 @@ object.
 - apiGroups: [apps]
   resources: [controllerrevisions]
   verbs: [get, create, delete]
-# An engine counts as available once an EndpointSlice lists its head pod. Its drain begins once none lists the head pod.
+# An engine counts as available once an EndpointSlice lists its head pod. Its drain begins once no EndpointSlice lists
+# the head pod.
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
   verbs: [list, watch]

@@ -13,7 +13,8 @@ from local_kubernetes.machine.place import Place
 
 
 def chosen_cluster(environ: Mapping[str, str], index: int = 0) -> Cluster:
-    """The existing cluster whose kubeconfig $E2E_KUBECONFIG names, or else a cluster of the kind $E2E_CLUSTER.
+    """The existing cluster of the kubeconfig $E2E_KUBECONFIG, if it is set. Otherwise a cluster of the kind
+    $E2E_CLUSTER.
 
     $E2E_CLUSTER is `local` (the default) or `kind`. Raises ValueError for any other value.
     """

@@ -49,8 +49,8 @@ class LocalCluster:
         with self._lock():
             had = self._finished_mode()
             if had is None or (had, mode) == ("api", "full"):
-                # `had` is None: an `up` that did not finish, or an `up` before the last reboot, has left remains.
-                # Otherwise the cluster had no nodes, and nodes cannot reach the address of its API server.
+                # If `had` is None, an `up` that did not finish, or an `up` before the last reboot, has left remains. If
+                # `had` is `api`, the cluster had no nodes, and nodes could not reach the address of its API server.
                 self._remove()
             wanted: Mode = "full" if had == "full" else mode
             self._place.state.mkdir(parents=True, exist_ok=True, mode=0o755)

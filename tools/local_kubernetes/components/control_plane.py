@@ -121,8 +121,8 @@ class ControlPlane:
         folder = self._place.state / "manifests"
         folder.mkdir(exist_ok=True)
         (folder / "kuberay.yaml").write_text(text)
-        # Applied server-side, because client-side apply stores a copy in an annotation, and the manifest of RayCluster
-        # exceeds an annotation's size.
+        # Applied server-side, because client-side apply stores a copy of the manifest in an annotation. The manifest of
+        # RayCluster exceeds an annotation's size.
         apply = ("apply", "--server-side", "--force-conflicts", "--filename", folder / "kuberay.yaml")
         self._kubectl(*apply, timeout_s=PROGRAM_S)
 

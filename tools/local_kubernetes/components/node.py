@@ -144,7 +144,7 @@ class Node:
         (cni / "10-pods.conflist").write_text(json.dumps(network))
         path = place.folder / "containerd.toml"
         # The configuration sets every path that another containerd of this machine would share. Every pod would fail
-        # without restrict_oom_score_adj, because a process without CAP_SYS_RESOURCE may not lower its score.
+        # without restrict_oom_score_adj, because a process without CAP_SYS_RESOURCE may not lower its OOM score.
         config = f"""\
 version = 2
 root = "{place.folder}/containerd"
@@ -261,7 +261,7 @@ def is_ready(kubectl: Kubectl, name: str) -> bool:
 def cgroup_hierarchies() -> list[Path]:
     """Folders in which a control group is created: one per controller in version 1, a single folder in version 2.
 
-    Beside the hierarchies of version 1, one of version 2 may exist. runc creates groups there, too.
+    Beside the hierarchies of version 1, a hierarchy of version 2 may exist. runc creates groups in that hierarchy, too.
     """
     if (_CGROUPS / "cgroup.controllers").exists():
         return [_CGROUPS]

@@ -1,8 +1,8 @@
 """Shortens the manifests of KubeRay's CRDs, because an API server needs seconds of CPU time for the full schemas. Pure.
 
 KubeRay and the operator use only the version v1, and the operator only the kind RayCluster. Manifests are handled as
-lines, because cluster-up runs without an installation, so without a YAML parser. They are those of controller-gen: each
-version begins at an indentation of two, and its keys have an indentation of four.
+lines, because cluster-up runs without an installation, so without a YAML parser. controller-gen writes these lines:
+each version begins at an indentation of two, and its keys have an indentation of four.
 """
 
 from __future__ import annotations

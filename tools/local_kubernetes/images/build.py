@@ -119,7 +119,7 @@ def build_with_buildah(image: Image, base: str) -> None:
 def derive_with_buildah(name: str, folder: Path, arguments: Mapping[str, str]) -> None:
     """Builds the image `name` from the engine's image, by the Dockerfile in `folder`, if an input of the build changed.
 
-    `remove_unused` removes the image as soon as no node has it, provided that its name has the engine's repository.
+    If the image's name has the engine's repository, `remove_unused` removes the image as soon as no node has it.
     """
     store = Store.of_buildah()
     files = [path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()]

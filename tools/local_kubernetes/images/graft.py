@@ -45,8 +45,9 @@ def graft(store: Store, name: str, socket: Path) -> None:
     for snapshot in with_root:
         _run(socket, "snapshots", "label", snapshot, "containerd.io/gc.root=")
     # containerd's CRI plugin notices a new image shortly after the import. A pod that starts earlier would not find the
-    # image. The plugin ignores names that have its label, and the import keeps labels, so the plugin would never notice
-    # a replaced image. So this function removes the label and waits until the plugin has an entry of the image.
+    # image. The plugin ignores names that have the plugin's label, and the import keeps labels. So the plugin would
+    # never notice a replaced image. For this reason, this function removes the label and waits until the plugin has an
+    # entry of the image.
     _run(socket, "images", "label", name, "io.cri-containerd.image=")
     known = _digest(config)
     wait_until(

@@ -35,8 +35,8 @@ class Processes:
     def ensure(self, name: str, *command: object, config: str = "") -> int:
         """The id of the process `name`, which runs `command`: an existing process or a new one.
 
-        An existing process is ended first if its command differs, or if `config`, the content of the files that it
-        reads, differed at its start. The process's output is in logs/NAME.log.
+        An existing process is ended first if it was started with another command or another `config`. `config` is the
+        content of the files that the process reads. The process's output is in logs/NAME.log.
         """
         self._wanted.add(name)
         words = [str(word) for word in command]

@@ -32,7 +32,7 @@ def refuse_beside_twin(state: Path) -> None:
     """Raises ClusterError while a cluster of the same index runs in another state folder, as with another HOME.
 
     No other check would find the other cluster: our API server would use the other cluster's etcd, and our readiness
-    check would reach its KubeRay.
+    check would reach the other cluster's KubeRay.
     """
     for twin in living_clusters() - {state}:
         if twin.name == state.name:

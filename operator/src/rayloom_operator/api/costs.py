@@ -1,6 +1,6 @@
 """Costs: the memory that a model needs, in parts. The engine's `inspect` returns the parts, and sizing adds them.
 
-The operator does not trust the document with the costs: a tenant chooses the image that writes the document, and the
+The operator does not trust the document with the costs. A tenant chooses the image that writes this document, and the
 operator serves all tenants. So each number and each list has a limit, far beyond any existing model. The limits are
 also checked when a status is read back.
 """

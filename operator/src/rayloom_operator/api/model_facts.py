@@ -1,8 +1,8 @@
 """The facts of a model that `rayloom-engine inspect` returns: its commit, its shape and its costs.
 
 Sizing adds up the costs. The shape is shown in the status, and `status.sizing.inputs` is a hash that covers the shape.
-So the existing fields of the shape must not change: a change would give other hashes, which would make every stored
-sizing invalid.
+So the existing fields of the shape must not change. A change would give other hashes, and every stored sizing would
+become invalid.
 """
 
 from __future__ import annotations

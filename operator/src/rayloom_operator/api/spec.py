@@ -1,8 +1,8 @@
 """The spec of LLMService v1alpha1. The CRD's schema is generated from these classes. Every field has an effect.
 
 Attributes are in snake_case, documents in camelCase (`served_name` is `servedName`). Numbers have their unit in the
-name or in the description. `parse` reads every document, checks all fields and names each invalid field. Checks that
-the API server can do itself are also CEL rules beside the fields, so that `kubectl apply` fails with the same message.
+name or in the description. `parse` reads every document, checks all fields and names each invalid field. A check that
+the API server can do itself is also a CEL rule beside the field. So `kubectl apply` fails with the same message.
 """
 
 from __future__ import annotations

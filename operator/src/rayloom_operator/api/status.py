@@ -20,7 +20,7 @@ from rayloom_operator.api.rollout.stored import RolloutStatus
 
 
 class Reason(StrEnum):
-    """Every reason that a condition may have: a closed list, because alerts and scripts may depend on any of them."""
+    """Every reason that a condition may have: a closed list, because alerts and scripts may depend on any reason."""
 
     VALID = "Valid"  # condition Accepted
     INVALID_SPEC = "InvalidSpec"  # condition Accepted; also Available, unless an engine of an earlier spec runs
@@ -122,8 +122,8 @@ GroupState: TypeAlias = Literal["Pending", "Starting", "Serving", "Recovering", 
 
 _REASONS = frozenset(Reason)
 
-# The CRD allows any text as the reason: without the chart's `crds.install`, a cluster's CRD may be older than the
-# operator, and must still accept the operator's reasons. A newer operator may also have written a reason that this
+# The CRD allows any text as the reason. Without the chart's `crds.install`, a cluster's CRD may be older than the
+# operator, but must still accept the operator's reasons. A newer operator may also have written a reason that this
 # operator does not know. This operator reads such a reason as EngineFailed. If it rejected the reason, it could not
 # read the entry of `groups` with the engine's failures.
 ReasonText = Annotated[

@@ -1,7 +1,7 @@
 """The decision of one reconcile: a pure function of the situation.
 
-`decide` runs before the changes are made, and `decide.status.status` after them, because the status also reports what
-the API server refused.
+`decide` runs before the changes are made. `decide.status.status` runs after the changes, because the status also
+reports what the API server refused.
 """
 
 from __future__ import annotations

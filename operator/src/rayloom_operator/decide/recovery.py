@@ -44,7 +44,7 @@ Memory = Mapping[str, GroupStatus]  # name of an engine replica -> its entry in 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A place for one engine replica: the replica in it, if any, and the failures of replicas in it so far."""
+    """A place for one engine replica. It has the replica, if there is one, and the failures of its replicas so far."""
 
     name: str  # name of the replica, or of the replica to create
     replica: EngineReplica | None

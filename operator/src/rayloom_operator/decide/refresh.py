@@ -1,6 +1,6 @@
 """Limits the second inspections: Jobs for models whose facts an earlier operator stored without costs. Pure.
 
-A service with a valid sizing does not need the costs, so its Job may wait for the Jobs of other services, and may fail.
+A service with a valid sizing does not need the costs. So its Job may fail, and may wait for the Jobs of other services.
 A service whose sizing has to be computed needs the costs. Its Job is no second inspection, and does not wait for other
 Jobs.
 """

@@ -52,7 +52,7 @@ def _state(judged: JudgedReplica, before: GroupStatus | None, situation: Situati
     if replica is None or has_failed or state in ("Serving", "Draining"):
         return state
     # The supervisor or the kubelet may yet repair an engine that does not answer. The state `Recovering` records that
-    # this engine has served: after a restart of the operator, `has_served` reads the state from the status.
+    # this engine has served. After a restart of the operator, `has_served` reads this state from the status.
     is_silent = silence(replica.reading, situation.now.mono) is not None
     return "Recovering" if is_silent and has_served(replica, before) else state
 

@@ -17,12 +17,12 @@ REGULAR_S = 300.0
 REAPPLY_S = 1800.0
 # The kubelet reports a mount failure only in an Event, so Events are read while a pod waits. In the first minute, when
 # a report is likely, they are read every 2 s, and later every 10 s. While a pod waits, objects are also applied again
-# every 10 s, because the ConfigMap or Secret that the head pod mounts may have been deleted.
+# every 10 s, in case somebody has deleted the ConfigMap or Secret that the head pod mounts.
 _MOUNT_CHECK_S = 2.0
 LATE_MOUNT_CHECK_S = 10.0
 _EARLY_MOUNT_S = 60.0
-# The seconds until the next reconcile after a new failure: the status gets the failure first, and the next reconcile
-# acts on it.
+# The seconds until the next reconcile after a new failure. The status gets the failure first, and the next reconcile
+# acts on the failure.
 _NEXT_RECONCILE_S = 0.2
 
 
@@ -79,8 +79,11 @@ def _mounts(situation: Situation) -> Iterator[float]:
 
 
 def _silent_engines(situation: Situation) -> Iterator[float]:
-    """Yields two numbers for each engine that does not answer: the seconds until the engine counts as unreachable, and
-    the seconds until the next reconcile that looks for an answer."""
+    """Yields seconds for each engine that does not answer.
+
+    These are the seconds until the engine counts as unreachable, unless it does already. They are also the seconds
+    until the next reconcile that looks for an answer.
+    """
     for replica in situation.observed.replicas:
         reading = replica.reading
         if reading is None or reading.failing_since is None:

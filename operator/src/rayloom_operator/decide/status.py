@@ -1,7 +1,7 @@
 """The status of a service, computed from observations. Pure.
 
-Messages contain nothing that changes with time alone, such as an age: while the cluster stays the same, the status
-stays the same, byte for byte.
+Messages contain nothing that changes with time alone, such as an age. So while the cluster stays the same, every byte
+of the status stays the same.
 """
 
 from __future__ import annotations

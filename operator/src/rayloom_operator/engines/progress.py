@@ -13,7 +13,7 @@ from rayloom_operator.engines.status import Phase
 _INTERVAL_S = 10.0  # least time between two changes of one engine's text
 _MAX_WRITES_PER_S = 20  # status writes of all engines together
 _UNITS = ((1e9, "GB"), (1e6, "MB"))
-# The total of this phase is not shown, because it grows: each file of the hub is added when its download begins.
+# The total of this phase is not shown, because the total grows: each file of the hub is added when its download begins.
 _GROWING = "resolve"
 
 

@@ -42,7 +42,7 @@ def pod_fields(
     given = (each.model_dump(by_alias=True, exclude_none=True) for each in scheduling.tolerations)
     user = {
         **dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), _USER),
-        # A change of the group of every file in a large claim is slow, and is needed only at the first mount.
+        # It is slow to change the group of all files in a large claim. The change is needed only at the first mount.
         "fsGroupChangePolicy": "OnRootMismatch",
     }
     pod: Manifest = {

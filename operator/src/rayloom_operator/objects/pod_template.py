@@ -30,7 +30,7 @@ _INSPECTION_FIELDS = (
     *("nodeSelector", "affinity", "tolerations", "priorityClassName", "schedulerName", "imagePullSecrets"),
     *("dnsPolicy", "dnsConfig", "hostAliases", "securityContext"),
 )
-# The inspection pod mounts only volumes of these kinds, and no claims: a claim with WaitForFirstConsumer would be bound
+# The inspection pod mounts only volumes of these kinds, and no claims. A claim with WaitForFirstConsumer would be bound
 # to the node of this small pod.
 _OWN_KINDS = frozenset({"configMap", "downwardAPI", "emptyDir", "projected", "secret"})
 

@@ -106,7 +106,7 @@ _RAY_START = {
 _NO_OTHER_HEAD = {"ray.io/disable-provisioned-head-restart": "true"}
 # `_KEEP_RAY` restarts Ray's head inside the container. A restart of the container would make the pod unready, and the
 # kubelet delays each further restart longer. But if the head exits within 10 s, or four times within ten minutes, the
-# container exits too, so that the pod's status counts the restart. KUBERAY_GEN_RAY_START_CMD has KubeRay's `ray start`
+# container exits too. The pod's status then counts the restart. KUBERAY_GEN_RAY_START_CMD has KubeRay's `ray start`
 # command.
 _OWN_COMMAND = {"ray.io/overwrite-container-cmd": "true"}
 _KEEP_RAY = """\
@@ -256,9 +256,9 @@ def _worker_pod(resolved: Resolved, group: str) -> Manifest:
         **_ray_probes(_RAYLET_PORT),
     }
     return pod_basics(service) | {
-        # KubeRay's init container runs a shell that waits for the head. As process 1, the shell would ignore SIGTERM,
-        # and a pod that is deleted during the wait would stay for the whole grace period. In a shared process
-        # namespace, the shell is not process 1.
+        # KubeRay's init container runs a shell that waits for the head. As process 1, the shell would ignore SIGTERM. A
+        # pod that is deleted during the wait would then stay for the whole grace period. In a shared process namespace,
+        # the shell is not process 1.
         "shareProcessNamespace": True,
         "terminationGracePeriodSeconds": service.spec.drain_seconds + _END_SECONDS,
         "topologySpreadConstraints": [

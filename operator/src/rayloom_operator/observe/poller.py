@@ -32,8 +32,8 @@ _SERVING_INTERVAL_S = 5.0
 _MAX_ANSWERS_PER_S = 600
 _MAX_SERVING_INTERVAL_S = 15.0
 _OTHER_INTERVAL_S = 1.0
-# The limit matters if thousands of engines do not answer: requests to them, and reconciles of their services, would
-# take all of the operator's time.
+# The limit matters if thousands of engines do not answer. Without it, requests to these engines, and reconciles of
+# their services, would take all of the operator's time.
 _MAX_RETRIES_PER_S = 200
 # The shortest interval. Pods often change several times in a moment, and each change triggers a request.
 _MIN_INTERVAL_S = 0.3
@@ -173,8 +173,8 @@ class EnginePoller:
             if _note_essence(engine, loop.time()) or has_turned or has_other_start:
                 self._on_report(engine.service)
             await asyncio.sleep(_MIN_INTERVAL_S)
-            # Not `wait_for`: in Python 3.11 it loses a cancellation that comes together with the nudge, which happens
-            # when a pod ends.
+            # `wait_for` is not used: in Python 3.11 it loses a cancellation that comes together with the nudge. Both
+            # come together when a pod ends.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._interval_s(engine, has_turned) - _MIN_INTERVAL_S):
                     await engine.is_nudged.wait()

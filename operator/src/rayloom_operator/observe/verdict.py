@@ -22,9 +22,9 @@ SILENCE_LIMIT_S = 8.0
 # Once a request has failed, an answer older than this many seconds is no longer valid. Requests are up to 5 s apart,
 # and a request fails after 3 s.
 _ANSWER_AGE_LIMIT_S = 9.0
-# An answer older than _ANSWER_AGE_LIMIT_S is still valid for this many seconds after the first failed request, because
-# requests to thousands of engines are more than 5 s apart. A second request is sent within 4 s after the failure, and
-# an engine that serves answers this request.
+# An answer older than _ANSWER_AGE_LIMIT_S is still valid for this many seconds after the first failed request. With
+# thousands of engines, requests are more than 5 s apart. A second request is sent within 4 s after the failure, and an
+# engine that serves answers this request.
 _SECOND_ANSWER_S = 4.5
 # An answer that is older than this many seconds is not valid, even if no request has failed. Engines that serve are
 # polled at least every 15 s.
@@ -152,8 +152,8 @@ def _by_answer(replica: EngineReplica, head: Pod, status: EngineStatus, start: S
 
 
 def _verdict(reason: Reason, message: str, status: EngineStatus) -> Verdict:
-    # If a token has passed through every rank, every rank has loaded the model. During a recovery that may not be so: a
-    # rank that replaces a lost rank has to load the model first.
+    # If a token has passed through every rank, every rank has loaded the model. During a recovery this may be untrue,
+    # because a rank that replaces a lost rank has to load the model first.
     is_loaded = status.last_token_age_seconds is not None and reason is not Reason.RECOVERING
     return Verdict(reason=reason, message=message, is_loaded=is_loaded)
 

@@ -51,8 +51,8 @@ class Watches:
     """The watches, and the last known documents of the objects that they watch.
 
     Not thread-safe: used in one event loop. `on_change` is called with the service of a RayCluster, Job or
-    EndpointSlice that changed, and `on_pod` with the service of a pod that changed. `on_node` is called with the name
-    of a node whose readiness or cordon changed, and `on_kuberay` when KubeRay becomes usable or unusable.
+    EndpointSlice that changed. `on_pod` is called with the service of a pod that changed. `on_node` is called with the
+    name of a node whose readiness or cordon changed. `on_kuberay` is called when KubeRay becomes usable or unusable.
     """
 
     def __init__(

@@ -130,7 +130,7 @@ class StatusWriter:
             return
         self._services[key] = without_managed_fields(written)
         if written["metadata"]["generation"] != meta["generation"]:
-            # `set_service` will ignore the event of that edit, because it is older than the stored service.
+            # `set_service` will ignore the event of that edit, because the event is older than the stored service.
             self._on_edit(key)
 
 

@@ -6,7 +6,7 @@ A service's key is in the queue at most once, and one task at a time reconciles 
 2. changed specs and regular requeues;
 3. new services.
 
-So a failed engine does not wait behind thousands of new services. And most steps of a service that is being created
+So a failed engine does not wait behind thousands of new services. Most steps for a service that is being created also
 come before the first reconcile of the next new service.
 """
 
@@ -134,8 +134,8 @@ class WorkQueue:
     async def work(self, reconcile: Reconcile) -> None:
         """Calls `reconcile` with each queued key, up to `limit` of them at a time, until the queue is drained.
 
-        `reconcile` returns the seconds until the key is requeued, or None for no requeue. When it raises, the key is
-        requeued after a delay that doubles with each failure in a row; `reconcile` logs the exception itself.
+        `reconcile` returns the seconds until the key is requeued, or None for no requeue. When `reconcile` raises, the
+        key is requeued after a delay that doubles with each failure in a row. `reconcile` logs the exception itself.
         """
         async with asyncio.TaskGroup() as tasks:
             while not self._is_closed:

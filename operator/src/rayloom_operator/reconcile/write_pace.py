@@ -1,7 +1,7 @@
 """Limits how often the status of a service is written. Pure: the caller passes the time.
 
-An engine's answers become part of the status, and users choose the engine's image. Without a limit, an engine that
-gives a different answer every time would cause a write to the API server every time.
+An engine's answers become part of the status, and users choose the engine's image. Without a limit, an engine whose
+answers always differ would cause a write to the API server for every answer.
 """
 
 from __future__ import annotations

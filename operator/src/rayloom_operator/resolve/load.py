@@ -14,17 +14,18 @@ from rayloom_operator.resolve.stage_split import Stages, stages
 GPU_SHARE = 0.9
 CPU_SHARE = 0.5
 CPU_CAP = 4 * GIB
-# Estimates, rounded up. _CUDA_BYTES is for the CUDA context, libraries and their workspaces, and _NCCL_BYTES for NCCL's
+# Estimates, rounded up. _CUDA_BYTES is for the CUDA context, libraries and their workspaces. _NCCL_BYTES is for NCCL's
 # buffers, which exist only with several ranks.
 _CUDA_BYTES = GIB
 _NCCL_BYTES = GIB // 2
-# Measured in pods on CPU: torch and the rank's own code take 380 MiB in each rank, Ray's processes 153 MiB in each pod.
-# Mapped library files are not counted, because the kernel can drop their pages.
+# Measured in pods on CPU: torch and the rank's own code take 380 MiB in each rank, and Ray's processes take 153 MiB in
+# each pod. Mapped library files are not counted, because the kernel can drop their pages.
 CPU_RANK_BYTES = 384 << 20
 RAY_POD_BYTES = 168 << 20
-# If the spec leaves out maxModelLen, the context length is cut until the model fits, but not below this length. The cut
-# leaves a sixteenth of the cache unused, because the engine measures the free memory itself. The engine would refuse to
-# start if a request of this length needed a few bytes more than there are.
+# If the spec leaves out maxModelLen, the context length is cut until the model fits. If the engine does not cut the
+# length itself (`engine_cuts_length`), the length stays at least this number, and a sixteenth of the cache stays
+# unused. The engine measures the free memory itself, and would refuse to start if a request of this length needed a few
+# bytes more than there are.
 _LEAST_MODEL_LEN = 8192
 
 
@@ -32,8 +33,8 @@ _LEAST_MODEL_LEN = 8192
 class Load:
     """The load of one candidate: a tensor size and a number of stages."""
 
-    weights: int  # bytes of weights on the rank with the most
-    adapters: int  # bytes for LoRA adapters on the rank with the most
+    weights: int  # bytes of weights on the rank with the most weights
+    adapters: int  # bytes for LoRA adapters on the rank with the most such bytes
     reserve: int  # bytes that a rank's process needs beside weights and KV cache
     room: int  # bytes for KV blocks on the rank that has room for the fewest blocks
     block_bytes: int  # bytes of one KV block on that rank

@@ -31,8 +31,9 @@ class Question:
     pipeline: int | None
     max_model_len: int | None  # None: the model's limit, or less if the limit does not fit
     num_requests: int  # requests of max_model_len tokens that must fit into the KV cache at once
-    # The costs are None if an engine of an earlier version inspected the model. They are not part of the hash: another
-    # version of the engine may compute other costs for the same model, and that must not change running services.
+    # The costs are None if an engine of an earlier version inspected the model. The costs are not part of the hash.
+    # Another version of the engine may compute other costs for the same model, and that must not change running
+    # services.
     costs: Costs | None = None
     # Settings of the engine. None stands for the default, so an engine with another default does not change the hash.
     max_num_seqs: int | None = None
@@ -42,9 +43,9 @@ class Question:
     # With "none", "int8" or DENSE, memory is computed as if all weights were dense. The hash depends only on whether
     # the value is "none".
     quantization: str | None = None
-    # True if ranks keep memory for LoRA adapters and the costs give the size of that memory, else None. If it is None,
-    # the next two fields are None, too. Fields that are None are not part of the hash. So the hash stays the same for
-    # services without adapters, and for models whose facts are of an earlier version.
+    # True if ranks keep memory for LoRA adapters and the costs give the size of that memory, else None. If
+    # `keeps_adapters` is None, the next two fields are None, too. Fields that are None are not part of the hash. So the
+    # hash stays the same for services without adapters, and for models whose facts are of an earlier version.
     keeps_adapters: bool | None = None
     max_loras: int | None = None
     max_lora_rank: int | None = None

@@ -54,10 +54,10 @@ def stages(num_layers: int, num_stages: int, head_layers: float) -> Stages:
 def _num_last_layers(num_layers: int, num_stages: int, head_layers: float) -> int:
     """Returns how many layers the last of several stages gets, so that the slowest stage is as fast as possible.
 
-    Of equally good numbers it returns the largest. A larger number makes the last stage slower and the other stages
-    faster. So the best numbers are near the number at which all stages take equally long, and only numbers near it are
-    tried. The function has to be fast: one reconcile may split a model of a thousand layers into every possible number
-    of stages.
+    If several numbers are equally good, the function returns the largest. A larger number makes the last stage slower
+    and the other stages faster. So the best numbers are near the number at which all stages take equally long. Only
+    numbers that are at most _NEAR away from that number are tried. The function has to be fast: one reconcile may split
+    a model of a thousand layers into every possible number of stages.
     """
     most = num_layers // num_stages
     equal = math.floor((num_layers - head_layers * (num_stages - 1)) / num_stages)

@@ -2,7 +2,7 @@
 
 Types are checked here, and by the API server at `kubectl apply`. The contents of parts such as probes and `valueFrom`
 are not checked here. KubeRay's CRD has the schemas of these parts. So the API server refuses a RayCluster with a
-misspelt field in such a part, and the condition Accepted shows the API server's message.
+misspelt field in such a part. The condition Accepted then shows the API server's message.
 """
 
 from __future__ import annotations

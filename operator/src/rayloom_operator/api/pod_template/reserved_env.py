@@ -1,6 +1,6 @@
 """Names of environment variables that a manifest may not set, because the operator or KubeRay sets them.
 
-Some of these variables protect an engine: Ray requires its token only if RAY_AUTH_MODE is `token`, and a shell in the
+Some of these variables protect an engine. Ray requires its token only if RAY_AUTH_MODE is `token`. A shell in the
 head's container runs the value of KUBERAY_GEN_RAY_START_CMD. The operator configures the engine with the other
 variables.
 """

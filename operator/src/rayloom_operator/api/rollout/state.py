@@ -1,7 +1,7 @@
 """The state of a rollout: everything that the planner knows from earlier reconciles, as plain data.
 
 The module `stored` converts the state to and from `status.rollout`. Times are RFC 3339 strings to the second, as in the
-status, so a state that is read back equals the state that was written. An empty string means no time.
+status. So a state that is read back equals the state that was written. An empty string means no time.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from rayloom_operator.observe.verdict import is_well
 
 
 def held_plan(planned: Plan, service: LLMService, situation: Situation) -> Plan:
-    """Returns `planned`, the plan without a usable spec, plus the objects that existing replicas need.
+    """Returns `planned` plus the objects that existing replicas need. `planned` was made without a usable spec.
 
     Replicas beyond `spec.replicas` lose their route and are deleted. A deleted head pod drains by itself: its requests
     have `spec.drainSeconds` to finish.
@@ -55,8 +55,8 @@ def held_plan(planned: Plan, service: LLMService, situation: Situation) -> Plan:
 def _surplus(service: LLMService, situation: Situation) -> list[EngineReplica]:
     """Returns the replicas to delete, so that `spec.replicas` remain.
 
-    The first to be deleted are replicas that do not serve, then those without a route, then those with the highest
-    numbers. So a replica that lost its route in an earlier reconcile is chosen again.
+    Replicas that do not serve are deleted first, then replicas without a route, then replicas with the highest numbers.
+    So a replica that lost its route in an earlier reconcile is chosen again.
     """
 
     def order(replica: EngineReplica) -> tuple[bool, bool, int]:

@@ -108,8 +108,8 @@ def _without_places(situation: Situation) -> Iterator[EngineReplica]:
 def _verdict_without_place(replica: EngineReplica, situation: Situation) -> Verdict:
     """Returns the verdict on a replica that has no Place (`decide/recovery.py`).
 
-    The verdict is DRAINING if the rollout is terminating the replica, the head pod has no route label any more, and the
-    engine still serves. For any other replica, `judge` gives the verdict.
+    The verdict is DRAINING if three things are true: the rollout is terminating the replica, the head pod has no route
+    label any more, and the engine still serves. For any other replica, `judge` gives the verdict.
     """
     now = situation.now.mono
     is_routed = replica.head is not None and replica.head.is_routed

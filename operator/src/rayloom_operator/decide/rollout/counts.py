@@ -30,7 +30,8 @@ class _Split:
 
 
 def revision_counts(desired: Desired, state: RolloutState, view: View) -> dict[str, int]:
-    """Returns the number of engines that each revision should have. Revisions that should have none are left out."""
+    """Returns the number of engines that each revision should have. Revisions that should have no engine are left
+    out."""
     target = target_revision(desired, state)
     current = state.current_revision
     split = _split(desired, state, view)
@@ -76,7 +77,7 @@ def _is_proven(desired: Desired, state: RolloutState) -> bool:
 
 
 def _num_decided(desired: Desired, state: RolloutState, view: View) -> int:
-    """Returns how many engines of the target revision may run: its stored count, or fewer if there is not enough room.
+    """Returns how many engines of the target revision may run: the revision's stored count, or fewer for lack of room.
 
     If there are too many engines, for example after `replicas` was lowered, engines of the unproven revision are
     terminated first.

@@ -55,7 +55,7 @@ def step_and_message(desired: Desired, state: RolloutState, view: View, *, had_e
     """Returns the step, and a sentence about it.
 
     `had_ended`: the rollout had ended before, and the spec has asked for no other revision or number since. Such a
-    rollout stays at its last step while an engine does not serve or is recreated: the condition Degraded reports that
+    rollout stays at its last step while an engine does not serve or is recreated. The condition Degraded reports this
     engine.
     """
     facts = _facts(desired, state, view, had_ended=had_ended)

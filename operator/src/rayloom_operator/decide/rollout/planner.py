@@ -94,7 +94,8 @@ class Planned:
 def next_step(desired: Desired, stored: RolloutState, view: View, wall: datetime) -> Step:
     """Returns the next step. `stored` is the last written state, or an empty state before the first reconcile.
 
-    If the new state differs from `stored`, the step has no changes: the state must be written before it is acted on.
+    If the new state differs from `stored`, the step has no changes: the state must be written before the operator acts
+    on it.
     """
     state = next_state(desired, stored, view, wall)
     had_ended = _had_ended(stored, state)

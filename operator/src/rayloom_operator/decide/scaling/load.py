@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from rayloom_operator.api.autoscaling.state import ScalingInputs
 
-# The mean wait in a queue may take this share of the goal, because waits differ: the longest of ten waits is about
-# twice the mean.
+# The mean wait in a queue may take only this share of the goal. Waits differ: the longest of ten waits is about twice
+# the mean.
 _QUEUE_SHARE = 0.5
 # An engine is full if it uses at least this share of its slots or KV cache. A waiting sequence then gets a slot only
 # when a running sequence ends.

@@ -1,7 +1,7 @@
 """Builds the Deployment of gateway pods: of an LLMService, or of an LLMGateway.
 
 The configuration is an annotation of the pods, which the downward API mounts as a file. So a pod and its configuration
-are one object: a changed setting replaces the pods, and no pod starts with other settings than its own.
+are one object. A changed setting replaces the pods, and a pod always starts with its own settings.
 """
 
 from __future__ import annotations

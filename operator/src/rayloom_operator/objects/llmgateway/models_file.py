@@ -80,8 +80,8 @@ def models_document(
             }
             for each in aliases
         },
-        # The adapters are not part of the models' entries, because gateway pods of an earlier release do not serve a
-        # model whose entry has an unknown field. An unknown field at the top level is only reported.
+        # Gateway pods of an earlier release do not serve a model whose entry has an unknown field. So the adapters are
+        # not part of the models' entries. An unknown field at the top level is only reported.
         "adapters": {each.served_name: list(each.adapters) for each in models if each.adapters},
     }
 

@@ -61,8 +61,8 @@ class ObjectWriter:
             await self._create(manifest, is_new=is_new)
         elif kind == "Secret" and manifest["metadata"]["labels"].keys() & {LLMGATEWAY_LABEL, RENEWED_LABEL}:
             # The Secret's content changes with services and aliases, or when a certificate is renewed. The Secret is
-            # replaced and not patched. The answer to a patch is the whole stored Secret, and the operator may not read
-            # what it did not write.
+            # replaced and not patched, because the answer to a patch is the whole stored Secret. The operator may not
+            # read what it did not write.
             await self._kube.replace(manifest)
         elif kind in ("Job", "Secret"):
             # An existing Secret stays as it is. Its name contains a hash of the service's uid, so it is ours.
