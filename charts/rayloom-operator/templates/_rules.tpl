@@ -4,8 +4,8 @@ tests/operator_unit/test_rights.py compares rights and requests. Server-side app
 object.
 */}}
 {{- define "rayloom-operator.rules" -}}
-# The operator gets an LLMService or an LLMGateway when a patch of its status fails, because it may have been deleted and
-# recreated.
+# get, because an object whose status could not be patched may have been deleted and recreated, and because the scaler
+# reads a service before it writes spec.replicas.
 - apiGroups: [rayloom.dev]
   resources: [llmservices, llmgateways]
   verbs: [get, list, watch]

@@ -47,7 +47,7 @@ class Cluster(Protocol):
         """Reverts `cut_link`. Returns at once."""
 
     def stop_kuberay(self) -> None:
-        """Kills KubeRay's operator. `up` restarts the operator unless the cluster itself does."""
+        """Kills KubeRay's operator. If the cluster itself does not restart the operator, `up` does."""
 
     def logs(self) -> tuple[Path, ...]:
         """Paths of the log files of the cluster's components."""

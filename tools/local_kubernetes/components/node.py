@@ -85,8 +85,8 @@ class Node:
     def _ensure_network(self, inside: int) -> None:
         place, cluster = self.place, self.place.cluster
         if not self._is_connected(inside):
-            # The link of the node's former network namespace may be left: the kernel removes it shortly after that
-            # namespace.
+            # The link of the node's former network namespace may be left: the kernel removes the link shortly after
+            # that namespace.
             with contextlib.suppress(ClusterError):
                 run("ip", "link", "delete", place.link)
             run("ip", "link", "add", place.link, "type", "veth", "peer", "name", "eth0", "netns", inside)

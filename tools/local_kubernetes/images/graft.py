@@ -78,7 +78,7 @@ def _forget_replaced(socket: Path) -> None:
 
 def _link(socket: Path, layer: Layer, chain_id: str, parent: str) -> None:
     key = f"graft-{chain_id}"
-    # The snapshot gets a label, or garbage collection might remove it before the image that needs it is imported.
+    # The snapshot gets a label. Without it, garbage collection might remove the snapshot before its image is imported.
     _remove_leftover(socket, key)
     _run(socket, "snapshots", "prepare", key, *([parent] if parent else []))
     mounts = _run(socket, "snapshots", "mounts", "/unused", key)

@@ -83,7 +83,7 @@ def node_memory(
 
 
 def _mebibytes(text: str) -> int | None:
-    """Parses the value of a label; None unless it is a whole number from 1 to MAX_MIB."""
+    """Parses the value of a label. Returns None if the value is no whole number from 1 to MAX_MIB."""
     if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
         return None
     number = int(text)

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 
 from rayloom_operator.api.base import rules
 
-# RFC 3339, section 5.6, without leap seconds and lower-case letters: times of Kubernetes have neither.
+# RFC 3339, section 5.6, without leap seconds and lower-case letters, which times of Kubernetes do not have.
 _DATE = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])"
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 _PATTERN = f"^{_DATE}T{_TIME}$"

@@ -124,8 +124,8 @@ _REASONS = frozenset(Reason)
 
 # The CRD allows any text as the reason. Without the chart's `crds.install`, a cluster's CRD may be older than the
 # operator, but must still accept the operator's reasons. A newer operator may also have written a reason that this
-# operator does not know. This operator reads such a reason as EngineFailed. If it rejected the reason, it could not
-# read the entry of `groups` with the engine's failures.
+# operator does not know. This operator reads such a reason as EngineFailed. If this operator rejected the reason, it
+# could not read the entry of `groups` with the engine's failures.
 ReasonText = Annotated[
     Reason,
     BeforeValidator(lambda reason: reason if reason in _REASONS else Reason.ENGINE_FAILED),

@@ -55,7 +55,7 @@ class RunFlags:
 
 
 def run_operator(flags: RunFlags) -> None:
-    """Runs until SIGTERM or SIGINT. Raises OperatorError if it cannot start, or if it loses the Lease."""
+    """Runs until SIGTERM or SIGINT. Raises OperatorError if the operator cannot start, or if it loses the Lease."""
     logs.set_up(flags.log_level, flags.log_format)
     settings = _settings(flags)
     _collect_seldom()

@@ -64,8 +64,8 @@ def cause_to_replace(
 def has_served(replica: EngineReplica, before: GroupStatus | None) -> bool:
     """Returns whether the engine has finished its start-up since its containers last started.
 
-    The engine's last answer decides this. While this operator process has no answer yet, `before` decides it: the
-    replica's entry in `status.groups` as last written.
+    The engine's last answer decides this. While this operator process has no answer yet, `before` decides. `before` is
+    the replica's entry in `status.groups` as last written.
     """
     head, reading = replica.head, replica.reading
     if head is None or head.running_since is None:

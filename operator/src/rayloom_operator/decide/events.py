@@ -30,7 +30,8 @@ def events(service: Manifest, status: Status, now: datetime) -> tuple[Manifest, 
 
 
 def condition_events(stored: Manifest, conditions: Sequence[Condition], now: datetime) -> tuple[Manifest, ...]:
-    """Returns Events for the conditions that differ from those in the document `stored`: a service or an LLMGateway."""
+    """Returns Events for the conditions that differ from the conditions in `stored`, a service's or an LLMGateway's
+    document."""
     before = {old["type"]: old for old in stored.get("status", {}).get("conditions", ())}
     found = {}
     for condition in conditions:

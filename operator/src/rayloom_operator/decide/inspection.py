@@ -47,7 +47,7 @@ _REASONS = {
     "Unreachable": Reason.HUB_UNREACHABLE,
     "Invalid": Reason.MODEL_UNUSABLE,
 }
-# These faults may pass by themselves; the others need a change of the spec, the token or the model.
+# These faults may pass by themselves. All other faults need a change of the spec, the token or the model.
 _PASSING = (Reason.HUB_UNREACHABLE, Reason.INSPECTION_FAILED)
 _TOKEN = (Reason.MODEL_NO_ACCESS, Reason.MODEL_GATED)
 # A Job normally has its pod within a second. If a Job has no pod after this many seconds, the Job's Events are read to

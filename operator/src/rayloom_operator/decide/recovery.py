@@ -44,7 +44,8 @@ Memory = Mapping[str, GroupStatus]  # name of an engine replica -> its entry in 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A place for one engine replica. It has the replica, if there is one, and the failures of its replicas so far."""
+    """A place for one engine replica. The place has the replica, if there is one, and the failures of the place's
+    replicas so far."""
 
     name: str  # name of the replica, or of the replica to create
     replica: EngineReplica | None

@@ -141,7 +141,8 @@ class _Exchange(asyncio.Protocol):
 
 
 def _from_chunks(received: bytearray, at: int) -> bytes | None:
-    """Decodes the chunked body that begins at `at`; None if it is incomplete or has more than _MAX_CHUNKS chunks."""
+    """Decodes the chunked body that begins at `at`; None if the body is incomplete or has more than _MAX_CHUNKS
+    chunks."""
     parts: list[bytes] = []
     for _ in range(_MAX_CHUNKS):
         chunk = _CHUNK.match(received, at)

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-# The API server reads a server-side apply as YAML. YAML refuses these characters, or reads them as blanks, unless they
-# are escaped.
+# The API server reads a server-side apply as YAML. If these characters are not escaped, YAML refuses them or reads them
+# as blanks.
 _NOT_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 

@@ -76,8 +76,8 @@ class Lease:
             await kube.close()
 
     async def _renew(self, kube: Kube) -> float:
-        """Reads the Lease, and writes it if this process holds it or nobody does. Returns the seconds until the next
-        attempt."""
+        """Reads the Lease. Writes the Lease if this process holds it, or if nobody holds it. Returns the seconds until
+        the next attempt."""
         wait = self._seconds
         try:
             async with asyncio.timeout(self._seconds / 4):

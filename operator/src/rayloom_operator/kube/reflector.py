@@ -44,8 +44,8 @@ def own_key(found: Manifest) -> ServiceKey:
 
 
 def without_managed_fields(found: Manifest) -> Manifest:
-    """Returns the object without `managedFields`. They are a third of it, and the operator reads them in no watched
-    object.
+    """Returns the object without `managedFields`. `managedFields` are a third of an object, and the operator reads them
+    in no watched object.
     """
     found["metadata"].pop("managedFields", None)
     return found

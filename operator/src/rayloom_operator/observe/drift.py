@@ -56,8 +56,8 @@ class Drift:
     """Finds the operator's objects that somebody else has changed.
 
     Not thread-safe: used in one event loop, in which the caller runs `reflectors`. `on_change` is called with the key
-    of a service when one of its objects has another version than after our last apply. `label` selects the objects:
-    those of services, or those of LLMGateways.
+    of a service when one of its objects has another version than after our last apply. `label` selects the objects of
+    services, or the objects of LLMGateways.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Drift:
     def uid_of_ours(self, key: ServiceKey, kind: str, name: str) -> str | None:
         """Returns the uid of the service's object of this kind and name.
 
-        Returns None if this process has neither applied the object nor found it equal to its manifest (`is_right`).
+        Returns None until this process has applied the object, or has found that it equals its manifest (`is_right`).
         Also returns None if somebody else has changed the object since.
         """
         return self._ours.get(key, {}).get((kind, name))

@@ -110,7 +110,8 @@ class Controller:
     def _delete_service(self, key: ServiceKey, uid: str) -> None:
         self._unreported.pop(key, None)
         known = self._services.mark(key)
-        # A service whose known uid differs was recreated, and stays: kopf may report the deletion after the recreation.
+        # If the known uid differs, the service was recreated, and stays. kopf may report the deletion after the
+        # recreation.
         if known is None or known.uid == uid:
             self._services.pop(key, None)
             self._queue.add(key, is_changed=True)

@@ -32,7 +32,7 @@ def size(question: Question) -> SizingStatus:
     scales: dict[int, Scale] = {}
     considered = candidates(question, scales)
     is_open = question.tensor is None and question.pipeline is None
-    # `scales` can be reused: a load depends only on the candidate's numbers, not on those in the spec.
+    # `scales` can be reused: a load depends only on the candidate's numbers, not on the numbers in the spec.
     others = considered if is_open else candidates(replace(question, tensor=None, pipeline=None), scales)
     chosen = next((each for each in considered if each.fits), None)
     best = next((each for each in others if each.fits), None)

@@ -165,7 +165,7 @@ class ContainerSecurity(Part):
 
 
 class Container(Part):
-    """A container of any kind. Its name is checked by the pod template that holds it."""
+    """A container of any kind. The pod template that has the container checks the container's name."""
 
     name: str = Field(
         pattern=CONTAINER_NAME,

@@ -13,8 +13,8 @@ import json
 RESERVED_PREFIXES = ("KUBERAY_", "RAYLOOM_", "RAY_AUTH_")
 # Names with a reserved prefix that a manifest may set.
 FREE_NAMES = ("RAYLOOM_API_KEYS", "RAYLOOM_CACHE", "RAYLOOM_KERNELS")
-# Reserved names without such a prefix. They give the address of Ray's head, the authentication, and the place where
-# Ray's head stores its state.
+# Reserved names without such a prefix. These variables give the address of Ray's head, the authentication, and the
+# place where Ray's head stores its state.
 _NAMES = (
     "FQ_RAY_IP",
     "RAY_ADDRESS",

@@ -1,4 +1,4 @@
-"""`spec.rollout`: settings of the replacement of engines after a change of the spec."""
+"""`spec.rollout`: settings for the replacement of engines after the spec has changed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Analysis(Part):
 
 
 class Rollout(Part):
-    """Settings of the replacement of engines after a change of the spec."""
+    """Settings for the replacement of engines after the spec has changed."""
 
     model_config = ConfigDict(
         json_schema_extra=rules(("self.maxSurge > 0 || self.maxUnavailable > 0", _NOTHING_MAY_MOVE))

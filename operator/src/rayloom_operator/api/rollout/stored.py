@@ -160,7 +160,8 @@ class _FormerNames(_Stored):
 
 
 def _renamed_counts(former: Any) -> Any:
-    """Returns `former` with the current names. If it is not a map, returns it unchanged, and pydantic refuses it."""
+    """Returns `former` with the current names. If `former` is not a map, returns `former` unchanged, and pydantic
+    refuses it."""
     if not isinstance(former, dict):
         return former
     renamed = {"ttft": "firstTokenSeconds"}
@@ -168,7 +169,7 @@ def _renamed_counts(former: Any) -> Any:
 
 
 class RolloutStatus(_FormerNames):
-    """The rollout state. The operator writes each decision here before it acts on it.
+    """The rollout state. The operator writes each decision here before it acts on the decision.
 
     A field without a value is absent.
     """

@@ -37,7 +37,7 @@ def members(gateway: LLMGateway, services: Iterable[Manifest]) -> tuple[Selected
     """Returns the services of the namespace that the LLMGateway selects, the oldest first.
 
     If two services have the same served name, the older service gets the name. If both were created in the same second,
-    the service whose metadata.name comes first gets it.
+    the service whose metadata.name sorts first gets the name.
     """
     selected = [each for each in services if gateway.spec.services.selects(each["metadata"].get("labels") or {})]
     found: list[SelectedService] = []

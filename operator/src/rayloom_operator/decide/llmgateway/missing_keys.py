@@ -2,7 +2,7 @@
 
 The API keys of a name are in a file, which is an entry of a Secret. The file is missing in the pods if the Secret or
 the entry does not exist. An empty file cannot be used. In both cases a gateway accepts only the keys that it has read
-before. If it has read none, it refuses every request for the name, so nobody gets access without a key.
+before. A gateway that has read no keys refuses every request for the name, so nobody gets access without a key.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def key_faults(
     aliases: Iterable[AliasState],
     reports: Sequence[GatewayReport | None],
 ) -> tuple[KeyFault, ...]:
-    """Returns the faults of all names, those of services first.
+    """Returns the faults of all names, the names of services first.
 
     `reports`: the report of each ready gateway pod; None for a pod without a recent answer.
     """
@@ -88,7 +88,7 @@ Name = TypeVar("Name", SelectedService, AliasState)
 
 
 def with_closed(names: Iterable[Name], faults: Iterable[KeyFault]) -> tuple[Name, ...]:
-    """Returns the services or aliases, with the state Closed for those whose requests are all refused."""
+    """Returns the services or aliases. The state is Closed if all requests for the name are refused."""
     closed = {each.name: each.message for each in faults if each.is_closed}
     return tuple(
         replace(each, state="Closed", reason=Reason.KEYS_MISSING, message=closed[each.name])

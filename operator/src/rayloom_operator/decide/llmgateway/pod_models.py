@@ -35,7 +35,7 @@ def pod_models(
 ) -> tuple[PodModels, ...]:
     """Returns the models file of each pod, sorted by the pods' names. `present_hash`: the hash of the present file.
 
-    `stored`: status.pods as last written. It is used for pods that have not answered this operator process yet.
+    `stored`: status.pods as last written. `stored` is used for pods that have not answered this operator process yet.
     """
     before = {each.name: each for each in stored}
     return tuple(
@@ -47,7 +47,8 @@ def pod_models(
 
 
 def fresh_report(reading: Reading | None, mono: float) -> GatewayReport | None:
-    """Returns the report in the last answer of a gateway pod; None if there is none, or it is too old."""
+    """Returns the report in the last answer of a gateway pod; None if there is no such report, or if the answer is too
+    old."""
     if reading is None or reading.status is None or stale_after_s(reading, mono) < 0:
         return None
     return reading.status.gateway

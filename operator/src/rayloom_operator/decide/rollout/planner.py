@@ -1,4 +1,4 @@
-"""The rollout planner: replaces the engines of one revision by those of another, and rolls back by itself. Pure.
+"""The rollout planner: replaces the engines of one revision by engines of another, and rolls back by itself. Pure.
 
 | step | engines of the new revision | engines of the old revision | end of the step |
 |---|---|---|---|
@@ -164,7 +164,7 @@ def _may_drain(engine: ReplicaView, state: RolloutState, wall: datetime) -> bool
 
 
 def _barred(desired: Desired, state: RolloutState, view: View) -> set[str]:
-    """Returns the names of engines that get no requests: those of a revision that failed before it was proven.
+    """Returns the names of engines that get no requests, because their revision failed before it was proven.
 
     Such engines stay only if `autoRollback` is false. Empty if fewer than `min_available` other engines are available.
     """

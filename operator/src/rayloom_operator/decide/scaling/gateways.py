@@ -1,10 +1,10 @@
 """The requests in the gateways of a service, from the last answers of its gateway pods. Pure.
 
-A service without engines depends on its gateways: they hold requests, and must have a tokenizer to read them. So the
-scaler removes the last engine only once every gateway pod that the spec asks for is ready and has a tokenizer. Each
-ready pod of an LLMGateway that serves the model must have a tokenizer, too. While there is no engine, a gateway pod
-without a tokenizer makes the scaler create an engine, as a held request does. A recreated pod, for example, has no
-tokenizer.
+A service without engines depends on its gateways. The gateways hold requests, and need a tokenizer to read these
+requests. So the scaler removes the last engine only once every gateway pod that the spec asks for is ready and has a
+tokenizer. Each ready pod of an LLMGateway that serves the model must have a tokenizer, too. While there is no engine, a
+gateway pod without a tokenizer makes the scaler create an engine, as a held request does. A recreated pod, for example,
+has no tokenizer.
 """
 
 from __future__ import annotations

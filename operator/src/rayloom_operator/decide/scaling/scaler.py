@@ -163,7 +163,7 @@ def _reason_and_number(
     if bounded < present or (bounded > present and not is_waiting):
         return ScalingReason.BOUNDED, bounded
     if is_waiting:
-        # Another engine would wait for a node, too. Engines that the load does not need are removed, those without a
+        # Another engine would wait for a node, too. Engines that the load does not need are removed, engines without a
         # node first.
         reason, number = _fewer(bounds, state, fleet, windows, now)
         return (reason, number) if number < present else (ScalingReason.WAITING_FOR_CAPACITY, present)

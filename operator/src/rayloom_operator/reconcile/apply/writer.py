@@ -65,7 +65,8 @@ class ObjectWriter:
             # read what it did not write.
             await self._kube.replace(manifest)
         elif kind in ("Job", "Secret"):
-            # An existing Secret stays as it is. Its name contains a hash of the service's uid, so it is ours.
+            # An existing Secret stays as it is. The Secret is ours, because its name contains a hash of the service's
+            # uid.
             await self._kube.create(manifest)
         elif kind == "RayCluster":
             await self._apply_cluster(key, manifest)
