@@ -23,7 +23,7 @@ _CNI_PLUGINS = "/usr/lib/cni"
 _CGROUPS = Path("/sys/fs/cgroup")
 # Controllers that the kubelet needs for limits of pods.
 _CONTROLLERS = ("cpu", "cpuset", "memory", "hugetlb", "pids")
-# Mounts the node's own folders over the fixed paths to which containerd and the kubelet write, and then runs $0, the
+# Mounts the node's own folders over the fixed paths to which containerd and the kubelet write. Then runs $0, the
 # program of the node's first process.
 _OWN_FOLDERS = """\
 set -e

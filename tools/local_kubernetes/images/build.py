@@ -77,7 +77,7 @@ IMAGES = (OPERATOR, ENGINE)
 
 
 def source_files(folder: Path) -> list[Path]:
-    """The files below a folder from which an image is built: those that .dockerignore does not exclude, sorted.
+    """The files below a folder from which an image is built, sorted. Files that .dockerignore excludes are left out.
 
     Folders that `make venv` or a test may remove at any moment are skipped: bytecode, metadata of a package, and the
     hidden folder in which the CPU library is compiled.

@@ -23,7 +23,7 @@ class Reason(StrEnum):
     """Every reason that a condition may have: a closed list, because alerts and scripts may depend on any reason."""
 
     VALID = "Valid"  # condition Accepted
-    INVALID_SPEC = "InvalidSpec"  # condition Accepted; also Available, unless an engine of an earlier spec runs
+    INVALID_SPEC = "InvalidSpec"  # conditions Accepted, and Available while no engine of an earlier spec runs
     DOES_NOT_FIT = "DoesNotFit"  # the model needs more memory than there is; conditions as for InvalidSpec
     NOT_ALLOWED = "NotAllowed"  # the operator's settings forbid a part; conditions as for InvalidSpec, or Degraded
     APPLY_REFUSED = "ApplyRefused"  # the API server refused an object of the operator; condition Accepted

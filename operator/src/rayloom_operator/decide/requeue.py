@@ -81,8 +81,8 @@ def _mounts(situation: Situation) -> Iterator[float]:
 def _silent_engines(situation: Situation) -> Iterator[float]:
     """Yields seconds for each engine that does not answer.
 
-    These are the seconds until the engine counts as unreachable, unless it counts as unreachable already. They are also
-    the seconds until the next reconcile that looks for an answer.
+    If the engine does not count as unreachable yet, the seconds until then are yielded. The seconds until the next
+    reconcile that looks for an answer are always yielded.
     """
     for replica in situation.observed.replicas:
         reading = replica.reading

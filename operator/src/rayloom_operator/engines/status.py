@@ -120,7 +120,7 @@ class UnusableKeys(AnswerPart):
     """A model's name at a gateway with several models, if the file with the API keys of this name cannot be used."""
 
     name: str = Field(max_length=_MAX_NAME)
-    accepted: Count  # keys that were read before and stay in force; 0: the gateway refuses every key
+    accepted: Count  # number of keys that were read before and stay in force; 0: the gateway refuses every key
 
 
 class GatewayReport(AnswerPart):

@@ -209,7 +209,7 @@ class EnginePoller:
     def _interval_s(self, engine: _PolledEngine, has_turned: bool) -> float:
         """Returns the seconds until the next request. After a first failure, the next request follows soon.
 
-        `has_turned`: either the last request or the request before failed, but not both.
+        `has_turned`: of the last two requests, exactly one failed.
         """
         reading = engine.reading
         if _is_failing(reading):

@@ -9,7 +9,7 @@ from rayloom_operator.api.base import Part, rules
 MAX_REPLICAS = 64
 _LEAST_GOAL_S = 0.05
 _BOUNDS_IN_WORDS = "minReplicas is more than maxReplicas: lower it, or raise maxReplicas"
-# A service without engines gets an engine only if its gateway needs an engine. So `minReplicas` 0 requires a gateway.
+# A service without engines gets an engine only if a gateway needs the engine. So `minReplicas` 0 requires a gateway.
 NO_GATEWAY_IN_WORDS = (
     "autoscaling.minReplicas 0 needs a gateway that holds requests while no engine runs: add gateway to the spec (with "
     "replicas 0 if an LLMGateway has the pods), or set minReplicas to 1 or more. To stop the service by hand, set "
@@ -26,8 +26,8 @@ class Goal(Part):
         le=600,
         description="Seconds within which a request should have its first token. Engines are added when the prompts "
         "that wait would take longer. A change restarts no engine.",
-        # Without this rule, the API server would accept 0, because it rounds `minimum` down to compare it with an
-        # integer.
+        # Without this rule, the API server would accept 0, because it rounds `minimum` down before it compares an
+        # integer with the minimum.
         json_schema_extra=rules((f"self >= {_LEAST_GOAL_S}", f"ttftSeconds is too small; use {_LEAST_GOAL_S} or more")),
     )
 

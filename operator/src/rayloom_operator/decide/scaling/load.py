@@ -3,8 +3,8 @@
     load of an engine = seconds that its queue takes / seconds that the queue may take
                       + tokens in its KV cache / tokens that the KV cache or the slots can hold
 
-The first part is about prompts, the second about running sequences. Each part is 1 for a fully used engine, so the sum
-over all engines is a number of engines. The engines measure the rates themselves.
+The first part is about prompts, the second part is about running sequences. Each part is 1 for a fully used engine, so
+the sum over all engines is a number of engines. The engines measure the rates themselves.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class ServiceLoad:
     engines: float  # number of fully used engines that the load needs
     queue: float  # the part of `engines` for waiting tokens; inversely proportional to the goal
     is_complete: bool  # every engine reported its load, and if tokens wait, a rate is known
-    is_idle: bool  # `is_complete`, and no request waits, runs or is held, or has ended since the last reconcile
+    is_idle: bool  # `is_complete`, no request waits, runs or is held, and none has ended since the last reconcile
     inputs: ScalingInputs
 
 
