@@ -65,7 +65,8 @@ def grafted_layers(containerd_root: Path) -> frozenset[str]:
 
 
 def _forget_replaced(socket: Path) -> None:
-    """Removes the CRI plugin's entries of images without a name. Otherwise they would hold their snapshots for ever."""
+    """Removes the CRI plugin's entries of images without a name. Otherwise the entries would hold their snapshots for
+    ever."""
     # NAME TYPE DIGEST ...; the name of such an entry is the digest of the image's configuration.
     rows = [line.split() for line in _run(socket, "images", "list").splitlines()[1:]]
     named = {digest for name, _, digest, *_ in rows if not name.startswith("sha256:")}

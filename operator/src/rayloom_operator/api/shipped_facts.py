@@ -1,8 +1,8 @@
 """Facts of built-in and of published models, in builtin_facts.json and published_facts.json, which `make facts` writes.
 
 The facts of a built-in model are used for every service, because its weights are part of the engine's image. The facts
-of a hub's model are used only by `rayloom-operator plan`. In a cluster, a Job inspects such a model. Its commit and
-configuration may differ from the shipped facts, and the service's token may not give access to the model.
+of a hub's model are used only by `rayloom-operator plan`. In a cluster, a Job inspects such a model. The model's commit
+and configuration may differ from the shipped facts, and the service's token may not give access to the model.
 """
 
 from __future__ import annotations

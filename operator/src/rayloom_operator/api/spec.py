@@ -391,8 +391,8 @@ def without_server_fields(document: object) -> object:
         return document
     kept = {key: value for key, value in document.items() if key != "status"}
     meta = kept.get("metadata")
-    # Metadata from an API server is valid. It has more fields than `Metadata`, and later servers may add others. So
-    # fields that `Metadata` lacks are dropped, and not refused as unknown.
+    # Metadata from an API server is valid. Such metadata has more fields than `Metadata`, and later servers may add
+    # others. So fields that `Metadata` lacks are dropped, and not refused as unknown.
     if isinstance(meta, dict) and {"uid", "creationTimestamp"} & meta.keys():
         kept["metadata"] = {key: value for key, value in meta.items() if key in Metadata.model_fields}
     return kept

@@ -21,9 +21,9 @@ from rayloom_operator.resolve.resolved import Hub
 from rayloom_operator.telemetry import logs
 
 _MIN_KEY_BYTES = 16
-# Thresholds of Python's garbage collector. It collects the youngest generation after 20,000 new objects, and the middle
-# generation after 20 collections of the youngest generation. It collects the oldest generation after 10 collections of
-# the middle generation.
+# Thresholds of Python's garbage collector. The youngest generation is collected after 20,000 new objects. The middle
+# generation is collected after 20 collections of the youngest generation, and the oldest generation after 10
+# collections of the middle generation.
 _COLLECT = (20_000, 20, 10)
 
 

@@ -201,8 +201,7 @@ def _model(service: LLMService, facts: ModelFacts) -> InspectedModel:
 
 
 def _attempts(first: Manifest, jobs: Sequence[Manifest]) -> dict[int, Manifest]:
-    """Returns number of an attempt -> its Job. The Jobs differ from `first` only in this number.
-    """
+    """Returns number of an attempt -> its Job. The Jobs differ from `first` only in this number."""
     stem = _stem(first)
     return {attempt_of(job["metadata"]["name"]): job for job in jobs if _stem(job) == stem}
 

@@ -25,7 +25,7 @@ _STATES: Mapping[Reason, GroupState] = {
 
 
 def replica_status(judged: JudgedReplica, situation: Situation) -> GroupStatus:
-    """Returns the entry. Its transition time changes only when its state changes."""
+    """Returns the entry. The entry's transition time changes only when its state changes."""
     place, now = judged.place, situation.now.wall
     before = situation.memory.get(place.name)
     # While the spec cannot be used, failures are not judged: the entry keeps its restarts and its failure.

@@ -23,7 +23,7 @@ class StopSignals:
     """Raises StopRequested inside `raising()` when the first stop signal arrives, or on entry if it arrived before.
 
     A signal outside `raising()` raises nothing before the next entry, so it cannot interrupt the start of a child
-    process. After an interrupted start, the child could keep running. Later signals raise nothing. They set
+    process. After an interrupted start, the child could keep running. Later signals raise nothing. Later signals set
     `is_urgent`, unless a wrapper repeats the first signal.
     """
 

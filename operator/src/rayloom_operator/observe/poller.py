@@ -173,8 +173,8 @@ class EnginePoller:
             if _note_essence(engine, loop.time()) or has_turned or has_other_start:
                 self._on_report(engine.service)
             await asyncio.sleep(_MIN_INTERVAL_S)
-            # `wait_for` is not used: in Python 3.11 it loses a cancellation that comes together with the nudge. Both
-            # come together when a pod ends.
+            # `wait_for` is not used: in Python 3.11 it loses a cancellation that comes together with the nudge. When a
+            # pod ends, the two come together.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._interval_s(engine, has_turned) - _MIN_INTERVAL_S):
                     await engine.is_nudged.wait()

@@ -35,7 +35,7 @@ class MissedDeletions:
     """Compares the services of the cluster with the services that the operator knows.
 
     `known_uids` returns the uid of every known service. `on_deleted` is called with the key and uid of each deleted
-    service. It must do nothing if the known service of that key has another uid by then.
+    service. `on_deleted` must do nothing if the known service of that key has another uid by then.
     """
 
     def __init__(

@@ -21,8 +21,8 @@ def revision(resolved: Resolved) -> str:
     Fields with default values are not hashed. So a later version of the operator can add a field without changing
     revisions.
     """
-    # `replicas` and the settings of autoscaling, gateways, drains, recovery and rollouts are excluded. They do not
-    # change an engine, so a change of these settings need not interrupt streams. The operator reads them from the
+    # `replicas` and the settings of autoscaling, gateways, drains, recovery and rollouts are excluded. These fields do
+    # not change an engine, so a change of these fields need not interrupt streams. The operator reads them from the
     # current spec. The pull policy does not change an engine either. The other excluded fields are added below in their
     # resolved form.
     service = resolved.service

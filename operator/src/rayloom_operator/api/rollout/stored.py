@@ -120,8 +120,8 @@ _RENAMED = {
 
 
 class _FormerNames(_Stored):
-    """Fields with the names that the previous release used. They are needed to read statuses that the previous release
-    stored.
+    """Fields with the names that the previous release used. These fields are needed to read statuses that the previous
+    release stored.
 
     The schema must have these fields: the API server drops fields that the schema lacks, even from stored objects. The
     schema gives them no default, because the API server would write a default into every object.

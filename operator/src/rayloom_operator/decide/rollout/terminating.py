@@ -1,7 +1,7 @@
 """Chooses the engines to terminate: replaced engines on cordoned nodes, and engines beyond a revision's count. Pure.
 
-An engine is terminated in steps: it loses its route label and then its endpoint. It is asked to drain, and finishes its
-requests. Then it is deleted.
+An engine is terminated in steps: it loses its route label and then its endpoint. The engine is asked to drain, and
+finishes its requests. Then the engine is deleted.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def needs_surge(desired: Desired, state: RolloutState, view: View) -> bool:
 def is_drained(engine: ReplicaView, drained_at: str, desired: Desired, wall: datetime) -> bool:
     """Returns True once an engine has no requests, or has had `drainSeconds` to finish them.
 
-    `drained_at` is the engine's value in `terminating`: the time at which its drain began. It is empty before the
+    `drained_at` is the engine's value in `terminating`: the time at which its drain began. The time is empty before the
     drain.
     """
     if engine.state in IDLE:

@@ -104,5 +104,5 @@ def covers_window(samples: Sequence[Sample], windows: Windows, now: float) -> bo
 
 
 def _covers(samples: Sequence[Sample], seconds: float, windows: Windows, now: float) -> bool:
-    """Returns whether the oldest sample is `seconds` old. It may be younger by half of `windows.sample_s`."""
+    """Returns whether the oldest sample is `seconds` old. The sample may be younger by half of `windows.sample_s`."""
     return bool(samples) and samples[0].at <= now - seconds + windows.sample_s / 2

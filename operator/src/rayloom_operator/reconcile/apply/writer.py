@@ -77,8 +77,8 @@ class ObjectWriter:
         """Creates an engine replica's ConfigMap and then its Secret.
 
         `is_new`: the replica did not exist before, so existing objects are left over from a deleted service, or are
-        another owner's. An existing Secret is ours if its ConfigMap existed before. It is another owner's if the
-        ConfigMap was created just now (`_create_secret`).
+        another owner's. An existing Secret is ours if its ConfigMap existed before. The Secret is another owner's if
+        the ConfigMap was created just now (`_create_secret`).
         """
         is_first = False
         for each in parts:

@@ -61,7 +61,7 @@ class OldSpecs:
         if not is_owned(found["metadata"], document["metadata"]["uid"]):
             return None
         # `resolved_of` runs in the sizing thread, because it sizes the spec again if the stored sizing has other
-        # inputs. That happens if another version of the operator stored the sizing, or if a user changed the
+        # inputs. The inputs may differ if another version of the operator stored the sizing, or if a user changed the
         # ControllerRevision.
         resolved = await self._sizer.run(resolved_of, found, document, self._hub)
         if resolved is None:
