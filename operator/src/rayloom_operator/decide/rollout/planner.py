@@ -192,7 +192,7 @@ def _missing(desired: Desired, state: RolloutState, view: View) -> dict[str, int
 
 
 def _requeue_times(desired: Desired, state: RolloutState, wall: datetime) -> Iterator[float]:
-    """Yields the seconds until the next step may change without an event, for each cause of such a change."""
+    """Yields delays in seconds. After each of these delays, the next step may have changed without an event."""
     if state.window is not None or state.terminating:
         yield _REQUEUE_S
     yield from (max(left_s, _REQUEUE_S) for left_s in hold_seconds_left(desired, state, wall) if left_s > 0)

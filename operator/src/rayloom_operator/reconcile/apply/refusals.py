@@ -26,6 +26,7 @@ def as_refusal(error: OperatorError) -> OperatorError:
         for field, ours in _FIELDS_OF_TEMPLATES:
             message = message.replace(field, ours)
     elif error.code not in _REFUSALS or "being terminated" in message:
-        # A terminating namespace refuses every new object. No user has to act: its LLMServices will be deleted as well.
+        # A terminating namespace refuses every new object. No user has to act: the namespace's LLMServices will be
+        # deleted as well.
         return error
     return Refused(f"the API server refused: {message[:_MAX_MESSAGE]}")
