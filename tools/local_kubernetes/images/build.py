@@ -177,7 +177,7 @@ def _repository(name: str) -> str:
 
 
 def _remove(image: str) -> None:
-    """Removes an image. Does nothing if another image is built on this image. A later call can then remove it."""
+    """Removes an image. Does nothing if another image is built on this image. A later call can remove it."""
     try:
         run("buildah", "rmi", image)
     except ClusterError as error:

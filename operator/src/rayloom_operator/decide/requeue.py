@@ -81,8 +81,8 @@ def _mounts(situation: Situation) -> Iterator[float]:
 def _silent_engines(situation: Situation) -> Iterator[float]:
     """Yields seconds for each engine that does not answer.
 
-    If the engine does not count as unreachable yet, the seconds until then are yielded. The seconds until the next
-    reconcile that looks for an answer are always yielded.
+    The seconds until the next reconcile that looks for an answer are always yielded. If the engine does not count as
+    unreachable yet, the seconds until it counts as unreachable are yielded, too.
     """
     for replica in situation.observed.replicas:
         reading = replica.reading

@@ -56,8 +56,8 @@ def _num_last_layers(num_layers: int, num_stages: int, head_layers: float) -> in
 
     If several numbers are equally good, the function returns the largest. A larger number makes the last stage slower
     and the other stages faster. So the best numbers are near the number at which all stages take equally long. Only
-    numbers that are at most _NEAR away from that number are tried. The function has to be fast: one reconcile may split
-    a model of a thousand layers into every possible number of stages.
+    numbers near that number are tried. The function has to be fast: one reconcile may split a model of a thousand
+    layers into every possible number of stages.
     """
     most = num_layers // num_stages
     equal = math.floor((num_layers - head_layers * (num_stages - 1)) / num_stages)

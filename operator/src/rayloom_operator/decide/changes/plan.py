@@ -79,8 +79,8 @@ class Plan:
 def plan(situation: Situation) -> Plan:
     """Returns the changes to make now.
 
-    While no replica can be created, existing replicas stay. Replicas that serve keep their route, and other replicas
-    lose their route. The PodDisruptionBudget allows every eviction.
+    While no replica can be created, existing replicas stay. Replicas that serve then keep their route, other replicas
+    lose their route, and the PodDisruptionBudget allows every eviction.
     """
     resolved, step = situation.resolved, situation.step
     routes = route_changes(situation)

@@ -119,7 +119,7 @@ def _progressing(situation: GatewaySituation) -> Verdict:
 
 
 def _reading(pods: Sequence[PodModels]) -> Verdict:
-    """Returns a verdict that names the gateway pods without the present models file, or says that all pods have it."""
+    """Returns a verdict that says how many gateway pods have read the present models file, or that all have read it."""
     names = {state: [each.name for each in pods if each.state == state] for state in ("Current", "Outdated", "Unknown")}
     counts = f"{len(names['Current'])} of {len(pods)} gateway pods have read the present list of models."
     if names["Outdated"]:

@@ -121,9 +121,9 @@ def _adapters(spec: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _availability(status: Mapping[str, Any]) -> tuple[NameState, Reason, str]:
-    """Returns state, reason and message. A name is Serving if the service's own condition Available is True and its
-    status has the field `gateway`.
+    """Returns state, reason and message.
 
+    A name is Serving if the service's own condition Available is True and the service's status has the field `gateway`.
     A name is also Serving if only the service's own gateway pods are missing.
     """
     conditions: Sequence[Mapping[str, Any]] = status.get("conditions") or ()

@@ -64,8 +64,8 @@ def engines_to_move(desired: Desired, state: RolloutState, view: View) -> list[R
 
 
 def needs_surge(desired: Desired, state: RolloutState, view: View) -> bool:
-    """Returns True while an engine should be created to replace one engine on a cordoned node. Only one engine is
-    replaced at a time."""
+    """Returns True while an engine should be created to replace an engine on a cordoned node. Only one such engine
+    is created at a time."""
     staying, cordoned = _by_node(desired, state, view)
     is_missing = len(staying) < desired.replicas and len(cordoned) > len(engines_to_move(desired, state, view))
     return _may_move(desired, state) and is_missing

@@ -21,7 +21,7 @@ def next_state(desired: Desired, stored: RolloutState, view: View, wall: datetim
     1. `_try_begin`: no state is stored yet
     2. `_try_retarget`: the spec has another revision
     3. `_try_settle`: the current revision has served; if it has never served, the spec's revision becomes the current
-    revision
+       revision
     4. `judged`: the update revision has failed, or passed its analysis
     5. `_try_complete`: every engine is of the update revision
     6. `revision_counts`: how many engines each revision should have
