@@ -1,13 +1,13 @@
 // Low-rank updates (LoRA) of the products of a step: y += scale * B (A x), for the tokens that have an adapter.
 //
 // A chunk is at most 16 neighbouring rows with the same adapter, or without an adapter. In the phase of the product
-// itself, some threads reduce chunks: they multiply the rows of a chunk by A. In the next phase, each thread adds B
-// times the reduced rows of a chunk to some columns of the product. Both phases use the kernels of products, so a row's
-// result does not depend on the other rows.
+// itself, some threads reduce chunks: they multiply the rows of a chunk by A. In the next phase, each thread multiplies
+// the reduced rows of a chunk by B, and adds the result to some columns of the product. Both phases use the kernels of
+// products, so a row's result does not depend on the other rows.
 //
 // A step with many adapters reads A and B of each adapter from memory. While the step multiplies by the matrices of one
-// adapter, it prefetches the matrices of the next adapter. The product itself also prefetches A and B of adapters if it
-// has many rows, because arithmetic then limits the product, and memory has time to spare.
+// adapter, it prefetches the matrices of the next adapter. If a product has many rows, arithmetic limits it and memory
+// has time to spare. So such a product also prefetches A and B of adapters.
 
 #pragma once
 

@@ -13,8 +13,9 @@
 //   l' = l f + l_s f_s,   o' = o f + o_s f_s
 //
 // A tile is some query tokens of one sequence, with all query heads of one key/value head, so that keys and values are
-// read once for all of them. Neither the size of a tile nor the cut of its context for several threads changes a row's
-// arithmetic: the row's sums run over the positions of a segment in order, and a hidden position adds exactly 0.
+// read once for all of these rows. A row's arithmetic does not depend on the size of the tile, or on the cut of the
+// context for several threads. The row's sums run over the positions of a segment in order, and a hidden position adds
+// exactly 0.
 
 #pragma once
 
@@ -287,8 +288,8 @@ RL_INLINE void combine_lanes(const AttentionTask& task, int count, RowSums segme
     store(old_factors, exp((old_highest - m) * scale));
     store(new_factors, exp((new_highest - m) * scale));
     for (int row = 0; row < count; row++) {
-        // This tests the sum, because m may be -infinity although the row sees positions: max drops the NaN of a lane
-        // if a hidden position follows in this lane. The sum is NaN in this case.
+        // The test reads the sum instead of m. If a lane has a NaN and a hidden position follows in this lane, max
+        // drops the NaN. So m may be -infinity although the row sees positions. The sum is NaN in this case.
         if (segment.total[row] == 0.0f) {
             continue;  // the row sees no position of this segment
         }

@@ -1,5 +1,5 @@
-// The kernels of one instruction set. This file is compiled once for each instruction set, with its compiler flags and
-// its values of RL_ISA and RL_TABLE.
+// The kernels of one instruction set. This file is compiled once for each instruction set, with the compiler flags and
+// the values of RL_ISA and RL_TABLE for this set.
 
 #include "attention.h"
 #include "grouped.h"

@@ -1,8 +1,8 @@
 // Products with int8 weights: y = x W^T + bias with W = scale[n] * (w - 128), w unsigned, one scale for each output.
 //
 // Activations are quantised before a product: for each group of 32 elements of a row, x = s * q with q in [-127, 127]
-// and s = max |x| / 127. The products w * q are summed exactly in int32 over a group; because w is stored with 128
-// added, the sum starts at -128 * (sum of q). The sums of the groups are added in float32, in the order of the groups:
+// and s = max |x| / 127. The products w * q are summed exactly in int32 over a group. Because w is stored with 128
+// added, this sum starts at -128 * (sum of q). The sums of the groups are added in float32, in the order of the groups:
 //
 //   y[n] = scale[n] * sum over groups of s[g] * (sum over the group of (w - 128) * q) + bias[n]
 //

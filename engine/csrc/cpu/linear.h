@@ -2,8 +2,9 @@
 //
 // W [N][K] is packed as [N / 16][K / depth][16][depth] (operands.h); N is padded with rows of zeros to a multiple of
 // 16. A call computes some blocks of 16 columns of y for all rows of x. With few rows, the speed of memory limits a
-// product, so many blocks are read at once. With many rows, arithmetic limits it: tiles of up to 12 rows x 2 blocks
-// keep their sums in registers, and 2 blocks of W stay in the cache until all tiles of rows are multiplied with them.
+// product, so many blocks are read at once. With many rows, arithmetic limits a product. Then tiles of up to 12 rows x
+// 2 blocks keep their sums in registers, and 2 blocks of W stay in the cache until all tiles of rows are multiplied by
+// these blocks.
 
 #pragma once
 

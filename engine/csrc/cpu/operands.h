@@ -1,7 +1,7 @@
 // Operands of the products: how x and W are stored, and how one step of a dot product multiplies them.
 //
-// A weight block holds 16 rows of W: [K / depth][16][depth], so that one load gives the next `depth` elements of 16
-// rows. x is stored row by row. One step multiplies `depth` elements of a row of x by the same columns of 16 rows of W.
+// A weight block holds 16 rows of W as [K / depth][16][depth]. So one load gives the next `depth` elements of 16 rows.
+// x is stored row by row. One step multiplies `depth` elements of a row of x by the same columns of 16 rows of W.
 //
 //   Float32            W float32, depth 1, x float32
 //   BFloat16 (AVX-512) W bfloat16, depth 2, x bfloat16: the instruction VDPBF16PS

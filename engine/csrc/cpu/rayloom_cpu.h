@@ -76,9 +76,9 @@ typedef struct {
 } rl_update;
 
 // The updates of a matrix that stacks up to 3 matrices of the checkpoint, such as q, k and v: one update for each of
-// these parts. All parts multiply the same x by their A, so these are stacked into one matrix
-// [sum of the ranks][num_inputs], packed by rl_pack_weight. Pack the B of the parts right behind A, because steps
-// prefetch A and B as one stream. `a` NULL: no update.
+// these parts. Each part multiplies the same x by its own A. The A of all parts are stacked into one matrix
+// [sum of the ranks][num_inputs], packed by rl_pack_weight. Pack the B of the parts right behind this matrix, because
+// steps prefetch A and B as one stream. `a` NULL: no update.
 typedef struct {
     const void* a;
     rl_update parts[3];
@@ -176,9 +176,9 @@ void rl_normalise(int32_t dtype, const float* residual, const float* weight, flo
 
 // Runs half layers [first_half, end_half) of the model: half 2 i is the attention of layer i, half 2 i + 1 its MLP.
 // The residual stream of rows that are not wanted is undefined after a call that computes the whole last layer.
-// `partial` NULL: this process computes the whole output of each half. Else `partial` [T][D] receives the last half's
-// output, which is not added to the residual stream, because the caller first adds the outputs of other ranks to it.
-// `progress` grows by one with every half.
+// `partial` NULL: this process computes the whole output of each half. Otherwise `partial` [T][D] receives the last
+// half's output. This output is not added to the residual stream, because the caller first adds the outputs of the
+// other ranks to it. `progress` grows by one with every half.
 int rl_forward(const rl_model* model, const rl_batch* batch, int32_t first_half, int32_t end_half, float* partial,
                volatile int64_t* progress);
 
@@ -195,8 +195,8 @@ enum {
     RL_NUM_PHASES,
 };
 
-// After this call, every rl_forward adds the seconds of each phase to seconds [RL_NUM_PHASES]. They are the times of
-// the thread that calls rl_forward, its waits for other threads included. `seconds` NULL: nothing is measured.
+// After this call, every rl_forward adds the seconds of each phase to seconds [RL_NUM_PHASES]. The seconds are those of
+// the thread that calls rl_forward, and include its waits for other threads. `seconds` NULL: nothing is measured.
 void rl_profile(double* seconds);
 
 // residual [rows][width] += scale * update [rows][width], or scale * RMSNorm(update) if `weight` is not NULL.

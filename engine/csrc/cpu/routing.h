@@ -16,10 +16,10 @@ RL_INLINE F16 exponentials(const float* x, int64_t left, F16 highest) {
     return load(values);
 }
 
-// experts [num_selected] = the indices of the highest elements of logits [count], in descending order of logits, the
-// lower index first if logits are equal. weights [num_selected] = the probabilities of these experts in a softmax over
-// all logits; with `normalises`, these probabilities divided by their sum. If a logit is a NaN or +infinity, all
-// weights are NaN. The NaN must reach the logits of the model, where it is detected.
+// experts [num_selected] = the indices of the highest elements of logits [count], in descending order of logits. If
+// logits are equal, the lower index comes first. weights [num_selected] = the probabilities of these experts in a
+// softmax over all logits; with `normalises`, these probabilities divided by their sum. If a logit is a NaN or
+// +infinity, all weights are NaN. The NaN must reach the logits of the model, where it is detected.
 static void route(const float* logits, int64_t count, int64_t num_selected, bool normalises, int32_t* experts,
                   float* weights) {
     int64_t num_found = 0;

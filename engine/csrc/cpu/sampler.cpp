@@ -85,10 +85,10 @@ Prefix kept_tokens(const SamplerPasses& passes, int64_t vocab_size, const rl_sam
 }
 
 // top_p needs no sorting. The first draw is the token with the best score of all tokens that top_k and min_p keep. If
-// the tokens before it in the order of Prefix have less than top_p of the mass, top_p keeps the drawn token too, and it
-// is the answer. Else top_p drops the drawn token and all tokens after it. The next draw is then the token with the
-// best score among those before the drawn token, and is tested in the same way. The tokens that top_p drops have about
-// 1 - top_p of the mass, so the first draw is the answer with a probability of about top_p.
+// the tokens before the drawn token, in the order of Prefix, have less than top_p of the mass, top_p keeps the drawn
+// token, which is the answer. Otherwise top_p drops the drawn token and all tokens after it. The next draw is then the
+// token with the best score among those before the drawn token, and is tested in the same way. The tokens that top_p
+// drops have about 1 - top_p of the mass, so the first draw is the answer with a probability of about top_p.
 int64_t draw_within(const SamplerPasses& passes, const float* x, int64_t vocab_size, const rl_sampling& row,
                     Prefix kept, Candidate top) {
     const int64_t padded_size = kBlock * num_blocks_of(vocab_size);

@@ -84,7 +84,7 @@ static void mask(const float* values, int64_t vocab_size, const int32_t* allowed
 // of the hash and exp in float32, this test rules out nearly all tokens. The exact noise is computed only for the
 // others. `limit` is S minus 2^-22 (|S| + 40). The term 2^-22 (|S| + 40) is more than the rounding errors of x + noise,
 // of the noise (below 40) and of `limit` together. The factor 1 + 1e-5 covers the error of exp and the rounding of
-// x - limit, which is above -87 where exp is not 0.
+// x - limit. Where exp is not 0, x - limit is above -87.
 static Candidate draw(const float* x, int64_t padded_size, Prefix prefix, uint64_t key, Candidate first, bool by_id) {
     const F16 to_hash = splat(0x1p24f * (1.0f + 1e-5f));
     Candidate best = first;

@@ -92,7 +92,7 @@ void multiply_and_fetch(const Step& step, int layer, LinearKernel kernel, const 
             continue;
         }
         kernel(upper, block, next);
-        // This subtracts the offset of the block, because a kernel adds this offset to `next_weight` to prefetch.
+        // The offset of the block is subtracted here, because a kernel adds it to `next_weight` before it prefetches.
         lower.next_weight = fetched - block * block_bytes;
         kernel(lower, block, next);
     }

@@ -1,9 +1,10 @@
 // ThreadPool: threads that run one function together.
 //
 // The function's work is cut into phases, and each phase into pieces. A thread that finds no piece left waits until the
-// other threads have finished their pieces. It does not wait for threads that have not begun: on a busy machine a
-// thread may get no CPU for milliseconds, and the others then compute its pieces. A waiting thread spins for about 20
-// microseconds, then sleeps on a futex. If it spun longer, it could take the CPU from the thread for which it waits.
+// other threads have finished their pieces. It does not wait for threads that have not begun: on a busy machine, a
+// thread may get no CPU for milliseconds, and the other threads then compute all pieces. A waiting thread spins for
+// about 20 microseconds, then sleeps on a futex. A longer spin could take the CPU from the thread for which the waiting
+// thread waits.
 
 #pragma once
 
@@ -24,12 +25,13 @@ public:
     // Starts or stops threads so that `num_threads` run, the caller's included. Returns 0, or an errno.
     int resize(int num_threads, bool pin);
 
-    // Calls work(context, thread) on the caller as thread 0, and on each other thread that wakes up before the caller's
-    // call of `work` returns. Returns when all these calls have returned.
+    // Calls work(context, thread) in the caller as thread 0, and in each other thread that wakes up before the caller's
+    // call of `work` returns. Returns when all calls of `work` have returned.
     void run(Work work, void* context);
 
-    // Calls piece(index) for those of the `num_pieces` pieces that no other thread takes, and returns when all pieces
-    // are finished. Every thread of `run` must call `share` for the same phases in the same order.
+    // Takes those of the `num_pieces` pieces that no other thread takes, and calls piece(index) for each of them.
+    // Returns when all pieces are finished. Every thread of `run` must call `share` for the same phases in the same
+    // order.
     template <class Piece>
     void share(PhaseCounters& counters, int64_t num_pieces, Piece piece) {
         const uint32_t end = (uint32_t)num_pieces;

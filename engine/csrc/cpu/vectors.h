@@ -1,7 +1,7 @@
 // F16: sixteen float32 lanes, as one AVX-512 register or two AVX2 registers.
 //
-// This header is compiled once for each instruction set, in a namespace of its own (RL_ISA), so that the linker never
-// merges functions of different instruction sets. Sums over lanes have one fixed order.
+// This header is compiled once for each instruction set, in a namespace of its own (RL_ISA). So the linker never merges
+// functions of different instruction sets. Sums over lanes have one fixed order.
 
 #pragma once
 

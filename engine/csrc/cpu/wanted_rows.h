@@ -6,8 +6,8 @@
 #include "rayloom_cpu.h"
 
 // Returns a batch of the wanted rows alone. Each row is a sequence of one token. The batch has a residual stream of
-// its own, which is not filled yet. It has neither rotary tables nor slots, because the whole batch has already written
-// the keys and values of these rows into the cache.
+// its own, which is not filled yet. It needs no rotary tables and no slots: the keys and values of these rows are
+// already in the cache, written for the whole batch.
 rl_batch batch_of_wanted_rows(const rl_model& model, const rl_batch& batch, Arena& arena);
 
 // Copies the residual stream of the wanted rows back into the residual stream of the whole step.

@@ -1,4 +1,4 @@
-"""Scheduling: which sequences compute how many tokens in the next step, and their KV blocks.
+"""Scheduling: decides how many tokens each sequence computes in the next step, and allocates KV blocks.
 
 Pure: no torch, no clock, no logging, no randomness.
 

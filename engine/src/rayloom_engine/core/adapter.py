@@ -24,7 +24,7 @@ class ServedAdapter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NeededAdapter(msgspec.Struct, frozen=True, kw_only=True):
-    """An adapter of the hub whose files the machine of every rank must have before a step uses the adapter."""
+    """An adapter of the hub. Every rank's machine must have the adapter's files before a step uses the adapter."""
 
     adapter: Adapter
     num_bytes: int  # size of the larger of its files
@@ -35,7 +35,7 @@ class AdapterReport(msgspec.Struct, frozen=True):
     """The end of an attempt to bring the files of a NeededAdapter to a machine."""
 
     number: int  # of the NeededAdapter
-    problem: str = ""  # why the machine does not have the files; empty: it has them
+    problem: str = ""  # why the machine does not have the files; empty if it has them
 
 
 class AdapterLoad(msgspec.Struct, frozen=True):

@@ -3,8 +3,8 @@
 An adapter that no sequence uses stays in its slot until another adapter needs the slot. The least recently used adapter
 is evicted first.
 
-Tenants (API keys) share the slots by the rule of the waiting queue: a tenant gets a further slot if there are more
-unused slots than slots that the tenant uses. So a single tenant can use half of the slots, rounded up.
+Tenants (API keys) share the slots as they share the waiting queue: a tenant gets a further slot if more slots are
+unused than the tenant uses. So a single tenant can use half of the slots, rounded up.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class AdapterSlots:
             _count_down(self._num_used_by, tenant)
 
     def could_not_load(self, adapter: Adapter) -> None:
-        """Records a failed load, so that the ranks load the adapter again for the next sequence that uses it."""
+        """Records a failed load. The ranks load the adapter again for the next sequence that uses the adapter."""
         if adapter.digest in self._slots:
             self._broken.add(adapter.digest)
 

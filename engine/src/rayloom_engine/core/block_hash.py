@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 def block_hash(parent: bytes, token_ids: Sequence[int], extra: bytes) -> bytes:
     """Returns the hash of a full block's tokens and of all tokens before: 16 bytes, the same in every process and run.
 
-    `parent` is the hash of the block before, empty for the first block. `extra` is made by `encode_extra`. It holds
-    everything else on which the block's content depends, and the group of requests that may share the block. `extra` is
-    part of this block's hash, and through `parent` of the hashes of all later blocks.
+    `parent` is the hash of the block before, empty for the first block. `extra` is made by `encode_extra`. `extra`
+    holds everything besides the tokens on which the block's content depends. It also names the group of requests that
+    may share the block. `extra` is part of this block's hash, and through `parent` of the hashes of all later blocks.
     """
-    # The lengths come first, so that bytes of one part cannot be taken for bytes of another.
+    # The lengths come first. Without them, different parts could give the same bytes in a row.
     lengths = struct.pack("<II", len(parent), len(extra))
     return hashlib.blake2b(lengths + parent + extra + array("q", token_ids).tobytes(), digest_size=16).digest()
 

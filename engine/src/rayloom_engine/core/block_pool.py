@@ -9,13 +9,14 @@ A block is in exactly one of these states:
   untouched free, and never allocated: no physical memory backs it yet
 
 The content of a block is proven once finite logits were computed from it. It stays proven, because a full block is
-never written again. A block that is not held and not proven may hold a NaN, so two rules apply:
+never written again. An unproven block that no sequence holds may contain a NaN, so two rules apply:
 - The prefix index returns such a block only to the sequence that filled it.
 - If such a block is allocated for other content, it is cleared first. Masked attention multiplies the positions that
   the new owner has not written yet by zero, and NaN x 0 is NaN.
 
 Cached blocks are evicted least-recently-used first. A sequence releases its last block first, so the end of a prefix is
-evicted before its beginning: without the first block, the rest of a prefix cannot be found.
+evicted before its beginning. In the other order, the rest of a prefix would be useless: without the first block, it
+cannot be found.
 """
 
 from __future__ import annotations
@@ -189,8 +190,8 @@ class BlockPool:
     def known(self, hashes: Iterable[bytes], own: Collection[int] = ()) -> list[int | None]:
         """Returns for each content hash the block with that content; None if there is no such block to reuse.
 
-        `own`: blocks that the sequence has filled itself. They are returned even if they are neither held nor proven.
-        The caller must call `hold` for the blocks that it uses.
+        `own`: blocks that the sequence has filled itself. These blocks are returned even if they are unproven and no
+        sequence holds them. The caller must call `hold` for the blocks that it uses.
         """
         found: list[int | None] = []
         has_missed = False
@@ -211,12 +212,12 @@ class BlockPool:
         """Returns an estimate of the number of leading blocks that the prefix index has.
 
         `hashes`: hashes of a sequence's full blocks, in order. The end of a prefix is evicted before its beginning, so
-        a binary search finds the length; the result may be wrong if a block in the middle is missing.
+        a binary search finds the length. The result may be wrong if a block in the middle is missing.
         """
         return bisect_left(hashes, True, key=lambda content: content not in self._cached)
 
     def _is_doubtful(self, block_id: int) -> bool:
-        """True if the block's holders ended without proving it, and `vouch` was not called for it since."""
+        """True if no sequence holds the block, the block is unproven, and `vouch` was not called for it."""
         return self._ref_counts[block_id] == 0 and block_id in self._unproven and block_id not in self._vouched
 
     def num_cached_only(self, block_ids: Iterable[int]) -> int:

@@ -2,7 +2,7 @@
 
 On a CPU the operating system allocates a block's memory at the first write. Without a limit, a prefix cache that no
 prompt ever hits would grow to the size of the whole pool. So the cache has a limit of blocks. The limit doubles each
-time a prompt misses a block that was evicted because of the limit: the cache grows as far as prompts use it.
+time a prompt misses a block that was evicted because of the limit. So the cache grows as far as prompts use it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class CacheGrowth:
     def note_miss(self, content: bytes) -> None:
         """Records the first block that a prompt misses. Doubles the limit if the limit caused the block's eviction.
 
-        Each eviction doubles the limit once at most.
+        An eviction doubles the limit at most once.
         """
         if content in self._evicted:
             del self._evicted[content]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class CacheLog:
-    """The net changes of the prefix index: entries that were added and removed again, or removed and added, are absent.
+    """The net changes of the prefix index. An entry that was added and removed, or removed and added again, is absent.
 
     An entry is the hash of a block's content. The prefix index adds only entries that it lacks, and removes only
     entries that it has.

@@ -104,8 +104,8 @@ class Engine:
     def add(self, sequence: Sequence, is_resume: bool = False) -> SequenceOutput | None:
         """Queues a sequence. Raises RequestError or QueueFull.
 
-        A front may resume a sequence that already has its last token. This sequence is not queued, and an output with
-        its finish reason is returned. Otherwise returns None.
+        A front may resume a sequence that already has its last token. Such a sequence is not queued, and the result is
+        an output with its finish reason. For all other sequences the result is None.
         """
         reason = sequence.finish_reason(self.scheduler.config.max_model_len) if sequence.num_generated else None
         if reason is not None:
@@ -162,7 +162,8 @@ class Engine:
         self._meter.ended(result.forward_s + result.sample_s - result.waited_s)
         outputs = self.scheduler.update(result)
         now = self._clock()
-        # A chunk of a prompt counts too. No token is sampled from it, but its tokens have passed through all ranks.
+        # A chunk of a prompt counts, too: no token is sampled, but the tokens of the chunk have passed through all
+        # ranks.
         self.last_token_at = now
         times.num_steps += 1
         times.forward += result.forward_s

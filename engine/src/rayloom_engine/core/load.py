@@ -37,8 +37,8 @@ class SchedulerLoad(msgspec.Struct, frozen=True, kw_only=True):
 class LoadCount:
     """Adds up the tokens that sequences still have to compute, for a SchedulerLoad.
 
-    Probes do not count: otherwise an idle engine would look busy until its next report, and a router would prefer the
-    other engines meanwhile.
+    Probes do not count. If they did, an idle engine would look busy until its next report. Meanwhile a router would
+    prefer the other engines.
     """
 
     def __init__(self, config: SchedulerConfig, pool: BlockPool) -> None:

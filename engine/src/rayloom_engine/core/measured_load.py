@@ -14,10 +14,10 @@ from rayloom_engine.core.step_seconds import StepSeconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredLoad:
-    # tokens of running and waiting prompts that are not computed yet; cached prefixes of waiting prompts count, too
+    # uncomputed tokens of running and waiting prompts; cached prefixes of waiting prompts count as uncomputed
     queued_tokens: int
     running_tokens: int  # tokens that fit in the KV blocks of running sequences
-    # what `running_tokens` would be if sequences of the present mean length used all slots or all blocks
+    # the value of `running_tokens` if sequences of the present mean length used all slots or all blocks
     max_running_tokens: int
     prefill_tokens_per_s: float  # tokens per second in a step with prompts alone; 0 = not measured yet
     decode_tokens_per_s: float  # tokens per second in a step with a decode in every slot; 0 = not measured yet

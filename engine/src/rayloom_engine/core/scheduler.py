@@ -20,11 +20,11 @@ highest rank is preempted. Each such exchange makes the tenants' numbers of runn
 is ever reversed. With one tenant, part 1 does nothing.
 
 Up to `depth` plans are in flight, one for each pipeline stage. Ranks run plans in order, so a plan may depend on
-earlier plans: it may compute the next chunk of a prompt, read blocks that are still being written (fork, prefix hit),
-or reuse the blocks of an aborted sequence. A plan cannot depend on a token that is not sampled yet, so a sequence whose
-next token is being sampled is left out until the result arrives. So the decoding sequences form groups, one for each
-stage, and the groups take turns. No group may exceed its equal share, so that the groups stay equal while sequences
-come and go.
+earlier plans. It may compute the next chunk of a prompt, read blocks that are still being written (fork, prefix hit),
+or reuse the blocks of an aborted sequence. But a plan cannot depend on a token that is not sampled yet. While the next
+token of a sequence is being sampled, the sequence is left out of plans until the result arrives. So the decoding
+sequences form groups, one for each stage, and the groups take turns. No group may exceed its equal share, so that the
+groups stay equal while sequences come and go.
 
 With `num_ahead` > 0, a plan may compute a token that is still being sampled: a placeholder, whose id the rank fills in.
 The ranks then get the next plan before the core has read the last plan's result (asynchronous scheduling). If the
@@ -34,12 +34,13 @@ A sequence with a LoRA adapter runs only while the adapter is in one of the rank
 all slots are used by other adapters, the sequence waits, and other sequences may overtake it (planning/overtaking.py).
 
 With `speculation`, a step of decodes also computes drafts: guesses of the tokens after the newest token. The ranks
-sample at every position of a draft, and the result has the guesses before the first wrong guess, and one more token.
-Until the result arrives, the draft is in flight (`Sequence.num_drafts`): its tokens count neither as known nor as
-computed.
+sample at every position of a draft. The result has the guesses before the first wrong guess, and one more token. Until
+the result arrives, the draft is in flight (`Sequence.num_drafts`): its tokens do not count as known tokens or as
+computed tokens.
 
-A sequence whose grammar the sampling rank still builds is postponed: the step's result has no token for it, so its
-newest token is computed again in a step after the grammar is built. Until then the other sequences continue without it.
+A sequence is postponed while the sampling rank builds the sequence's grammar. The step's result then has no token for
+this sequence. When the grammar is built, a later step computes the sequence's newest token again. Until then the other
+sequences continue without it.
 """
 
 from __future__ import annotations

@@ -80,8 +80,8 @@ class Sequence:
 
         self.state = SequenceState.WAITING
         self.num_computed = 0  # tokens whose KV is in the blocks, or will be after the plans in flight
-        # draft tokens of the plan in flight: their KV follows the KV of the first `num_computed` tokens, and counts as
-        # computed once the draft tokens are accepted
+        # draft tokens of the plan in flight. Their KV follows the KV of the first `num_computed` tokens. It counts as
+        # computed once the draft tokens are accepted.
         self.num_drafts = 0
         self.has_dirty_drafts = False  # True if a draft had logits that are not finite
         self.drafter: Drafter | None = None
@@ -123,7 +123,7 @@ class Sequence:
         return max(0, self.num_computed + 1 - len(self.token_ids))
 
     def may_run_ahead(self, num_ahead: int, max_model_len: int) -> bool:
-        """Returns whether a plan may compute the newest placeholder, so that a further token is sampled from it.
+        """Returns whether a plan may compute the newest placeholder, and sample the token that follows it.
 
         False if the sequence has `num_ahead` such plans in flight, or if the placeholder is the last token that the
         sequence can get. False also if the placeholder's mask may be late: the rank then samples no token, and the

@@ -1,11 +1,11 @@
 """StepPlan, sent from the EngineCore to the ranks, and StepResult, sent back: integers, strings and tuples only.
 
 A rank has a table of slots, one per running sequence; a plan contains only the changes to this table. A sequence that
-is new to the ranks (admitted, resumed after preemption, or any sequence after an epoch change) is sent once as a
-NewSlot. If the ranks have a slot with the same prompt, NewSlot names that slot, so a prompt is sent once for all of its
-choices. A rank reads token ids from plans, even ids that it has sampled itself: the earlier stages of a pipeline do not
-sample and have no other source, and all stages work alike. Placeholders (`SlotStep.num_placeholders`) are the
-exception. Placeholders are only for a rank that samples every token itself: the rank of an engine with a single rank.
+is new to the ranks (admitted, resumed after preemption, or present at a change of the epoch) is sent once as a NewSlot.
+If the ranks have a slot with the same prompt, NewSlot names that slot, so a prompt is sent once for all of its choices.
+A rank reads token ids from plans, even ids that it has sampled itself. The earlier stages of a pipeline do not sample,
+so they have no other source of ids, and all stages work alike. Placeholders (`SlotStep.num_placeholders`) are the
+exception. Only the rank of an engine with a single rank gets placeholders, because it samples every token itself.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
 class TokenLogprobs(msgspec.Struct, frozen=True, gc=False):
     """Log-probabilities of one position: of the actual token, and of the most likely tokens in descending order.
 
-    gc=False, because there may be hundreds of thousands of these objects, and a garbage collection that visits them all
-    would block every stream for 0.2 s. These objects are never part of a reference cycle.
+    With gc=False, the garbage collector does not visit these objects. There may be hundreds of thousands of them, and a
+    collection that visits them all would block every stream for 0.2 s. They are never part of a reference cycle.
     """
 
     token_id: int

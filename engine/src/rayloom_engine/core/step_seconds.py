@@ -2,10 +2,10 @@
 
     seconds of a step = decode_s(number of decodes) + for each token of a prompt: token_s + pair_s x positions it sees
 
-A decode is a sequence with one token in the step. The costs of a prompt's tokens are proportional to their
-floating-point operations (StepWork), so one measured number, the seconds per operation, gives token_s and pair_s. An
-operation takes longer in a chunk of 16 tokens than in a chunk of 512. So the number is measured in real steps, with the
-chunk sizes that the scheduler chooses.
+A decode is a sequence with one token in the step. The costs of a prompt's tokens are proportional to the number of
+their floating-point operations (StepWork). So a single measured number, the seconds per operation, gives token_s and
+pair_s. An operation takes longer in a chunk of 16 tokens than in a chunk of 512. So the number is measured in real
+steps, with the chunk sizes that the scheduler chooses.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _LEAST_PART = 0.01
 _MOST_DROP = 0.9
 # After this many steps in a row with prompts and a similar number of decodes, the decodes' measured time counts as old.
 _OLD_AFTER = 64
-# If prompts take more than this many times as long as the decodes, the step does not show how long the decodes take.
+# If prompts take more than this many times the time of the decodes, the step does not show the time of the decodes.
 _MOST_PROMPTS = 2
-# A cost is the median of this many measurements, so that one step that other programs slowed down changes nothing.
+# A cost is the median of this many measurements. So a single step that other programs slow down changes nothing.
 _NUM_KEPT = 9
 
 _Number = TypeVar("_Number", int, float)
@@ -57,7 +57,7 @@ class StepSeconds:
 
     @property
     def decode_token_cost(self) -> float:
-        """Seconds of a decoded token, in units of `token_s`, in the largest step of decodes that was measured.
+        """Time of a decoded token, in units of `token_s`, in the largest measured step with decodes alone.
 
         In that step, the most decodes share the fixed cost of a step.
         """

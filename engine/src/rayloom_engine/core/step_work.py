@@ -1,7 +1,7 @@
 """StepForecast: forecasts the time of a step from its number of operations and the best measured speed.
 
-The time after which a rank counts as hung depends on this forecast: in a layer, a chunk of 4,096 tokens takes thousands
-of times as long as a decode.
+The time after which a rank counts as hung depends on this forecast, because a chunk of 4,096 tokens spends thousands of
+times as long in a layer as a decode.
 """
 
 from __future__ import annotations

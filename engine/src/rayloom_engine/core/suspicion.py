@@ -9,8 +9,8 @@ ends in one of two ways:
 The last suspect is computed alone. If a process dies again at the same positions, the sequence is condemned: its
 request fails, and all others continue.
 
-A long prompt is computed in chunks, so deaths of other causes occur at different positions of the prompt, and do not
-condemn its sequence.
+A long prompt is computed in chunks. So deaths that have other causes occur at different positions of the prompt, and do
+not condemn its sequence.
 
 With n sequences in a step, at most 2 + floor(log2 n) + 1 deaths are needed to find the sequence.
 """
@@ -71,11 +71,11 @@ class Suspicion(msgspec.Struct):
         return name in self.suspects or any(name in death for death in self.deaths)
 
     def trial(self, computed: Mapping[str, int]) -> list[str]:
-        """Returns the ids of the only sequences that may be computed now; an empty list if all may.
+        """Returns the ids of the sequences to which steps are limited now; an empty list if there is no limit.
 
         `computed`: id -> number of positions with a result, of every unfinished sequence. Suspects that have computed
         their suspected positions are cleared. The first entries of `computed` are tried first. The caller puts the
-        sequences with the most generated tokens first, because these are the least likely to crash, and so are cleared
+        sequences with the most generated tokens first. These are the least likely to cause a crash, so they are cleared
         without a death.
         """
         self.suspects = {name: span for name, span in self.suspects.items() if computed.get(name, 0) < span[1]}

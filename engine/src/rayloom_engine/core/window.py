@@ -1,7 +1,8 @@
 """Sliding windows: finds the KV blocks that no later token attends to ("sees"), so that they can be released.
 
-A window of w positions means that the token at position p sees positions p - w + 1 to p. A model has a window here only
-if all of its layers have windows (the widest counts): a layer that sees all positions needs every block.
+A window of w positions means that the token at position p sees positions p - w + 1 to p. Here a model has a window only
+if every layer has a window, because a layer that sees all positions needs every block. The widest window of the layers
+counts.
 
     block       0       1       2       3        block size 4, window 6
     position    0..3    4..7    8..11   12..15
@@ -39,7 +40,7 @@ def longest_hit(known: Sequence[int | None], window: int | None, block_size: int
     """Finds the longest prefix of a sequence that need not be computed: blocks [0, end). Returns (first, end).
 
     Blocks [first, end) are cached. Blocks before `first` are not needed, because no token after the prefix sees them.
-    `known`: for each full block of the sequence, in order, the id of a block with that content, or None.
+    `known`: an entry for each full block of the sequence, in order: the id of a block with the same content, or None.
     """
     longest = (0, 0)
     run = 0  # number of consecutive known blocks up to this block

@@ -80,7 +80,7 @@ def _convert(out: Array, values: Array) -> None:
     bits = wide.view(np.uint32)
     rounded = bits >> 16
     rounded &= 1
-    rounded += 0x7FFF  # half of the last kept bit's value, minus 1: a tie rounds up only if that bit is 1
+    rounded += 0x7FFF  # half of the last kept bit's value, minus 1: a tie rounds up only if this bit is 1
     rounded += bits
     rounded >>= 16
     is_nan = np.isnan(wide)

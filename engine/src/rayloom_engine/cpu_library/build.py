@@ -160,8 +160,8 @@ def build_library(compiler: str, sources: Path, target: Path, more_flags: Sequen
 def build_into(folder: Path, sources: Path, cache: Path | None = None) -> Path | None:
     """Builds the library into a folder, and then removes older libraries from the folder.
 
-    With `cache`, a folder, the library is compiled there and copied, so that the next checkout need not compile it.
-    Returns the path of the library. If the library cannot be built, prints the reason and returns None.
+    If the folder `cache` is given, the library is compiled there and copied from there. So the next checkout need not
+    compile it. Returns the path of the library. If the library cannot be built, prints the reason and returns None.
     """
     compiler = find_compiler(os.environ)
     problem = unsupported_machine() or ("there is no C++ compiler" if compiler is None else "")

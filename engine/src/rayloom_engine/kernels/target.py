@@ -14,8 +14,8 @@ class Target:
     """Everything that the choice of a kernel may depend on.
 
     `backend` restricts the choice. "auto" allows every backend that works here. "plain" allows only torch's public
-    operations. "reference" uses the implementations that define the results: use it to find out whether a kernel is
-    wrong; it is slower by orders of magnitude. "triton" demands the kernels in Triton, which "auto" chooses on a GPU.
+    operations. "reference" uses the implementations that define the results. It is slower by orders of magnitude, and
+    shows whether another kernel is wrong. "triton" demands the Triton kernels, which "auto" chooses on a GPU.
     """
 
     device: torch.device

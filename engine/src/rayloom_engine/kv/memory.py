@@ -112,8 +112,8 @@ def plan_kv_memory(demand: KvDemand, memory: RankMemory) -> KvPlan:
 def _num_kept(demand: KvDemand, memory: RankMemory, max_model_len: int) -> int | None:
     """Returns how many cached blocks may take memory until a prompt has missed an evicted block.
 
-    The number is at least that of the longest sequence, so that no block of a single conversation is evicted. None on a
-    GPU, where all memory is allocated at once.
+    The number is at least the number of blocks of the longest sequence, so that no block of a single conversation is
+    evicted. None on a GPU, because all memory is allocated at once there.
     """
     if not memory.is_cpu:
         return None

@@ -12,9 +12,9 @@ is never too small, and it is exact if one rank has all the largest parts.
                                 with rank and product rounded up as in adapters/memory.py
 
 To get bytes, multiply a part's `elements` by the bytes of the type in which a rank computes (for `kv`: in which it
-caches). `bytes` of a part are added as they are, whatever the type. If the checkpoint is quantised, `elements` counts
-its weights as dense, and `kept_elements` and `kept_bytes` take the place of `elements` and `bytes` on a rank that keeps
-quantised weights.
+caches). `bytes` of a part are added as they are, whatever the type. For a quantised checkpoint, `elements` counts the
+weights as dense. On a rank that keeps quantised weights, `kept_elements` and `kept_bytes` take the place of `elements`
+and `bytes`.
 """
 
 from __future__ import annotations
@@ -141,8 +141,9 @@ def model_costs(shape: ModelShape, tensor: Sequence[int]) -> Costs:
 
     dense = dataclasses.replace(shape, scheme=None)
 
-    # A kind has layers with equal windows and equally stored matrices. If there are too many such kinds, as in a file
-    # that mixes formats, a kind has all layers with equal windows, and each counts as the largest of them.
+    # A kind has layers with equal windows and equally stored matrices. In a file that mixes formats, there may be too
+    # many such kinds. Then a kind has all layers with equal windows, and each layer counts as the largest layer of its
+    # kind.
     stored: list[Hashable] = list(zip(shape.layer_windows, layer_forms(shape), strict=True))
     of_layers = stored if len(set(stored)) <= _MOST_KINDS else list[Hashable](shape.layer_windows)
     kinds = list(dict.fromkeys(of_layers))

@@ -25,9 +25,9 @@ def read_model_shape(
     """Returns the shape of the model in a Hugging Face folder: a MeasuredShape if transformers' modules compute it.
 
     With `auto`, transformers' modules compute all architectures that the native decoder does not have. They also
-    compute a model with a value in config.json that the native decoder does not support, and
-    `MeasuredShape.not_native` names this value. `in_child`: another process measures the model, so that this process
-    imports no torch. `num_shards`: as in `measured_shape`.
+    compute a model whose config.json has a value that the native decoder does not support. `MeasuredShape.not_native`
+    names this value. `in_child`: another process measures the model, so that this process imports no torch.
+    `num_shards`: as in `measured_shape`.
 
     Reads no weight. Raises ModelError if the backend cannot serve the model; the message names the reason.
     """

@@ -43,9 +43,9 @@ def check_stages(shape: ModelShape, num_stages: int) -> None:
 def shard_counts(shape: ModelShape) -> tuple[int, ...]:
     """Returns all numbers of ranks that can share a layer.
 
-    Each rank gets the same number of query heads, and whole key/value heads. More ranks than key/value heads work too,
-    if the number of ranks is a multiple of the number of these heads: each head is then on several ranks. With
-    transformers' modules, more ranks than key/value heads do not work.
+    Each rank gets the same number of query heads, and whole key/value heads. There may be more ranks than key/value
+    heads, if the number of ranks is a multiple of the number of these heads. Each of these heads is then on several
+    ranks. With transformers' modules, there cannot be more ranks than key/value heads.
     """
     if isinstance(shape, MeasuredShape):
         return (1, *(share.count for share in shape.shares))

@@ -1,7 +1,8 @@
 """TorchAdapters: the LoRA adapters of a rank on torch, and the products that they update.
 
-A matrix of the rank that stacks several matrices of the checkpoint (q, k, v; gate, up) has an update for each of them.
-A is cut by the columns that the rank holds, and B by the rows. So the sum over the ranks of a stage includes updates.
+A matrix of the rank may stack several matrices of the checkpoint (q, k, v; gate, up). It then has an update for each of
+these. A is cut by the columns that the rank holds, and B by the rows. So the sum over the ranks of a stage includes
+updates.
 
 Legend: T tokens of the step, r rank of the adapter, K inputs, N outputs of the rank's part.
 """

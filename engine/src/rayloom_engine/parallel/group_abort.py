@@ -1,8 +1,8 @@
 """GroupAbort: ends a rank's waits for its peers, from another thread.
 
-A thread that waits in a collective cannot abort it, and a peer that is stopped closes no connection. So the core sends
-AbortOrders to every rank, where a separate thread receives the order (worker/rank_server.py) and calls this class.
-This module imports no torch, so that a rank without peers can import it.
+A thread that waits in a collective cannot abort the collective, and a stopped peer closes no connection. So the core
+sends AbortOrders to every rank. There, a separate thread receives the message (worker/rank_server.py) and calls this
+class. This module imports no torch, so that a rank without peers can import it.
 """
 
 from __future__ import annotations

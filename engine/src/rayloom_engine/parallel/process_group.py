@@ -82,7 +82,8 @@ def join_group(rendezvous: Rendezvous, timeout_s: float, group_abort: GroupAbort
     except Exception:
         if not dist.is_initialized():
             # torch counts its groups, and a group's keys in the store contain the count. A failed join does not reset
-            # the count, so this process would look for the other ranks of its next group under wrong keys.
+            # the count. With the wrong count, this process would look for the other ranks of its next group under wrong
+            # keys.
             dist.distributed_c10d._world.group_count = 0
         raise
     else:

@@ -12,8 +12,8 @@ from rayloom_engine.parallel.process_group import StageGroup
 class ProcessTensorGroup:
     """Implements TensorGroup. Raises RuntimeError if a rank of the stage is gone.
 
-    Drop this object before the process leaves the group. While the object exists, the group's connections stay open, so
-    peers do not notice that the process has left, and keep waiting.
+    Drop this object before the process leaves the group. While the object exists, the group's connections stay open.
+    Then peers do not notice that the process has left, and keep waiting.
     """
 
     def __init__(self, group: StageGroup, widths: tuple[int, ...]) -> None:

@@ -1,7 +1,8 @@
-"""Shard: the part that a rank holds of each layer of its stage. Pure. (As in Megatron: arXiv:1909.08053 section 3.)
+"""Shard: the part that a rank holds of each layer of its stage. Pure. As in Megatron (arXiv:1909.08053 section 3).
 
 Heads must divide evenly, because a rank with one head more would delay the others in every layer. Feed-forward rows and
-the vocabulary may divide unevenly: parts differ by at most one row (or one unit of rows), which delays little.
+the vocabulary may divide unevenly, because parts differ by at most one row (or one unit of rows), and this delays
+little.
 """
 
 from __future__ import annotations

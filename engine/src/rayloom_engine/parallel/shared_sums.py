@@ -1,11 +1,11 @@
 """A TensorGroup for ranks on one machine. Each rank adds the parts of all ranks, in order, from shared memory.
 
 Every rank has a memory file with two slots for its parts, used alternately, and a pipe from each peer. In an exchange,
-a rank writes its part into a slot, sends one byte to every peer, and reads one byte from each; then all parts are in
-memory. The kernel's lock of a pipe orders memory accesses, so a rank that has read a peer's byte sees the peer's part.
-A rank overwrites a slot two exchanges later. By then, the rank has read the byte that each peer sent in the exchange
-between the two. A peer sends that byte only after it has read the slot, so no peer still reads the slot. Ranks block in
-the read and do not spin, because there may be more ranks than cores.
+a rank writes its part into a slot, sends one byte to every peer, and reads one byte from every peer. Then all parts are
+in memory. The kernel's lock of a pipe orders memory accesses, so a rank that has read a peer's byte sees the peer's
+part. A rank overwrites a slot two exchanges later. In the exchange in between, the rank has read a byte from each peer.
+A peer sends this byte only after it has read the slot, so no peer still reads the slot. A rank blocks in the read
+instead of spinning, because there may be more ranks than cores.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """EngineEstimate: the last reports of an engine's core, and the requests that the gateway has sent since. Pure.
 
-Reports are up to 0.2 s old. So the estimate adds the requests that this gateway has sent since the last report. Their
-prompts count as outstanding. Otherwise all requests of a burst would go to the engine that was idle at the last report.
-The blocks of these prompts count as cached, because the engine registers blocks as soon as it schedules them. Otherwise
-requests with the same new prefix would be spread over all engines. Other gateways' requests are in the next report.
+Reports are up to 0.2 s old. So the estimate adds the requests that this gateway has sent since the last report. The
+prompts of these requests count as outstanding. If they did not count, all requests of a burst would go to the engine
+that was idle at the last report. The blocks of these prompts count as cached, because the engine registers blocks as
+soon as it schedules their sequence. If they did not count, requests with the same new prefix would be spread over all
+engines. Other gateways' requests are in the next report.
 """
 
 from __future__ import annotations

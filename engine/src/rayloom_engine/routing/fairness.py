@@ -24,8 +24,8 @@ def in_turns(held: Iterable[HeldRequest], num_unfinished: Mapping[str, int]) -> 
     """Returns the held requests in the order in which engines should get them.
 
     A request's position is the number of its tenant's unfinished sequences on all engines (`num_unfinished`), plus the
-    number of its tenant's earlier held requests. Lower positions come first, so the k-th request of a tenant comes
-    before the (k+1)-th of every other tenant. At equal positions the earlier arrival comes first.
+    number of its tenant's earlier held requests. Lower positions come first. So the k-th request of a tenant comes
+    before the (k+1)-th request of every other tenant. At equal positions the earlier arrival comes first.
     """
     lines: defaultdict[str, list[HeldRequest]] = defaultdict(list)
     for request in held:

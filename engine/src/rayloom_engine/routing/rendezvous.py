@@ -1,7 +1,8 @@
 """Rendezvous hashing: an order of engines for each key, the same in every process. Pure.
 
 Each engine has a hash for each key, and the engine with the highest hash comes first. When an engine leaves, the order
-of the other engines stays the same. So a key moves to another engine only if the departed engine came first for it.
+of the other engines stays the same. So a key moves to another engine only if the departed engine came first for this
+key.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import hashlib
 from collections.abc import Iterable, Sequence
 
 # A tie key covers at most this many blocks of a prompt. With blocks of 16 tokens, requests meet at one engine if
-# their first 64 tokens are equal. With more blocks, conversations with only a short common system prompt would be sent
-# to different engines. With fewer blocks, only the first lines of the chat template would decide, which are equal in
-# all conversations.
+# their first 64 tokens are equal. With more blocks, conversations that share only a short system prompt would be sent
+# to different engines. With fewer blocks, only the first lines of the chat template would decide, and these lines are
+# equal in all conversations.
 TIE_BLOCKS = 4
 
 
@@ -33,6 +34,6 @@ def tie_key(block_hashes: Sequence[bytes], otherwise: bytes) -> bytes:
 
 
 def _hash(name: str, key: bytes) -> bytes:
-    # The key's length is hashed, too, so that no byte of the key can be taken for a byte of the name.
+    # The key's length is hashed, too. Without it, other pairs of key and name could give the same bytes.
     length = len(key).to_bytes(4, "big")
     return hashlib.blake2b(length + key + name.encode(), digest_size=8).digest()

@@ -4,8 +4,8 @@
                        + prefill tokens that it has to compute before the request
                        + decode_token_cost x its running decodes
 
-The engine with the lowest score gets the request. All terms are tokens of prefill, so there is no weight to set: an
-engine with a cached prefix is chosen if the prefix saves more time than the engine's other work costs.
+The engine with the lowest score gets the request. All terms are tokens of prefill, so the user need not set weights for
+them. An engine with a cached prefix is chosen if the prefix saves more time than the engine's other work costs.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def choose(
 
     `prompt_tokens`: length of the prompt, generated tokens of a resumed sequence included. `decode_token_cost`: time of
     another decode in a step, in units of the time of a prefill token. Of engines with equal scores, the first in the
-    rendezvous order of `tie_key` is chosen. So requests with equal keys meet at one engine, and when an engine leaves,
-    only the requests of its keys move.
+    rendezvous order of `tie_key` is chosen. So requests with equal keys meet at one engine. When an engine leaves, only
+    the requests with the keys of this engine move to other engines.
     """
     lowest = float("inf")
     tied: list[str] = []

@@ -1,7 +1,8 @@
 """AdapterFiles: brings the files of needed adapters of the hub to a rank's machine, in a thread of its own.
 
-A step only reads files that are there, because all ranks would wait for a download. A failed attempt is repeated while
-the adapter is needed: a replacement rank on another machine may start while the hub cannot be reached.
+A step reads only files that are already on the machine, because all ranks would wait for a download. A failed attempt
+is repeated as long as the adapter is needed: for example, a replacement rank may start on another machine while the hub
+cannot be reached.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class AdapterFiles:
             return self._changed.wait_for(lambda: self._next(is_retry=False) is None, timeout_s)
 
     def _next(self, *, is_retry: bool) -> NeededAdapter | None:
-        """Returns the first adapter without a report, or with `is_retry` the first that has failed."""
+        """Returns the first adapter without a report. With `is_retry`, a report of a failure does not count."""
         for needed in self._needed:
             report = self._reports.get(needed.number)
             if report is None or (is_retry and report.problem):

@@ -34,10 +34,10 @@ def all_banned_ids(slot: Slot, vocab_size: int) -> Ids | None:
 
 
 def mask_slot(slot: Slot, vocab_size: int) -> None:
-    """Sets the slot's mask: the token that thinking forces, else the tokens that the form allows, except banned tokens.
+    """Sets the slot's mask: the tokens that the form allows, without banned tokens.
 
-    A forced token may be a banned token. The slot has no mask if it has neither a forced token nor a form, or if
-    GrammarFault is raised.
+    If thinking forces a token, the mask allows only this token, even if it is a banned token. Without a form and a
+    forced token, the slot has no mask. It also has no mask if GrammarFault is raised.
     """
     slot.allowed = None
     forced = None if slot.thinking is None else slot.thinking.forced()

@@ -2,8 +2,8 @@
 
 A wait for a build counts as progress of the rank, so it is never taken for a hang. A build is given up once it has used
 CPU_S seconds of the thread's CPU time, and the other builds continue on a new thread. The limit is CPU time, because
-CPU time depends on the grammar alone, while other work on the machine delays every build. WALL_S limits the waits for a
-build that gets no CPU time.
+CPU time depends on the grammar alone. Wall time also depends on other work on the machine. WALL_S limits the waits for
+a build that gets no CPU time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """LoadedPart and RankComputation: a rank's runner computes through these interfaces, and never reads their arrays.
 
-There are two implementations, and neither imports the other: torch_computation.py with tensors, and
-library_computation.py with numpy arrays, for the C library. A process imports one of them, so a rank on the C library
-imports no torch.
+There are two implementations: torch_computation.py with tensors, and library_computation.py with numpy arrays, for the
+C library. They do not import each other, and a process imports only one of them. So a rank on the C library imports no
+torch.
 
 Legend: T tokens of the step, D model width, N rows whose logits are wanted, V vocabulary.
 """

@@ -1,7 +1,8 @@
 """The device that a rank computes on, and the type of its weights, from the settings `device` and `dtype`.
 
-Both are names and not torch's objects, because they decide whether this process imports torch at all. torch is imported
-to search for CUDA devices only where a device file of a GPU exists, or where the setting demands CUDA.
+Device and type are names instead of torch's objects, because they decide whether this process imports torch at all. A
+search for CUDA devices imports torch. So this module searches only if a device file of a GPU exists, or if the setting
+demands CUDA.
 """
 
 from __future__ import annotations

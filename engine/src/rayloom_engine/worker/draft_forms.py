@@ -13,9 +13,10 @@ from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.errors import GrammarFault
 from rayloom_engine.worker.forms import Form, Forms
 
-# After this CPU time for grammars, the remaining sequences of the step with a grammar get no draft. A sequence gets no
-# more drafts if one of its drafts alone took this time. To check a draft of 5 tokens takes 3 us. To find a forced text
-# takes 0.2 to 2 us for each of its bytes, even those behind the draft, and it may have 250,000 bytes.
+# After this CPU time for grammars, the remaining sequences of the step with a grammar get no draft. If a single draft
+# of a sequence took longer than this, the sequence gets no more drafts. To check a draft of 5 tokens takes 3 us. To
+# find a forced text takes 0.2 to 2 us for each byte of the text, also for the bytes behind the draft. A forced text may
+# have 250,000 bytes.
 DRAFTS_S = 0.005
 
 

@@ -1,7 +1,8 @@
 """Masks of a draft's rows: row i gets the mask that the slot would have if the draft's first i tokens were its own.
 
-The grammar and the reasoning follow the draft, and are then as before, because the draft may be wrong. A draft token
-that the mask before it does not allow cannot be accepted, so the rows from this token on need no mask.
+The grammar and the reasoning follow the draft. Afterwards both return to their state before the draft, because the
+draft may be wrong. A draft token cannot be accepted if the mask before it does not allow it, so the rows from this
+token on need no mask.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from rayloom_engine.worker.slots import Slot
 def masked_rows(slot: Slot, draft: tuple[int, ...], vocab_size: int, has_time: Callable[[], bool]) -> list[Slot]:
     """Returns the slot after the draft's first 1, 2, ... tokens, each with its mask. `slot.allowed` must be set.
 
-    The list ends before the first token that its mask does not allow, when `has_time` returns False, and where the
-    grammar has a fault: only tokens of the slot, and not of a draft, may end a sequence.
+    The list ends before the first draft token that the mask before it does not allow. It also ends when `has_time`
+    returns False, and at a fault of the grammar. Such a fault is not raised, because only tokens of the slot itself may
+    end a sequence.
     """
     rows: list[Slot] = []
     form = slot.form

@@ -1,8 +1,8 @@
 """Forms: the grammars of a rank's running sequences, on the rank that samples.
 
 The state of a matcher depends only on the token ids in plans, like all state of a rank. So a matcher needs no message
-of its own: after a preemption, a rebuild or a restart of the core, the NewSlot has the generated ids, and a new matcher
-consumes them.
+of its own. After a preemption, a rebuild or a restart of the core, a new matcher consumes the generated ids from the
+NewSlot.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ Ids = npt.NDArray[np.int64]
 # limited because a matcher's memory grows with the length of its grammar.
 _MAX_GRAMMARS = 32
 _MAX_BYTES = 256 * 1024
-# A rank is idle after this many seconds without a step. The time is longer than a running batch pauses (milliseconds),
-# and longer than a client that waits for the server's readiness needs to send its first request.
+# A rank is idle after this many seconds without a step. This time is longer than a pause of a running batch
+# (milliseconds). It is also longer than the time that a client, which waits for the server's readiness, needs to send
+# its first request.
 QUIET_S = 1.0
 
 
@@ -132,7 +133,7 @@ class Form:
         *,
         may_follow_ahead: bool,
     ) -> None:
-        """`may_follow_ahead`: False if the matcher must not consume the tokens of a draft, as `ahead` does."""
+        """`may_follow_ahead`: False if the matcher must not consume tokens of a draft; then do not call `ahead`."""
         self._builds = builds
         self._vocabulary = vocabulary
         self._first = matcher
@@ -163,12 +164,12 @@ class Form:
             self._builds.wait_a_slice(missing)
 
     def _missing(self) -> Build[Any] | None:
-        """Returns a build that is not done and that `allowed` would wait for; None if there is none."""
+        """Returns a build for which `allowed` would have to wait; None if all builds are done."""
         builds: tuple[Build[Any] | None, ...] = (self._vocabulary, self._first, self._endings)
         return next((build for build in builds if build is not None and not self._builds.is_done(build)), None)
 
     def catch_up(self, has_time: Callable[[], bool]) -> bool:
-        """Consumes the ids that were appended while `has_time` returns True. Returns False if more than one is left.
+        """Consumes appended ids as long as `has_time` returns True. Returns False if more than one id is left.
 
         Many ids wait after a preemption, a pause of drafts, or a draft that could not be taken back. A usual id takes
         2 us, and one of a very ambiguous grammar 30 ms. Raises GrammarFault.
@@ -292,7 +293,7 @@ class Form:
     def _take_back(self, matcher: Matcher, num_tokens: int) -> None:
         """Takes back the last `num_tokens` tokens that the matcher has consumed. `_consumed` has the other tokens.
 
-        That is impossible if the matcher has a fault. Then a new matcher will consume the other tokens, and later
+        A matcher with a fault cannot take tokens back. Then a new matcher will consume the other tokens, and later
         drafts get copies of the matcher.
         """
         if self._fault is None:

@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 def serve_in_job(config: EngineConfig) -> int:
     """Runs this process as a rank of its job until the core is gone. Returns the exit code. Raises ConfigError.
 
-    SIGTERM and SIGINT reach every process of a job. The core still needs its ranks while the engine drains, so a rank
-    only notes the signal, and then exits with code 0 once the core is gone.
+    SIGTERM and SIGINT reach every process of a job. The core still needs its ranks while the engine drains. So a rank
+    only notes the signal, and exits with code 0 once the core is gone.
     """
     place = job_place(config, os.environ)
     devices = [] if config.device == "cpu" else visible_devices()

@@ -1,8 +1,8 @@
 """Masks: sets the tokens that each slot of a step may sample, within a limited CPU time.
 
-A slot is postponed if its grammar is still being built, if the masks of other slots have used the time of the step, or
-if its grammar has not consumed all tokens in this time, as after a preemption.
-A postponed slot gets no token, and the core schedules its newest token again in a later step. So a costly grammar does
+A slot is postponed for one of three reasons. Its grammar is still being built. Or the masks of other slots have used
+the step's time. Or its grammar could not consume all tokens within this time, for example after a preemption. A
+postponed slot gets no token, and the core schedules its newest token again in a later step. So a costly grammar does
 not slow the other sequences. The masks of drafts are set last, in the time that is left. Draft tokens without a mask
 are not accepted.
 """
@@ -28,7 +28,7 @@ MASKS_S = 0.02
 
 @dataclass(slots=True)
 class StepMasks:
-    """The slots of a step that get no token, the rows of drafts, and the time that the step waited for a grammar."""
+    """The slots of a step that get no token, the rows of drafts with masks, and the time of a wait for a grammar."""
 
     # slot number -> the slot after 1, 2, ... tokens of its draft, with masks; only slots with a form or thinking
     after_drafts: dict[int, list[Slot]] = field(default_factory=dict)

@@ -1,8 +1,8 @@
 """RankServer: a rank that connects to the core, loads its part of the model and runs plans. It decides nothing.
 
-The main thread computes. A second thread sends heartbeats (beats). A third thread receives AbortOrders, and ends the
-main thread's waits for other ranks; it also receives NeededAdapters, whose files a fourth thread fetches. When the core
-is gone, the rank keeps its weights and tries to connect again for ORPHAN_SECONDS.
+The main thread computes. A second thread sends heartbeats (beats). A third thread receives AbortOrders and
+NeededAdapters. At an AbortOrders, it ends the main thread's waits for other ranks. A fourth thread fetches the files of
+needed adapters. When the core is gone, the rank keeps its weights and tries to connect again for ORPHAN_SECONDS.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ logger = logging.getLogger(__name__)
 
 DIAL_SECONDS = 0.2  # seconds between two attempts to reach a core
 ORPHAN_SECONDS = 30.0
-_OWN_SECONDS = 5.0  # a core that keeps the connection for longer than this has accepted this rank as its own
+_OWN_SECONDS = 5.0  # a core that keeps the connection for longer than this has accepted this rank
 # in a job: grace period for the main thread to exit by itself after the core is gone
 _LAST_SECONDS = 5.0
-_LAST_LOADING_SECONDS = 60.0  # the same while the rank loads, and so does not know yet whether it can use the model
+_LAST_LOADING_SECONDS = 60.0  # the same for a rank that still loads: it does not know yet whether it can use the model
 _ALL_TICKETS = 2**63  # higher than the ticket of every order
 # Longest wait of a loaded rank for the files of adapters. After that, requests with a missing adapter get an error.
 _ADAPTERS_SECONDS = 30.0
-_ADAPTERS_POLL_SECONDS = 0.2  # between two looks during this wait whether the core is gone
+_ADAPTERS_POLL_SECONDS = 0.2  # seconds between two checks, during this wait, whether the core is gone
 _GROUP_SECONDS = 10.0  # longest wait for the other ranks at a rendezvous; short, because all of them have loaded
 
 
@@ -88,8 +88,8 @@ class RankServer:
     ) -> None:
         """`exit_code`: returns the exit code of a rank of a job; None for other ranks.
 
-        A rank of a job exits with this code once its core is gone, even if its main thread hangs. `adapter_files`: None
-        for those that fetch from the hub.
+        A rank of a job exits with this code once its core is gone, even if its main thread hangs. With `adapter_files`
+        None, an AdapterFiles is made that fetches from the hub.
         """
         self.is_refused = False  # True if this rank's last reply was that it cannot use the settings or the model
         self._exit_code = exit_code
@@ -116,7 +116,7 @@ class RankServer:
         while time.monotonic() - core_seen_at < ORPHAN_SECONDS:
             dialled_at = time.monotonic()
             # A core that has a newer process of this rank closes the connection at once. So this process belongs to the
-            # core only if an order came over the connection, or if the connection lasted for a while.
+            # core only if the core sent an order over the connection, or kept the connection for a while.
             if self.serve_core() and (self._had_order or time.monotonic() - dialled_at > _OWN_SECONDS):
                 core_seen_at = time.monotonic()
             time.sleep(DIAL_SECONDS)
@@ -154,8 +154,8 @@ class RankServer:
             control.close()
             steps.close()
             if self._rank is not None:
-                # Peers may wait for this rank's part of a step whose order never arrived. Their waits end when this
-                # rank leaves the group.
+                # Peers may wait for this rank's part of a step although the order never arrived here. The peers' waits
+                # end when this rank leaves the group.
                 self._leave()
         return True
 
@@ -251,13 +251,13 @@ class RankServer:
             if reply is not None:
                 steps.send(reply)
             if isinstance(reply, Failed) and self._rank is not None:
-                # Peers may wait for this rank's part of a sum, although only another rank's connection broke. Leaving
-                # the group ends their waits, and they report failures too. The core must get the original failure
-                # first, so leave only after the reply.
+                # Peers may wait for this rank's part of a sum, even if the connection of another rank broke. When this
+                # rank leaves the group, the waits of these peers end, and the peers report failures, too. The core must
+                # get the original failure first, so leave only after the reply.
                 self._leave()
 
     def _wait_for_adapters(self, steps: Channel) -> None:
-        """Waits for the files of needed adapters: a step reads them, and must not wait for a download.
+        """Waits for the files of needed adapters, because a step reads them and must not wait for a download.
 
         Also returns when the core is gone. The next core replaces a rank that does not connect in time.
         """

@@ -89,7 +89,7 @@ class Runner(Generic[ArrayT]):
 
         The results of other ranks contain only times. Blocks until the previous stage has sent its hidden states and
         the other ranks of this stage have computed their parts. Raises RuntimeError if one of these ranks or the next
-        stage is gone, and CorruptRank if this stage computes a value that is not finite for a probe.
+        stage is gone. Raises CorruptRank if this stage computes a value for a probe that is not finite.
         """
         with self._computation.step():
             return self._run(plan)
@@ -285,7 +285,7 @@ class Runner(Generic[ArrayT]):
 def _wanted_rows(batch: InputBatch) -> list[int] | None:
     """Returns the rows of the hidden states that the sampler or a probe reads; None if all are read.
 
-    These are the rows of the last token, and of the draft, of each slot that samples or that belongs to a probe.
+    For each slot that samples or belongs to a probe, these are the rows of its last token and of its draft.
     """
     if any(slot.params.prompt_logprobs is not None for _, slot in batch.steps):
         return None

@@ -48,8 +48,8 @@ def find_model(
 ) -> tuple[ResolvedModel, ModelShape]:
     """Returns the model's folder and shape. Raises ModelError or ConfigError.
 
-    A rotary embedding that depends on the context is computed for `max_model_len` as the user has set it, or else for
-    the model's longest context. The first process may then cut the context to fit into memory. A restarted process must
+    A rotary embedding may depend on the longest context. It is computed for the user's `max_model_len`, or else for the
+    model's longest context. Later, the first process may cut the context to fit into memory. A restarted process must
     still pass the `config` of the first start: with the cut context as `max_model_len`, the embedding would differ.
 
     Does not import torch, so that errors are reported at once. `has_weights`: False in a process that holds no part of
@@ -94,7 +94,7 @@ def set_threads(config: EngineConfig, ranks_on_host: int = 1) -> int:
     """Sets the size of this process's thread pool and returns it. Call before importing torch: OpenMP reads it once."""
     threads = config.threads or max(1, usable_cores() // (ranks_on_host * config.engines_on_host))
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(threads)
-    # A thread of torch that waits for work must not spin for long on a core that another process needs. But waking a
+    # A thread of torch that waits for work must not spin for long on a core that another process needs. But to wake a
     # thread up takes longer than a short spin. 2,000 rounds take about 50 us. The threads of the C library spin 20 us.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "2000")

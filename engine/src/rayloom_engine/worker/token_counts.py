@@ -78,7 +78,7 @@ class TokenCounts:
 
 
 def _counts(slot: Slot, start: int) -> tuple[Ids, Ids]:
-    """Returns the distinct tokens from position `start` on, and what each adds to its element."""
+    """Returns the distinct tokens from position `start` on, and the addend of each token for its element."""
     num_prompt = slot.num_prompt_tokens
     generated = slot.token_ids[max(start, num_prompt) : slot.num_tokens]
     ids, numbers = np.unique(generated, return_counts=True)

@@ -284,8 +284,8 @@ def _cpu_dtype(name: str) -> tuple[str, str]:
     ops = torch.ops.mkldnn
     if ops._is_mkldnn_bf16_supported() if name == "bfloat16" else ops._is_mkldnn_fp16_supported():
         return name, f"this CPU has {name} instructions"
-    # Without these instructions torch converts element by element: a product takes 2.4 times as long as in float32 at
-    # 16 rows, and 4.8 times as long at 64.
+    # Without these instructions torch converts element by element. A product then takes 2.4 times as long as in float32
+    # at 16 rows, and 4.8 times as long at 64 rows.
     return "float32", f"this CPU has no {name} instructions, so the weights are widened to float32"
 
 

@@ -4,8 +4,8 @@ A slot with a draft of k tokens has k + 1 rows: one for its newest token, one fo
 if the first i draft tokens were the slot's own, with the noise of the row's position. The token of row i counts if
 these i draft tokens equal the sampled tokens of the rows before row i.
 
-If the slot has a mask, the rows after an illegal draft token have no mask (draft_masks.py). Their tokens never count,
-but their logits must be finite, as those of all rows.
+If the slot has a mask, the rows after an illegal draft token have no mask (draft_masks.py). The tokens of these rows
+never count, but the logits must be finite in all rows.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def accepted_rows(
 
 
 def sampled_slots(steps: Steps, masked: Mapping[int, list[Slot]] | None = None) -> list[Slot]:
-    """Returns, for each sampled row, the slot with the tokens up to this row, for the sampler.
+    """Returns for each sampled row the slot with the tokens up to this row, as the sampler reads it.
 
     `masked`: slot number -> the rows of its draft that have masks (StepMasks.after_drafts).
     """

@@ -1,7 +1,7 @@
 """Backlog: the prompts that a step could compute, and how long they may make the running streams wait.
 
-On a CPU, a step that spends its whole token budget on prompts takes ten to forty times as long as a step with decodes
-alone, and every stream waits for it. On the other hand, a step with few prompt tokens reads the same weights as a step
+On a CPU, a step whose whole token budget goes to prompts takes ten to forty times as long as a step with decodes alone.
+Every stream waits for such a step. On the other hand, a step with few prompt tokens reads the same weights as a step
 with many. So prompts that are spread over many steps end later, and fewer sequences decode together. The rules here
 weigh the number of streams that would wait against the number of prompts that would end earlier.
 """
@@ -16,9 +16,9 @@ from rayloom_engine.core.step_seconds import StepSeconds
 # with this limit the time between two tokens of a stream stays below twice its usual value.
 _SHARE = 0.7
 # Several prompts may lengthen a step with decodes to at most this many times the time of a reference step. The
-# reference step computes no prompts, but one more decode for each of these prompts.
+# reference step has one more decode in place of each of these prompts.
 _PACE = 2.2
-# A single prompt gets as much time in a step as several prompts if it is then computed in at most this many steps.
+# A single prompt gets as much time in a step as several prompts, if the prompt needs at most this many such steps.
 _FEW_STEPS = 4
 
 
@@ -57,11 +57,12 @@ class Backlog:
         return _SHARE * decode_s
 
     def leaves_last_tokens(self, budget: int) -> bool:
-        """True if prompts that could end in this step shall leave out their last token, and so end in the next step.
+        """True if prompts that could end in this step shall leave their last token to the next step.
 
-        True if `is_crowd` and at least two prompts remain for later steps: a stream that begins in this step would have
-        to wait for these prompts after its first token. False if one of the remaining prompts is longer than the
-        `budget`: the stream would wait for several steps of this prompt, even if the stream began in the next step.
+        True if `is_crowd` and at least two prompts remain for later steps. A prompt that ends in this step begins a
+        stream, and after its first token the stream would have to wait for the remaining prompts. False if one of the
+        remaining prompts is longer than the `budget`: the stream would then wait for several steps of this prompt even
+        if it began in the next step.
         """
         if not self.is_crowd:
             return False

@@ -1,8 +1,9 @@
 """Chunk sizes: how many tokens of a prompt with a long context one step computes.
 
 A token of a chunk attends to every position before it, so a step's attention costs chunk x context. A token budget
-alone does not limit this cost: with 512 tokens a step, an 8B model's attention takes 0.3 times as long as the rest of
-a layer at 8,192 positions, and 5 times as long at 131,072. All other sequences of the step would wait for this chunk.
+alone does not limit this cost. For example, let an 8B model compute 512 tokens in a step. At 8,192 positions, its
+attention takes 0.3 times as long as the rest of a layer; at 131,072 positions, 5 times as long. All other sequences of
+the step would wait for this chunk.
 """
 
 from __future__ import annotations

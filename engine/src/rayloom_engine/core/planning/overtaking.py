@@ -4,9 +4,11 @@ A waiting sequence may be overtaken by at most `max_overtakers` sequences, which
 the waiting sequence. After that, no later sequence is admitted before it.
 
 A sequence that waits for an adapter slot may be overtaken by any number of sequences without an adapter, and by at most
-`max_overtakers` sequences with an adapter. After that, no sequence with an adapter is admitted before it, so slots
-become unused as running sequences end. If slots are unused and only the share of the waiting sequence's tenant is
-exhausted, these two rules apply only to sequences of the same tenant.
+`max_overtakers` sequences with an adapter. After that, no sequence with an adapter is admitted before the waiting
+sequence. So adapter slots become unused as running sequences end.
+
+A sequence may also wait although adapter slots are unused, because the share of its tenant is exhausted. Then the rules
+for sequences with an adapter apply only to sequences of the same tenant.
 """
 
 from __future__ import annotations
@@ -61,7 +63,10 @@ class Line:
                 held.num_overtakers += 1
 
     def _before_adapter_of(self, sequence: Sequence) -> list[Sequence]:
-        """Returns the held sequences that wait for an adapter slot and that `sequence`, with its adapter, overtakes."""
+        """Returns the held sequences that wait for an adapter slot and that `sequence` overtakes.
+
+        `sequence` has an adapter.
+        """
         return [*self._held_for_adapter, *(held for held in self._held_for_share if held.tenant == sequence.tenant)]
 
     def _allowance(self, held: Sequence) -> int:

@@ -87,7 +87,9 @@ class RunningSequences:
         sequence.forget_blocks()
 
     def forget_all(self, unproven: set[int]) -> list[Sequence]:
-        """Empties every slot and the pool, because the ranks have lost theirs. Returns the sequences that were running.
+        """Empties every slot and the pool, because the ranks have lost slots and blocks.
+
+        Returns the sequences that were running.
 
         `unproven`: blocks that plans in flight should have cleared. A rank that survives keeps its memory, so these
         blocks may still hold a NaN.
@@ -137,7 +139,7 @@ class RunningSequences:
     def planned(self, sequences: Iterable[Sequence]) -> None:
         """Records that tokens of these sequences are computed. Tokens of plans in flight count as computed.
 
-        Changes a sequence only if the plan fills one of its blocks, or moves its sliding window past a block.
+        A sequence changes only if the plan fills one of its blocks, or moves its sliding window past a block.
         """
         block_size = self._config.block_size
         if self._config.enable_prefix_caching:
@@ -174,8 +176,8 @@ class RunningSequences:
         Plans in flight may still read these blocks. That is safe, because a plan that writes to the blocks for a new
         owner runs later.
         """
-        # With a mask, the newest token does not count: it is computed again if the mask is not ready. Placeholders do
-        # not count either, so that their block is kept until it is in the prefix index.
+        # If the sequence has a mask, the newest token does not count, because it is computed again if the mask is not
+        # ready. Placeholders do not count either: their block is kept until it is in the prefix index.
         num_computed = min(sequence.num_computed, sequence.num_tokens) - sequence.params.has_mask
         first = first_seen_block(num_computed, self._config.window, self._config.block_size)
         if first > sequence.first_block:

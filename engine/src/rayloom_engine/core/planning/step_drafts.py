@@ -1,20 +1,22 @@
 """StepDrafts: adds drafts to a step of decodes.
 
 A sequence gets no draft if one of these conditions holds:
-  - the request, or the engine's settings, switch speculation off, or the sequence was in flight when a process died
-  - it has a grammar that the core has not built yet
-  - its newest token is still being sampled, so the end of the sequence is not known
+  - the request or the engine's settings switch speculation off
+  - the sequence was in flight when a process died
+  - the sequence has a grammar that the core has not built yet
+  - the newest token is still being sampled, so the end of the sequence is not known
   - the logits of one of its drafts were not finite, although the logits of its sampled tokens were finite
 
 The draft of a sequence with a grammar is cut to its legal prefix. If no token is legal, the draft is the text that the
 grammar forces, if it forces any.
 
 A step gets no drafts if one of these conditions holds:
-  - it computes tokens of a prompt: then a draft token costs as much as a token of the prompt
+  - the step computes tokens of a prompt: then a draft token costs as much as a token of the prompt
   - the engine searches for a poisonous request: then a death shall have as few possible causes as possible
-  - its rows of logits fill the ranks' memory: there are `max_num_seqs` rows, or those of one draft if these are more
-  - it has so many decodes that a draft token costs as much time as a decode: then arithmetic limits the step, not the
-    reads of weights
+  - the step's rows of logits fill the ranks' memory, which has room for `max_num_seqs` rows, or for the rows of the
+    longest draft if these are more
+  - the step has so many decodes that a draft token costs as much time as a decode: then arithmetic limits the step, not
+    the reads of weights
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from rayloom_engine.core.stats import Counters
 from rayloom_engine.core.step import StepPlan, StepResult
 from rayloom_engine.core.step_seconds import StepSeconds
 
-# Cost of a draft token in a step with one decode, as a share of the step's time, until the cost is measured.
+# Assumed cost of a draft token until the cost is measured, as a share of the time of a step with one decode.
 _UNMEASURED_COST = 0.06
 # A measured cost below this value is taken for a measurement error.
 _LEAST_COST = 0.01
@@ -94,7 +96,7 @@ class StepDrafts:
         """Counts the accepted tokens of an ended plan's drafts. From now on these drafts are not in flight any more.
 
         `sequences`: slot -> sequence. The draft of a dirty slot stays in flight until its sequence is moved back to the
-        waiting queue, so that the blocks of the draft do not count as proven.
+        waiting queue. So the blocks of the draft do not count as proven.
         """
         num_accepted = Counter(sampled.slot for sampled in result.accepted)
         for step in plan.slots:

@@ -83,8 +83,8 @@ class StepPlanner:
     def _may_run_ahead(self) -> bool:
         """True if a step may compute placeholders.
 
-        False in a trial, so that a death has the fewest suspects. False also if a sequence waits while there are
-        sequences of several tenants: the waiting sequence may have to preempt running sequences, and sequences in
+        False in a trial, so that a death has the fewest suspects. False also if a sequence waits and there are
+        sequences of several tenants. The waiting sequence may have to preempt running sequences, but sequences in
         flight cannot be preempted.
         """
         if self.only is not None:
@@ -191,7 +191,7 @@ class StepPlanner:
         return free[-1] if free and not is_waiting else None
 
     def _admit_due(self, builder: StepBuilder, num_decodes: int) -> None:
-        """Admits waiting sequences whose rank will be lower than that of some running sequence (see scheduler.py).
+        """Admits a waiting sequence if some running sequence has a higher rank than it will have (see scheduler.py).
 
         Called before the running sequences get tokens.
         """
@@ -300,7 +300,7 @@ class StepPlanner:
         return True
 
     def _preemptible(self, rank: int, builder: StepBuilder) -> list[Sequence]:
-        """Running sequences with a higher rank that are neither in flight nor in this step, highest rank first."""
+        """Running sequences with a higher rank, highest first, without those in flight or in this step."""
         in_flight = set(self._in_flight())
         higher = [s for its_rank, s in reversed(self._running.in_ranks()) if its_rank > rank and s not in in_flight]
         # The list ends before the first sequence that is in this step. Sequences with lower ranks keep their blocks,

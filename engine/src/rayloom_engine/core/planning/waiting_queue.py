@@ -3,8 +3,8 @@
 All clients with the same API key are one tenant; without API keys there is only one tenant. The position of a waiting
 sequence is the number of its tenant's sequences that are running or wait ahead of it. The sequence with the lowest
 position comes first. So the k-th sequence of a tenant comes before the (k+1)-th sequence of every other tenant, however
-many sequences that tenant has sent. At equal positions, the tenant whose last admission is longest ago comes first.
-Within a tenant the order is priority, then arrival.
+many sequences the other tenant has sent. At equal positions, the tenant whose last admission is longest ago comes
+first. Within a tenant the order is priority, then arrival.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self._lines: dict[str, list[Sequence]] = {}  # tenant -> its sequences, sorted by order; none is empty
-        # Tenant -> number of its last admission, oldest first. The entry stays after the tenant's last sequence:
-        # otherwise a tenant that sends its requests one by one would always come first.
+        # Tenant -> number of its last admission, oldest first. The entry stays after the tenant's last sequence.
+        # Otherwise a tenant that sends its requests one by one would always come first.
         self._admissions: dict[str, int] = {}
         self._num_admissions = 0
         self._size = 0
@@ -79,14 +79,14 @@ class WaitingQueue:
         self._admissions.pop(sequence.tenant, None)
         self._admissions[sequence.tenant] = self._num_admissions
         if len(self._admissions) > _MAX_TENANTS:
-            # Drops the oldest entry. Its tenant keeps its turn: a tenant without an entry comes before all others, too.
+            # Drops the oldest entry. Its tenant still comes first, because tenants without an entry come first, too.
             del self._admissions[next(iter(self._admissions))]
 
     def in_turns(self, num_running: Mapping[str, int]) -> Iterator[tuple[int, Sequence]]:
         """Yields (position, sequence) of all waiting sequences, lowest position first.
 
-        `num_running`: tenant -> number of its running sequences. The queue may be changed during the iteration; the
-        sequences that waited at the beginning of the iteration are yielded.
+        `num_running`: tenant -> number of its running sequences. The iteration yields the sequences that waited at its
+        beginning, even if the queue is changed meanwhile.
         """
         lines = {tenant: tuple(line) for tenant, line in self._lines.items()}
         heap = [self._entry(num_running.get(tenant, 0), lines[tenant][0], 0) for tenant in lines]

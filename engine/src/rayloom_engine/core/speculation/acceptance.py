@@ -1,11 +1,11 @@
 """Acceptance: computes from the verified drafts of a sequence how many draft tokens are worth their time.
 
 Let r be the probability that a draft token is accepted if all tokens before it in the draft are accepted. Then the i-th
-token of a draft makes a later decode unnecessary with probability r ** i. The token is worth verifying if r ** i is
-greater than its cost. Its cost is the time that it adds to a step, divided by the time per token of a step without
-drafts. So a draft has the largest length i with r ** i > cost. If not even one token is worth its cost, the sequence
-gets no drafts for its next 32 tokens, and then a short draft. If the tokens of this draft are rejected as well, the
-next pause is twice as long.
+token of a draft makes a later decode unnecessary with probability r ** i. A token is worth verifying if r ** i is
+greater than the cost of a draft token. This cost is the time that a draft token adds to a step, divided by the time per
+token of a step without drafts. So a draft has the largest length i with r ** i > cost. If not even one token is worth
+its cost, the sequence gets no drafts for its next 32 tokens, and then a short draft. If the tokens of this draft are
+rejected as well, the next pause is twice as long.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _MOST_RATE = 0.99
 # If no draft is worth its cost, the sequence generates this many tokens before drafts are tried again.
 _FIRST_PAUSE = 32
 _MOST_PAUSE = 1024
-# When drafts are tried again, the rate is raised to this many times the cost, so that one rejected token does not stop
-# them.
+# When drafts are tried again, the rate is raised to this many times the cost. So one rejected token does not stop the
+# drafts.
 _TRIAL_RATE = 1.5
 
 

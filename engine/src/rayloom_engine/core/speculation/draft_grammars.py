@@ -16,10 +16,10 @@ class DraftGrammar(Protocol):
     """The grammar of one sequence."""
 
     def fit(self, token_ids: Sequence[int], draft: tuple[int, ...], num: int) -> tuple[int, ...]:
-        """Returns the legal prefix of `draft`, which would follow `token_ids`, the prompt and the answer so far.
+        """Returns the legal prefix of `draft`. `token_ids`: the prompt and the answer so far, before the draft.
 
-        If no token of the draft is legal, returns at most `num` tokens that the grammar forces. Returns () if there are
-        none, if the grammar is not built yet, or if the step has no time left for grammars. Between two calls, tokens
+        If no token of the draft is legal, returns at most `num` tokens that the grammar forces. Returns () if the
+        grammar forces none or is not built yet, or if the step has no time left for grammars. Between two calls, tokens
         are only appended to `token_ids`.
         """
 

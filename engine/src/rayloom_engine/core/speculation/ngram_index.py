@@ -1,7 +1,7 @@
 """NgramIndex: finds earlier occurrences of a sequence's last tokens, and the tokens that followed them.
 
 The positions of equal n-grams form a chain, newest first, as in LZ77 compressors. One array maps the hash of an n-gram
-to the head of its chain, another array maps each position to the next older position in its chain. A new token costs
+to the head of the chain. Another array maps each position to the next older position in the chain. A new token costs
 one hash, and the index needs 4 to 12 bytes for a token.
 """
 

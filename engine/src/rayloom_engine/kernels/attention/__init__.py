@@ -30,15 +30,15 @@ class AttentionBatch:
     """The tokens that one step computes, and the cache blocks of each sequence.
 
     The tokens of a sequence are contiguous in T, and the tuples have the order of the sequences in T. Callers may put
-    the sequences with one token first (the runner does), so that the rows of these sequences are one contiguous slice.
+    the sequences with one token first, as the runner does. Then the rows of these sequences are one contiguous slice.
     """
 
     query_lens: tuple[int, ...]  # tokens computed in this step, per sequence, each >= 1
     context_lens: tuple[int, ...]  # tokens in the cache after this step, per sequence, each >= query_len
     block_tables_SB: torch.Tensor  # int64, on the model's device, padded with 0
     slot_mapping_T: torch.Tensor  # int64, on the model's device; per token: block id * block size + offset
-    # The same batch for kernels that read lengths from tensors on the device. These tensors may change later; then the
-    # tuples are upper bounds.
+    # The same batch for kernels that read lengths from tensors on the device. If these tensors change later, the values
+    # in the tuples are upper bounds.
     on_device: DeviceBatch | None = None
 
 

@@ -1,7 +1,7 @@
 """Attention by torch's scaled_dot_product_attention (SDPA), over blocks gathered into a buffer that all layers share.
 
-Two measurements on CPU led to this form. Indexing `pages[block_table]` is ten times slower than index_select into a
-buffer that is kept. `enable_gqa` with one query token is far slower than treating the query heads of one key head as
+Two measurements on CPU led to this form. `pages[block_table]` takes ten times as long as index_select into a buffer
+that is kept. SDPA with `enable_gqa` and one query token is far slower than SDPA with the query heads of a key head as
 rows of one matrix. The blocks to gather and the masks are the same for all layers, so the plan holds both.
 
 Legend: T tokens of the step, H query heads, K key/value heads, G = H / K query heads for each of them, D head size,
@@ -226,8 +226,8 @@ def _decode(batch: AttentionBatch, bucket: list[_SingleRow], form: _Form) -> _De
     sequences_R = torch.tensor([index for _, _, index in bucket], device=device)
     firsts_R = torch.tensor(first_blocks, device=device)
     lens_R = torch.tensor([context_len for context_len, _, _ in bucket], device=device)
-    # Columns beyond a row's context are padding. The mask cannot hide a NaN in a padding block, so each row repeats its
-    # own last block there, and reads no block of another sequence.
+    # Columns beyond a row's context are padding. The mask cannot hide a NaN in a padding block. So a row does not read
+    # a block of another sequence there, but repeats its own last block.
     lasts_R = (lens_R - 1) // block_size
     columns = torch.minimum(firsts_R[:, None] + torch.arange(num_blocks, device=device), lasts_R[:, None])
     block_ids = tables_SB[sequences_R[:, None], columns].flatten()

@@ -21,7 +21,7 @@ import triton.language as tl
 _LOWEST = tl.constexpr(-1.0e30)
 
 # A split reads at least this many positions. The number of splits is chosen for the longest context of a launch. A
-# short context leaves some splits unused, because an almost empty split costs more to combine than to compute.
+# short context leaves some splits unused, because to combine an almost empty split costs more than to compute it.
 _LEAST_POSITIONS = tl.constexpr(64)
 
 # Triton does not specialise these integers. Otherwise it would compile another kernel for the value 1, and another one
@@ -130,9 +130,9 @@ def attend_kernel(
     `combine_kernel` writes out. An unused split writes only stats, with a sum of 0. A row without visible keys becomes
     zeros.
 
-    CHUNKS: sequences have any number of tokens, so a program searches for its sequence. It masks only the tiles of keys
-    that some row does not see. Without CHUNKS, each sequence has `tiles_per_seq` tiles, enough for its tokens.
-    EDGE_STAGES: the number of tiles of keys in flight in the loop over masked tiles.
+    CHUNKS: sequences have any number of tokens, so a program searches for its sequence. The program masks a tile of
+    keys only if some row does not see all of the tile's keys. Without CHUNKS, each sequence has `tiles_per_seq` tiles,
+    enough for its tokens. EDGE_STAGES: the number of tiles of keys in flight in the loop over masked tiles.
     """
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)

@@ -1,7 +1,7 @@
 """RMS normalisation with the residual addition before it, in one kernel: a program for each row.
 
-The kernel reads and writes each element once. torch needs a kernel for the addition and one for the norm. The sum with
-the residual is rounded to the residual's type before it is normalised, as the reference does.
+The kernel reads and writes each element once. torch needs a kernel for the addition and one for the norm. As in the
+reference, the sum with the residual is rounded to the residual's type before it is normalised.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The thresholds of top_k, min_p and top_p, found without a sort.
 
 Each logit is mapped to an integer, its key, so that a higher logit has a higher key. The threshold of top_k is the k-th
-highest key. The threshold of top_p is the lowest key for which all tokens with higher keys together have a probability
-below top_p. Each pass over the row tests 15 keys at once and so divides the range of keys by 16: at most 9
+highest key. The threshold of top_p is the lowest key with this property: all tokens with higher keys together have a
+probability below top_p. Each pass over the row tests 15 keys at once and so divides the range of keys by 16: at most 9
 passes find a threshold exactly.
 
 If several tokens equal a threshold, the kernel keeps as many of them as the rule allows, in ascending order of ids. The

@@ -1,8 +1,8 @@
 """Shipped: one configuration of a Triton kernel that a rank may launch, and whose machine code `make kernels` checks.
 
 Each `kernels/<operation>/triton_gpu.py` has a tuple `SHIPPED` of these. `make kernels` compiles each configuration for
-its `gpus`, and checks registers, shared memory and instructions. No machine code is part of a release: when a rank
-starts, it compiles the kernels that it launches, also in configurations outside of SHIPPED. This module does not import
+its `gpus`, and checks registers, shared memory and instructions. No machine code is part of a release. A rank compiles
+the kernels that it launches when it starts, also in configurations outside of SHIPPED. This module does not import
 triton, so that a list can be read without it.
 """
 

@@ -41,7 +41,7 @@ class HubAdapter:
 def hub_adapter(path: str) -> HubAdapter | None:
     """Returns the place on the hub that a user has named; None if the user has named a folder. Raises ModelError.
 
-    Like a model, an adapter without hf:// is a hub id only if there is no such folder.
+    As with models, a path without hf:// is a hub id only if there is no folder with this path.
     """
     is_hub = path.startswith(HUB)
     found = _ID.fullmatch(path.removeprefix(HUB))

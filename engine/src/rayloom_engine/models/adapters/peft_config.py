@@ -2,7 +2,7 @@
 
 An adapter adds scale * B (A x) to the outputs of a matrix, with A [rank, inputs] and B [outputs, rank]. The scale is
 lora_alpha / rank; with use_rslora it is lora_alpha / sqrt(rank). rank_pattern and alpha_pattern give some matrices
-other values; their keys are regular expressions for the end of a matrix's name, as in PEFT.
+other values. As in PEFT, the keys of these patterns are regular expressions for the end of a matrix's name.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class PeftConfig:
     rank_pattern: Mapping[str, Any]
     alpha_pattern: Mapping[str, Any]
     is_rank_stabilised: bool
-    base: str  # the model for which the adapter was made, as its file names it; empty: the file names none
+    base: str  # the model for which the adapter was made, by its name in the file; empty: the file names none
 
     def rank_of(self, matrix: str) -> int:
         """Returns the rank that the file gives a matrix, such as "model.layers.0.self_attn.q_proj"."""

@@ -22,7 +22,7 @@ def refuses_broken(path: Path | str) -> Iterator[None]:
     """Turns every error that a model file's content can cause into a ModelError that names the file.
 
     Use `with refuses_broken(path):` around the code that reads the file. The getters below also name the field. This
-    context manager handles content that they do not check.
+    context manager handles content that the getters do not check.
     """
     try:
         yield

@@ -44,8 +44,8 @@ class _Scheme:
 def write_tokenizer(fields: ConfigJson, folder: Path) -> None:
     """Writes tokenizer.json and tokenizer_config.json into `folder`.
 
-    `fields`: the GGUF file's fields. A tokenizer.json next to the GGUF file is used instead of them. Raises ModelError
-    for a tokenizer that cannot be rebuilt.
+    `fields`: the GGUF file's fields. A tokenizer.json next to the GGUF file is used instead of these fields. Raises
+    ModelError for a tokenizer that cannot be rebuilt.
     """
     beside = fields.path.parent / "tokenizer.json"
     if beside.is_file():

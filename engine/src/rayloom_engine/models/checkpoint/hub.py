@@ -57,9 +57,9 @@ def download_file(repository: str, revision: str | None, name: str, at_most: int
     """Returns a file in the hub library's cache; None if the repository does not have the file at `revision`.
 
     Downloads the file if the cache does not have it. A file of more than `at_most` bytes is not downloaded; `cure` ends
-    the message about it. The folder of the file is named after its commit. If `revision` is a branch or tag and the hub
-    does not answer, the file of the commit that the cache has for `revision` is returned. Several processes may call
-    this at once. Raises ModelError.
+    the message about it. The folder of the file is named after its commit. If the hub does not answer, a branch or tag
+    in `revision` means the commit that the cache has for it. Several processes may call this at once. Raises
+    ModelError.
     """
     from huggingface_hub import errors
 

@@ -1,7 +1,8 @@
 """The decoder on the C library: one call computes all layers of a step, or half a layer if ranks must sum in between.
 
 The residual stream is float32 from the embedding to the final norm, also between pipeline stages. Every sum has a fixed
-order, so a token's logits depend neither on the other tokens of the step nor on how a prompt was cut into steps.
+order. So a token's logits do not depend on the other tokens of the step, or on the way in which a prompt was cut into
+steps.
 
 Legend: T tokens of the step, D model width, N rows whose logits are wanted, V vocabulary, h half of the head size.
 """

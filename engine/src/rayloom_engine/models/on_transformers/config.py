@@ -82,8 +82,8 @@ def _check_layers(path: Path, model_type: str, config: Any) -> None:
 def _check_rope(path: Path, model_type: str, config: Any) -> None:
     """Refuses rotary embeddings that transformers recomputes from the longest sequence of a call.
 
-    In the engine, a call has the sequences of many clients, and later steps read its keys in the cache. So a key must
-    not depend on the other sequences of the call.
+    In the engine, a call has the sequences of many clients, and later steps read the keys of this call from the cache.
+    So a key must not depend on the other sequences of the call.
     """
     of_model = getattr(config, "rope_parameters", None) or {}
     given = [each for each in (of_model, *of_model.values()) if isinstance(each, dict)]

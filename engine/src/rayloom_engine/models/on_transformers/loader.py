@@ -201,9 +201,9 @@ def source_cut(rule: Any, cut: Cut | None) -> Cut | None:
     """
     if cut is None or isinstance(rule, WeightRenaming):
         return cut
-    # A cut counts dimensions from the last, so it also fits the single experts that a rule stacks in a new first
-    # dimension. A rule that joins gate and up joins rows: a cut of columns fits both, and a cut of rows must be applied
-    # to each of the two.
+    # A cut counts dimensions from the last. So it also fits a single expert, although a rule stacks the experts in a
+    # new first dimension. A rule that joins gate and up joins their rows. So a cut of columns fits gate and up as it
+    # is, but a cut of rows must be applied to gate and up separately.
     is_stack = [isinstance(each, MergeModulelist) and each.dim == 0 for each in rule.operations]
     is_join = [isinstance(each, Concatenate) and each.dim == 1 for each in rule.operations]
     if is_stack == [True] or (is_stack == [True, False] and is_join == [False, True] and cut.dim == -1):

@@ -34,8 +34,8 @@ def read_meta_model(folder: Path, dtype: torch.dtype) -> MetaModel:
 def measured_shape(folder: Path, num_shards: int | None = None) -> MeasuredShape:
     """Returns the shape of the model in a Hugging Face folder. Raises ModelError if it cannot be served.
 
-    `num_shards`: the only number of ranks for which shares are measured, if so many ranks can share a layer. If they
-    cannot, or with None, shares are measured for all numbers of ranks that can share a layer.
+    `num_shards`: if this number of ranks can share a layer, shares are measured for this number alone. Otherwise, and
+    with None, shares are measured for all numbers of ranks that can share a layer.
     """
     path = folder / "config.json"
     given = ConfigJson(path=path, values=read_json(path))

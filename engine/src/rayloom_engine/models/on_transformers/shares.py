@@ -65,7 +65,7 @@ def measure_shares(
 ) -> tuple[tuple[MeasuredShare, ...], str]:
     """Returns the shares of all numbers of ranks that can share a layer, and the reason if there are none.
 
-    `num_chosen`: experts of a token; 0 without experts. `wanted`: if this number of ranks works, no other number is
+    `num_chosen`: experts of a token; 0 without experts. `wanted`: if this number of ranks works, only this number is
     measured, because each measurement runs all layers.
     """
     if wanted == 1:
@@ -137,7 +137,7 @@ def _joined(meta: MetaModel, plan: ShardPlan) -> list[int]:
 
 
 def _check_heads(whole: tuple[AttentionCall, ...], part: tuple[AttentionCall, ...], count: int) -> None:
-    """Raises ModelError unless a rank has its share of both query and key/value heads of a layer, or all of both."""
+    """Raises ModelError unless a rank has all heads of a layer, or its share of query heads and of key/value heads."""
     for wanted, got in zip(whole, part, strict=True):
         heads = (got.num_heads, got.num_kv_heads)
         shares = [(wanted.num_heads / each, wanted.num_kv_heads / each) for each in (1, count)]

@@ -1,8 +1,8 @@
 """Cuts a model of transformers to the layers of one pipeline stage.
 
-Layers of other stages are replaced by modules that return their input. So the base model runs its own code before the
-layers, such as that for rotary tables and masks. Hidden states of the previous stage replace the
-input of the stage's first layer, and the output of its last layer is sent to the next stage.
+Layers of other stages are replaced by modules that return their input. So the base model still runs its own code before
+the layers, such as the code for rotary tables and masks. Hidden states of the previous stage replace the input of the
+stage's first layer, and the output of its last layer is sent to the next stage.
 
 Legend: T tokens of the step, D model width.
 """

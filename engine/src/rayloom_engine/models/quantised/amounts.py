@@ -56,7 +56,7 @@ def weight_bytes(shape: ModelShape, element_bytes: int) -> int:
 def checkpoint_bytes(shape: ModelShape) -> int:
     """Returns the bytes of the weights in a folder of safetensors files, computed from the shape's type and scheme.
 
-    Weights of a GGUF file count as dense, because they are converted to dense weights if the setting `dtype` is set.
+    Weights of a GGUF file count as dense, because the setting `dtype`, if it is set, makes them dense.
     """
     element_bytes = DTYPE_BYTES[shape.checkpoint_dtype]
     if shape.scheme is None or shape.scheme.by_name:

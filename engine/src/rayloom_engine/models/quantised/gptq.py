@@ -3,8 +3,8 @@
     weight[n, k] = scales[g, n] * (q[k, n] - zeros[g, n]),  g = k // group_size
 
 An int32 of `qweight` [K / 8, N] has eight inputs, and an int32 of `qzeros` [G, N / 8] has eight outputs, both from the
-lowest bits on. With 8 bits, an int32 has four of them. `qzeros` stores zeros - 1 in the first format, and zeros with
-`checkpoint_format: gptq_v2`.
+lowest bits on. With 8 bits, an int32 has four inputs or outputs. `qzeros` stores zeros - 1 in the first format, and
+zeros with `checkpoint_format: gptq_v2`.
 """
 
 from __future__ import annotations

@@ -22,10 +22,11 @@ def inverse_frequencies(rope: RopeParameters, head_dim: int) -> FloatArray:
 
     "linear" divides all frequencies by the factor. "dynamic" (NTK) enlarges theta if the served context is longer than
     the trained context. This lowers mainly the slow frequencies. "yarn" (Peng et al. 2023, arXiv:2309.00071) and
-    "llama3" keep the frequencies that make many turns within the trained context. They divide those that make few turns
-    by the factor, and take a weighted mean for the frequencies between. "longrope" (Ding et al. 2024, arXiv:2402.13753)
-    divides each frequency by a number from the checkpoint: one of the long factors if the served context is longer than
-    the trained context, else one of the short factors. "proportional" rotates only the fastest pairs.
+    "llama3" keep the frequencies that make many turns within the trained context. They divide the frequencies that make
+    few turns by the factor, and take a weighted mean for the frequencies in between. "longrope" (Ding et al. 2024,
+    arXiv:2402.13753) divides each frequency by a number from the checkpoint. The number is one of the long factors if
+    the served context is longer than the trained context, else one of the short factors. "proportional" rotates only
+    the fastest pairs.
     """
     dim = rope.rotary_dim(head_dim)
     if rope.kind == "dynamic":

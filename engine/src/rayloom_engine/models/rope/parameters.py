@@ -57,7 +57,8 @@ class RopeParameters:
         """Returns the embedding of an engine whose sequences have up to `context_len` tokens.
 
         All sequences of an engine have the same embedding, as in vLLM, because keys in the cache are already rotated.
-        If a sequence shares keys, is replayed or grows, the cached keys must equal those that it would write itself.
+        If a sequence shares keys, is replayed or grows, the cached keys must equal the keys that the sequence would
+        write itself.
         """
         return dataclasses.replace(self, context_len=context_len) if self.depends_on_context else self
 
