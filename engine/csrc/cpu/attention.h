@@ -103,8 +103,8 @@ static void score_blocks(const AttentionTask& task, AttentionScratch<Operand>& s
     });
 }
 
-// The distance, in elements, from the values of a block to the keys of the block at the same place in the next segment;
-// 0 if the task ends before that block.
+// The distance, in elements, from the values of a block to the keys of another block: the block at the same place in
+// the next segment. It is 0 if the task ends before that block.
 template <class Operand>
 RL_INLINE int64_t next_keys(const AttentionTask& task, int64_t block, const typename Operand::W* values) {
     const int64_t next = block + kSegmentBlocks;

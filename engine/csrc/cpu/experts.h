@@ -1,10 +1,10 @@
 // The MLP of a layer with experts. For each token, the router selects some experts, which are gated MLPs. The token's
 // output is the weighted sum of the outputs of these experts and of the shared expert.
 //
-// The pairs of a token and one of its experts are sorted by expert, then by token, so that each expert multiplies all
-// of its rows at once. A phase of the step is divided into pieces of work, and every thread computes the number of
-// pieces for itself. This number must not depend on the router's selection: when a late thread computes the number, the
-// tables may already have the selection of the next layer.
+// The pairs of a token and one of its experts are sorted by expert, then by token. So each expert multiplies all of its
+// rows at once. A phase of the step is divided into pieces of work, and every thread computes the number of pieces for
+// itself. This number must not depend on the router's selection: when a late thread computes the number, the tables may
+// already have the selection of the next layer.
 
 #pragma once
 

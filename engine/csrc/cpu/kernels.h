@@ -12,8 +12,8 @@
 constexpr int64_t kBlockSize = 16;
 // Attention sums over segments of this many positions, counted from the start of the sequence (attention.h).
 constexpr int64_t kSegment = 256;
-// An attention tile has at most this many rows. It belongs to one key/value head, and has a row for each pair of a
-// query token and one of the head's query heads.
+// An attention tile has at most this many rows. A tile belongs to one key/value head. It has a row for each pair of a
+// query token and a query head of this key/value head.
 constexpr int64_t kTileRows = 48;
 
 struct LinearTask {

@@ -44,7 +44,7 @@ constexpr int kInt8WideColumns = 2;
 constexpr int kInt8NarrowColumns = 1;
 constexpr int kInt8Rows = 2;
 #endif
-// The distance, in elements, between the weights that a wide tile reads and those that it prefetches at the same time.
+// The distance, in elements, from the weights that a wide tile reads to the weights that it prefetches meanwhile.
 constexpr int64_t kStreamAhead = 1024;
 
 struct Float32 {

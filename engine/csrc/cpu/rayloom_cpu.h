@@ -28,8 +28,8 @@ typedef struct {
     int32_t has_offsets;  // 0 or 1
 } rl_groups;
 
-// y = x W^T + bias, with W packed by rl_pack_grouped_weight if it is grouped, else by rl_pack_int8_weight if there are
-// scales, else by rl_pack_weight.
+// y = x W^T + bias. If W is grouped, it is packed by rl_pack_grouped_weight. Otherwise it is packed by
+// rl_pack_int8_weight if there are scales, and by rl_pack_weight if there are none.
 typedef struct {
     const void* weight;
     const float* scales;  // [num_outputs] scales of int8 weights, or factors of grouped weights; NULL: there are none
@@ -175,7 +175,7 @@ void rl_normalise(int32_t dtype, const float* residual, const float* weight, flo
                   void* x);
 
 // Runs half layers [first_half, end_half) of the model: half 2 i is the attention of layer i, half 2 i + 1 its MLP.
-// The residual stream of rows that are not wanted is undefined after a call that computes the whole last layer.
+// After a call that computes the whole last layer, the residual stream of rows that are not wanted is undefined.
 // `partial` NULL: this process computes the whole output of each half. Otherwise `partial` [T][D] receives the last
 // half's output. This output is not added to the residual stream, because the caller first adds the outputs of the
 // other ranks to it. `progress` grows by one with every half.

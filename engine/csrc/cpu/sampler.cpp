@@ -9,8 +9,8 @@
 
 namespace {
 
-// This file is compiled without fused multiply-add: its results must equal those of worker/sampler.py, which rounds
-// after each operation.
+// This file is compiled without fused multiply-add, because its results must equal the results of worker/sampler.py,
+// where each operation is rounded.
 
 bool is_adjusted(const rl_sampling& row) {
     return row.allowed != nullptr || row.num_banned != 0 || row.num_biases != 0 || row.repetition_penalty != 1.0f ||

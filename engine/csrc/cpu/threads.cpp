@@ -15,7 +15,7 @@ void sleep_while(std::atomic<uint32_t>& value, uint32_t seen) {
     syscall(SYS_futex, reinterpret_cast<uint32_t*>(&value), FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
 }
 
-// Binds the calling thread to the index-th CPU that this process may use, if there are enough of them.
+// Binds the calling thread to the index-th CPU that this process may use, if it may use so many CPUs.
 void pin_to(int index) {
     cpu_set_t allowed;
     if (sched_getaffinity(getpid(), sizeof allowed, &allowed) != 0) {

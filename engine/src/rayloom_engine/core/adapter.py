@@ -28,7 +28,7 @@ class NeededAdapter(msgspec.Struct, frozen=True, kw_only=True):
 
     adapter: Adapter
     num_bytes: int  # size of the larger of its files
-    number: int  # a random number: a repeated load has another number, and so needs a report of its own
+    number: int  # a random number; a repeated load has another number, and so gets a report of its own
 
 
 class AdapterReport(msgspec.Struct, frozen=True):

@@ -3,10 +3,10 @@
 A block is in exactly one of these states:
 
   held      ref_count > 0; that many sequences have the block in their block tables
-  cached    ref_count = 0, with a hash: its content is part of a known prefix; a prefix hit makes it held again, or it
-            is evicted
-  free      ref_count = 0, without a hash; allocated before cached blocks
-  untouched free, and never allocated: no physical memory backs it yet
+  cached    ref_count = 0, with a hash: the content is part of a known prefix; a prefix hit makes the block held
+            again, unless the block was evicted before
+  free      ref_count = 0, without a hash; free blocks are allocated before cached blocks
+  untouched free, and never allocated: the block has no physical memory yet
 
 The content of a block is proven once finite logits were computed from it. It stays proven, because a full block is
 never written again. An unproven block that no sequence holds may contain a NaN, so two rules apply:
@@ -154,7 +154,7 @@ class BlockPool:
                 self.log.added(content)
 
     def vouch(self, block_ids: Iterable[int], hashes: Iterable[bytes]) -> None:
-        """Lets every sequence reuse these blocks, because finite logits were computed from them after their release.
+        """Lets every sequence reuse these released blocks, because finite logits were computed at later positions.
 
         Blocks that hold other content by now are skipped. Vouched blocks stay unproven, so they are cleared after their
         next allocation.

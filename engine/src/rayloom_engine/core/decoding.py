@@ -1,8 +1,8 @@
 """DecodingParams: the settings with which EngineCore and ranks choose the tokens of one sequence.
 
-Not to be confused with `rayloom_engine.SamplingParams`, the user's settings (n, stop strings, optional seed): a user's
-request becomes n sequences, each with its own DecodingParams. Stop strings are applied by the API server process,
-because only that process has text.
+Not to be confused with `rayloom_engine.SamplingParams`, the user's settings (n, stop strings, optional seed). A user's
+request becomes n sequences, and each sequence has its own DecodingParams. Stop strings are applied by the API server
+process, because only that process has text.
 """
 
 from __future__ import annotations

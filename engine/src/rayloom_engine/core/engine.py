@@ -168,9 +168,9 @@ class Engine:
         times.num_steps += 1
         times.forward += result.forward_s
         times.sample += result.sample_s
-        # Host time is the time of this call without the ranks' work. With one plan in flight, the ranks compute only
-        # during this call, so the times of forward pass and sampling are subtracted. With several plans, the ranks also
-        # compute between calls, so only the wait for the result is subtracted.
+        # Host time is the time of this call without the ranks' work. If at most one plan is in flight, the ranks
+        # compute only during this call. So the times of forward pass and sampling are subtracted. If several plans may
+        # be in flight, the ranks also compute between calls. So only the wait for the result is subtracted.
         is_alone = self.scheduler.config.depth == 1
         times.host += now - started - (result.forward_s + result.sample_s if is_alone else waited)
         return [output for output in outputs if not is_probe(output.sequence_id)]

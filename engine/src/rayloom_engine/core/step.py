@@ -2,10 +2,10 @@
 
 A rank has a table of slots, one per running sequence; a plan contains only the changes to this table. A sequence that
 is new to the ranks (admitted, resumed after preemption, or present at a change of the epoch) is sent once as a NewSlot.
-If the ranks have a slot with the same prompt, NewSlot names that slot, so a prompt is sent once for all of its choices.
-A rank reads token ids from plans, even ids that it has sampled itself. The earlier stages of a pipeline do not sample,
-so they have no other source of ids, and all stages work alike. Placeholders (`SlotStep.num_placeholders`) are the
-exception. Only the rank of an engine with a single rank gets placeholders, because it samples every token itself.
+If the ranks have a slot with the same prompt, NewSlot names that slot. So the prompt of a request is sent once for all
+choices. A rank reads token ids from plans, even ids that it has sampled itself. The earlier stages of a pipeline do not
+sample, so they have no other source of ids, and all stages work alike. Placeholders (`SlotStep.num_placeholders`) are
+the exception. Only the rank of an engine with a single rank gets placeholders, because it samples every token itself.
 """
 
 from __future__ import annotations

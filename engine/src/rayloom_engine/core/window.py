@@ -1,4 +1,4 @@
-"""Sliding windows: finds the KV blocks that no later token attends to ("sees"), so that they can be released.
+"""Sliding windows: finds the KV blocks that can be released because no later token attends to ("sees") them.
 
 A window of w positions means that the token at position p sees positions p - w + 1 to p. Here a model has a window only
 if every layer has a window, because a layer that sees all positions needs every block. The widest window of the layers

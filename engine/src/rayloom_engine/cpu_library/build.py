@@ -1,5 +1,6 @@
-"""Compiles the C library: one object file for each instruction set and for each other source, then a shared object.
+"""Compiles the C library: object files, then a shared object.
 
+instruction_set.cpp becomes an object file for each instruction set, and each other source becomes one object file.
 setup.py loads this file alone, when the package is not installed yet. So this file imports only the standard library.
 """
 

@@ -1,7 +1,8 @@
 """CpuLibrary: the functions of the C library, called with numpy arrays.
 
 Every array must be contiguous. bfloat16 numbers are in arrays of uint16 (arrays.py). A call releases the interpreter's
-lock, so that other threads run, for example one that reports progress. Calls of several threads wait for each other.
+lock, so that other threads can run, such as a thread that reports progress. Calls of several threads wait for each
+other.
 
 Legend: T tokens of the step, N rows, D model width, V vocabulary.
 """

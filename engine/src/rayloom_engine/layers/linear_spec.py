@@ -61,8 +61,9 @@ class StackedRows(NamedTuple):
 class LinearSpec:
     """Describes one matrix of a rank: rows of one or several matrices of the checkpoint, stacked.
 
-    `outputs`: a mapping in stacking order: name of a matrix of the checkpoint, such as "model.layers.0.mlp.gate_proj"
-    -> the rows of this matrix that the rank holds. `inputs`: the columns, which are the same for all matrices.
+    `outputs`: name of a matrix of the checkpoint, such as "model.layers.0.mlp.gate_proj" -> the rows of this matrix
+    that the rank holds. The order of the names is the stacking order. `inputs`: the columns, which are the same for all
+    matrices.
     """
 
     outputs: Mapping[str, AxisPart]

@@ -11,10 +11,10 @@ is never too small, and it is exact if one rank has all the largest parts.
     bytes of a LoRA adapter   = layers of its stage x adapters.layer x LoRA rank,
                                 with rank and product rounded up as in adapters/memory.py
 
-To get bytes, multiply a part's `elements` by the bytes of the type in which a rank computes (for `kv`: in which it
-caches). `bytes` of a part are added as they are, whatever the type. For a quantised checkpoint, `elements` counts the
-weights as dense. On a rank that keeps quantised weights, `kept_elements` and `kept_bytes` take the place of `elements`
-and `bytes`.
+To get bytes, multiply a part's `elements` by the bytes of a number in the type in which a rank computes (`kv`: in the
+type of the KV cache). `bytes` of a part are added as they are, whatever the type. For a quantised checkpoint,
+`elements` counts the weights as dense. On a rank that keeps quantised weights, `kept_elements` and `kept_bytes` take
+the place of `elements` and `bytes`.
 """
 
 from __future__ import annotations

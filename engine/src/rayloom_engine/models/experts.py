@@ -59,7 +59,7 @@ class Experts:
         return hidden_size * (self.num_experts + self.num_shared + 3 * sum(self.sizes))
 
     def inactive_parameters(self, hidden_size: int) -> int:
-        """Returns the number of weights of those experts of a layer that are not selected for a token."""
+        """Returns the number of weights of a layer's experts that are not selected for a token."""
         return 3 * hidden_size * self.moe_intermediate_size * (self.num_experts - self.num_experts_per_token)
 
 

@@ -146,7 +146,7 @@ def _numbers(stored: torch.Tensor) -> npt.NDArray[Any]:
 
 
 def _rounded(stored: torch.Tensor, held: torch.dtype, dtype: torch.dtype) -> torch.Tensor:
-    """Rounds a dense tensor of the file to `dtype`, unless `held` is `dtype`: then the later copy rounds it.
+    """Rounds a dense tensor of the file to `dtype`. If `held` is `dtype`, the later copy rounds the tensor instead.
 
     Integers stay unchanged.
     """

@@ -59,10 +59,11 @@ class RankModel(Protocol):
 
         The last stage returns them after the final norm; earlier stages return the residual stream.
 
-        `inputs`: in the first stage token ids [T], int64; in later stages the hidden states of the previous stage,
-        which `forward` overwrites. positions_T is int64 and counts from 0 in each sequence. `forward` writes the keys
-        and values of the T tokens into the cache of the stage's layers. All earlier tokens to which the T tokens attend
-        must be in this cache or in this batch. `group`: the stage's ranks; all of them return the same result.
+        `inputs`: token ids [T], int64, in the first stage. In later stages, these are the hidden states of the previous
+        stage, and `forward` overwrites them. positions_T is int64 and counts from 0 in each sequence. `forward` writes
+        the keys and values of the T tokens into the cache of the stage's layers. All earlier tokens to which the T
+        tokens attend must be in this cache or in this batch. `group`: the stage's ranks; all of them return the same
+        result.
 
         `wanted_rows`: ascending rows of the last stage's result that the caller reads; None: all. Rows that are not
         wanted are undefined.

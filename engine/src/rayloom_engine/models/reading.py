@@ -26,7 +26,7 @@ def read_model_shape(
 
     With `auto`, transformers' modules compute all architectures that the native decoder does not have. They also
     compute a model whose config.json has a value that the native decoder does not support. `MeasuredShape.not_native`
-    names this value. `in_child`: another process measures the model, so that this process imports no torch.
+    names this value. `in_child`: a child process measures the model, so that this process imports no torch.
     `num_shards`: as in `measured_shape`.
 
     Reads no weight. Raises ModelError if the backend cannot serve the model; the message names the reason.

@@ -24,7 +24,7 @@ class PackedScheme(Protocol):
 
 
 class WeightPacker:
-    """Context manager that finishes each scheme of a model once, in the order in which their last tensors are read."""
+    """Context manager that finishes each scheme of a model once, in the order in which schemes become complete."""
 
     def __init__(self, schemes: Iterable[PackedScheme]) -> None:
         # One thread, because neither the packing of the C library nor the allocation of its memory is thread-safe.

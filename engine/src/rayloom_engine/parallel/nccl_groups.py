@@ -1,4 +1,4 @@
-"""NcclGroups: the NCCL communicators of a process, which can be aborted while one of their kernels waits for a peer."""
+"""NcclGroups: aborts the NCCL communicators of a process, even while one of their kernels waits for a peer."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class EngineEstimate:
             self._num_decodes = max(0, self._num_decodes - 1)  # the last report may already exclude this decode
 
     def refused(self, sequence_id: str) -> None:
-        """Forgets a sequence that the engine has refused, and its blocks, which the engine will not cache."""
+        """Forgets a refused sequence, and also its blocks, because the engine will not cache these blocks."""
         sent = self._sent.get(sequence_id)
         if sent is not None:
             self._forget_expected(sent.blocks)

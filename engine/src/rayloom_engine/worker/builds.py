@@ -43,7 +43,8 @@ class _Turn:
 
     def __init__(self, build: Build[Any]) -> None:
         self.build = build
-        # Seconds that steps have waited. A wait counts at most _SLICE_S, so that a stop of the process does not count.
+        # Seconds that steps have waited. A wait counts as at most _SLICE_S, so that a stop of the process does not
+        # count.
         self.waited_s = 0.0
         self._cpu_clock = thread_cpu_clock()
         self._began_s = self._cpu_clock()

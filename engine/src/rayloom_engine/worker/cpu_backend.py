@@ -33,8 +33,8 @@ class ModelOnCpu:
 class LibraryChoice:
     """The choice between the C library and torch.
 
-    `library`: None if torch computes the model. `problem`: why the library cannot compute it; empty if the library is
-    chosen, or if a setting demands torch.
+    `library`: None if torch computes the model. `problem`: why the library cannot compute the model; empty if the
+    library is chosen, or if a setting demands torch.
     """
 
     library: CpuLibrary | None

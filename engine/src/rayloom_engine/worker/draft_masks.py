@@ -1,8 +1,8 @@
 """Masks of a draft's rows: row i gets the mask that the slot would have if the draft's first i tokens were its own.
 
 The grammar and the reasoning follow the draft. Afterwards both return to their state before the draft, because the
-draft may be wrong. A draft token cannot be accepted if the mask before it does not allow it, so the rows from this
-token on need no mask.
+draft may be wrong. If the mask before a draft token does not allow the token, it cannot be accepted. So the rows from
+this token on need no mask.
 """
 
 from __future__ import annotations

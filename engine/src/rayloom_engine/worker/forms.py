@@ -35,8 +35,8 @@ Ids = npt.NDArray[np.int64]
 _MAX_GRAMMARS = 32
 _MAX_BYTES = 256 * 1024
 # A rank is idle after this many seconds without a step. This time is longer than a pause of a running batch
-# (milliseconds). It is also longer than the time that a client, which waits for the server's readiness, needs to send
-# its first request.
+# (milliseconds). It is also longer than the time from the server's readiness to the first request of a client that
+# waits for the readiness.
 QUIET_S = 1.0
 
 
@@ -222,9 +222,9 @@ class Form:
         return self._guarded(self._forced)
 
     def _guarded(self, call: Callable[[*_Ts], _T], *arguments: *_Ts) -> _T:
-        """Returns the result of the call. Its exception becomes the fault of the form, and a form with a fault raises.
+        """Returns the result of the call. An exception becomes the form's fault, and then every call raises it.
 
-        Not a context manager, which would take a tenth of the time of a mask.
+        This is not a context manager, because that would take a tenth of the time of a mask.
         """
         if self._fault is not None:
             raise self._fault

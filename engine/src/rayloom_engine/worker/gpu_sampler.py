@@ -63,7 +63,7 @@ class GpuSampler:
         return [None if token_id < 0 else token_id for token_id in ids]
 
     def choose(self, logits_NV: torch.Tensor, slots: list[Slot]) -> torch.Tensor:
-        """Returns token ids, int64 [N], on the device, without waiting for them; -1 for rows that are not finite."""
+        """Returns token ids, int64 [N], on the device; -1 for rows that are not finite. Does not wait for the ids."""
         assert logits_NV.shape == (len(slots), self._vocab_size), f"{len(slots)} rows, but logits {logits_NV.shape}"
         return choose(logits_NV.contiguous(), self._rows(slots), self._blocks)
 

@@ -30,7 +30,7 @@ class Thinking:
     """The progress of one sequence through its reasoning."""
 
     def __init__(self, budget: ThinkingBudget, token_bytes: Callable[[int], bytes]) -> None:
-        """`token_bytes`: token id -> the bytes that it adds to the text; it may raise GrammarFault."""
+        """`token_bytes`: returns the bytes that a token id adds to the text; may raise GrammarFault."""
         self._budget = budget
         self._token_bytes = token_bytes
         self._start = budget.start.encode()

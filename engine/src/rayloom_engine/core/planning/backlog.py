@@ -61,8 +61,8 @@ class Backlog:
 
         True if `is_crowd` and at least two prompts remain for later steps. A prompt that ends in this step begins a
         stream, and after its first token the stream would have to wait for the remaining prompts. False if one of the
-        remaining prompts is longer than the `budget`: the stream would then wait for several steps of this prompt even
-        if it began in the next step.
+        remaining prompts is longer than the `budget`: the stream would then wait for several steps of this prompt, even
+        if the stream began in the next step.
         """
         if not self.is_crowd:
             return False

@@ -1,9 +1,9 @@
 """Overtaking: smaller sequences may start before a sequence that waits for KV blocks, but cannot starve it.
 
-A waiting sequence may be overtaken by at most `max_overtakers` sequences, which together have at most as many tokens as
+At most `max_overtakers` sequences may overtake a waiting sequence, and together these have at most as many tokens as
 the waiting sequence. After that, no later sequence is admitted before it.
 
-A sequence that waits for an adapter slot may be overtaken by any number of sequences without an adapter, and by at most
+A sequence may also wait for an adapter slot. Any number of sequences without an adapter may overtake it, but at most
 `max_overtakers` sequences with an adapter. After that, no sequence with an adapter is admitted before the waiting
 sequence. So adapter slots become unused as running sequences end.
 

@@ -189,8 +189,8 @@ class RunningSequences:
         """Records that finite logits were computed from all known tokens of the sequence.
 
         With a sliding window, also lets other sequences reuse the blocks that the window has released. Without these
-        blocks, a long prompt would have no cached prefix. The released blocks are most likely finite, too: a NaN in
-        them would have spread from layer to layer, far beyond the window of one layer, to the newest positions.
+        blocks, a long prompt would have no cached prefix. The released blocks are most likely finite, too. A NaN in
+        these blocks would have spread from layer to layer to the newest positions, far beyond the window of one layer.
         """
         if sequence.first_block:
             num = min(sequence.first_block, sequence.num_registered_blocks)

@@ -165,9 +165,9 @@ def fair_share(num_tokens: int, depth: int, max_tokens: int) -> int:
 def in_turn(decodes: list[Sequence], prefills: list[Sequence], budget: int, max_decodes: int) -> list[Sequence]:
     """Returns the sequences of this step in the order in which they get tokens. Both lists are sorted by urgency.
 
-    At most `max_decodes` decodes are returned: those whose last step is longest ago. If the budget has room for all of
-    these, plus one token if there are prefills, the order is: decodes by urgency, then prefills by urgency. Otherwise
-    decodes and prefills take turns: the sequence whose last step is longest ago comes first.
+    At most `max_decodes` decodes are returned: those whose last step is longest ago. If the budget has room for all
+    these decodes (and for one more token if there are prefills), decodes come first, then prefills, both by urgency.
+    Otherwise decodes and prefills take turns: the sequence whose last step is longest ago comes first.
     """
     if len(decodes) > max_decodes:
         oldest = set(sorted(decodes, key=_last_turn)[:max_decodes])

@@ -309,7 +309,7 @@ class StepPlanner:
         return higher[:num]
 
     def _leader(self, sequence: Sequence) -> Sequence | None:
-        """Choice 0 of the same request, if it runs and this sequence may share the blocks of its prompt; else None."""
+        """Returns choice 0 of the same request if it runs and `sequence` may share its prompt's blocks; else None."""
         if sequence.fork_of is None or sequence.wants_prompt_logprobs or sequence.num_generated:
             return None
         leader = self._sequences.get(sequence.fork_of)

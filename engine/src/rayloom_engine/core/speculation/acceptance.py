@@ -3,9 +3,9 @@
 Let r be the probability that a draft token is accepted if all tokens before it in the draft are accepted. Then the i-th
 token of a draft makes a later decode unnecessary with probability r ** i. A token is worth verifying if r ** i is
 greater than the cost of a draft token. This cost is the time that a draft token adds to a step, divided by the time per
-token of a step without drafts. So a draft has the largest length i with r ** i > cost. If not even one token is worth
-its cost, the sequence gets no drafts for its next 32 tokens, and then a short draft. If the tokens of this draft are
-rejected as well, the next pause is twice as long.
+token of a step without drafts. So a draft has the largest length i with r ** i > cost. If even the first token is not
+worth its cost, the sequence gets no drafts for its next 32 tokens. After these, it gets a short draft. If the tokens of
+this draft are rejected as well, the next pause is twice as long.
 """
 
 from __future__ import annotations

@@ -62,8 +62,8 @@ class AttentionPlan(Protocol):
         With a soft cap, a score s becomes soft_cap * tanh(s / soft_cap). sinks_H is float32.
 
         query_THD may be strided over T. `pages` is one layer's cache, [N, P, 2, K, D], which must already contain the
-        keys and values of the step's own tokens. Use a plan for the layers of one model, one at a time: it may reuse
-        its buffers between calls.
+        keys and values of the step's own tokens. Use a plan for the layers of one model, one layer at a time, because
+        the plan may reuse its buffers between calls.
         """
 
 

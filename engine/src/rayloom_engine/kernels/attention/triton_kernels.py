@@ -71,7 +71,7 @@ def _attend_tile(
     """Returns (total_out, highest, total) after another tile. MASKED: a row does not see all keys of the tile."""
     positions = key_tile * KEYS + tl.arange(0, KEYS)
     dims = tl.arange(0, PADDED_DIM)
-    # Positions that no row sees are not read: a table may have no block for them, and a page may hold any values there.
+    # Positions that no row sees are not read: the table may have no block for them, and the page may hold any values.
     is_read = (positions >= first_key) & (positions <= last_position)
     is_dim = dims < HEAD_DIM
     if MASKED:

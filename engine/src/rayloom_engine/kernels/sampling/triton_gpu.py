@@ -1,7 +1,8 @@
 """Launches of the kernels that choose tokens.
 
-A step in which every row is greedy takes two launches. Other steps take two to four more: one if tokens are banned or
-biased, one for masks, penalties and temperature, one if a row has thresholds, and one for the draw.
+A step in which every row is greedy takes two launches. Other steps take two to four further launches: one for bans and
+biases, if there are any; one for masks, penalties and temperature; one for thresholds, if a row has any; and one for
+the draw.
 
 Legend: N rows of logits, M of these rows that are not simply greedy, V vocabulary, B blocks of a row.
 """

@@ -1,7 +1,7 @@
 """The thresholds of top_k, min_p and top_p, found without a sort.
 
-Each logit is mapped to an integer, its key, so that a higher logit has a higher key. The threshold of top_k is the k-th
-highest key. The threshold of top_p is the lowest key with this property: all tokens with higher keys together have a
+Each logit is mapped to an integer, its key. A higher logit has a higher key. The threshold of top_k is the k-th highest
+key. The threshold of top_p is the lowest key with this property: all tokens with higher keys together have a
 probability below top_p. Each pass over the row tests 15 keys at once and so divides the range of keys by 16: at most 9
 passes find a threshold exactly.
 

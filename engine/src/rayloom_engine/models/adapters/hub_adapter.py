@@ -2,7 +2,7 @@
 
 The front resolves the revision to a commit once, so that every rank reads the same files. The path of such an Adapter
 is hf://ORG/NAME@COMMIT, because the hub library's cache may be in another folder on each machine. A rank never
-downloads in a step: its machine gets the files before (worker/adapter_files.py), and a step reads the cache alone.
+downloads in a step. Its machine gets the files before (worker/adapter_files.py), and the step reads the cache alone.
 """
 
 from __future__ import annotations

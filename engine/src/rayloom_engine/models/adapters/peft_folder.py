@@ -89,7 +89,7 @@ def check_rank(folder: Path, rank: int, max_rank: int) -> None:
 
 
 def most_weight_bytes(shape: ModelShape, max_rank: int) -> int:
-    """Returns the largest size that the weights' file of an adapter of LoRA rank `max_rank` for this model can have."""
+    """Returns the largest possible size of the weights' file, for an adapter of LoRA rank `max_rank` and this model."""
     sizes = _matrix_sizes(shape)
     elements = max_rank * sum(num_outputs + num_inputs for num_outputs, num_inputs in sizes.values())
     # A and B of each matrix have an entry in the file's header, which may also have a few words about the file.

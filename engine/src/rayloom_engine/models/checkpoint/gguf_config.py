@@ -102,7 +102,8 @@ def hugging_face_config(
 def generation_config(fields: ConfigJson, vocab_size: int) -> dict[str, Any]:
     """Returns the content of generation_config.json.
 
-    Its `eos_token_id` lists the tokens for the end of the text and for the end of a turn, so both end a generation.
+    Its `eos_token_id` lists the token for the end of the text and the token for the end of a turn. So each of them ends
+    a generation.
     """
     ids: dict[str, Any] = dict(_token_ids(fields, vocab_size))
     end_of_turn = _token_id(fields, "tokenizer.ggml.eot_token_id", vocab_size)

@@ -45,9 +45,9 @@ def convert_gguf(source: Path, folder: Path, progress: Progress = no_progress, *
     """Writes config.json, generation_config.json, the tokenizer and model.safetensors into `folder`, which must exist.
 
     With `keeps_blocks`, quantised matrices stay as they are: tensors of bytes, which models/quantised/gguf_blocks.py
-    reads. All other tensors get one type: that of the first layer's q matrix, or bfloat16 if this matrix is quantised.
-    The conversion has only a few pieces of 32 MiB in memory at a time, or one matrix of q or k. For a broken or
-    unsupported file, raises ModelError before any weight is written.
+    reads. All other tensors get the type of the first layer's q matrix, or bfloat16 if this matrix is quantised. The
+    conversion has only a few pieces of 32 MiB in memory at a time, or one matrix of q or k. For a broken or unsupported
+    file, raises ModelError before any weight is written.
     """
     with refuses_broken(source):
         config, fields, tensors = write_config(source, folder, keeps_blocks=keeps_blocks)

@@ -46,7 +46,7 @@ class LibraryAdapter:
         self._form = form
         self._folder = folder
         self._file = TensorFile(folder.weights)
-        self._memory = PackedMemory()  # only of this adapter, so that it is freed with the adapter
+        self._memory = PackedMemory()  # of this adapter alone, so that the memory is freed with the adapter
         self._arrays: list[Array] = []  # keeps alive the arrays whose addresses the structures hold
         self._layers = (AdapterLayerStruct * len(spec.layers))(*(self._layer(layer) for layer in spec.layers))
 

@@ -1,8 +1,8 @@
 """Copies weights from safetensors files into a model of transformers, tensor by tensor.
 
 The parameters of transformers' modules may have other names and forms than the tensors of a checkpoint: experts are
-stacked, or a prefix is missing. transformers has rules that convert names and forms. The loader first applies them to
-the names in the files' headers, so a checkpoint that does not fit is refused before a weight is read.
+stacked, or a prefix is missing. transformers has rules that convert names and forms. The loader first applies these
+rules to the names in the files' headers. So a checkpoint that does not fit is refused before a weight is read.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def _shape(folder: Path, given: ConfigJson, meta: MetaModel, num_shards: int | N
 
 
 def _experts(meta: MetaModel) -> tuple[ExpertSizes | None, int]:
-    """Returns the sizes of the routed experts, and the number of weights of the experts not selected for a token.
+    """Returns the sizes of the routed experts, and the number of weights of the experts that a token does not use.
 
     transformers holds the experts of a layer as stacked matrices, [experts, rows, columns]. No other parameter has
     three dimensions.

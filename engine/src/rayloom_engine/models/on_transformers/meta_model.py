@@ -1,7 +1,7 @@
 """A model of transformers on the meta device: modules whose weights take no memory, and their calls of attention.
 
-The calls show properties that config.json does not have: the order of layers, their heads, head sizes and windows, and
-whether the model computes anything that paged attention cannot.
+The calls show properties that config.json does not have: the order of layers, and the heads, head sizes and window of
+each layer. They also show whether the model computes anything that paged attention cannot compute.
 
 Legend: T tokens of a step, H query heads, K key/value heads, D head size.
 """

@@ -54,7 +54,7 @@ class _GivenHidden(torch.nn.Module):
 
     @property
     def decoder(self) -> _GivenHidden:
-        """This object itself, because some models call the decoder inside the base model instead of the base model."""
+        """This object itself: some models call only the decoder inside the base model, and not the base model."""
         return self
 
     def forward(self, *_: Any, **__: Any) -> _Hidden:

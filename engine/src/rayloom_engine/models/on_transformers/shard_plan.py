@@ -17,8 +17,8 @@ from rayloom_engine.errors import ModelError, word
 from rayloom_engine.models.on_transformers.meta_model import MetaModel
 from rayloom_engine.parallel.shard import Shard
 
-# What a module's hooks do. gather: join the outputs of all ranks. sum: add the outputs. split_sum: cut the input to the
-# rank's part, then add the outputs. vocabulary: look up the rank's own tokens, then add the rows.
+# The work of a module's hooks. gather: join the outputs of all ranks. sum: add the outputs. split_sum: cut the input to
+# the rank's part, then add the outputs. vocabulary: look up the rank's own tokens, then add the rows.
 Exchange = Literal["gather", "sum", "split_sum", "vocabulary"]
 
 # Style of a linear layer -> (dimension of its weight that is cut, exchange of its module).

@@ -1,8 +1,8 @@
 """fp8 checkpoints: a weight is a float8_e4m3fn number times a scale of its matrix, its output or its block.
 
 The C library has no kernels for fp8 weights, so `packed` quantises them to int8, with a scale for every 32 weights. The
-integers have steps of 1/127 of the largest of these weights. Near this weight, fp8's own steps are 1/14 of it. `plain`
-returns the exact weights.
+integers have steps of 1/127 of the largest of these 32 weights. Near this largest weight, the steps of fp8 are 1/14 of
+the weight. `plain` returns the exact weights.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ def _block(given: ConfigJson, block: object) -> tuple[int, int]:
 
 
 def _parts(given: ConfigJson, field: str) -> tuple[str, ...]:
-    """Returns a pattern for each text of a list: it matches names that contain the text, as in transformers."""
+    """Returns a pattern for each text of a list. As in transformers, a pattern matches names that contain its text."""
     names = given.texts(field) if given.get(field) is not None else []
     _check_names(given, field, names, _NAME)
     return tuple(f"*{name}*" for name in names)
