@@ -138,7 +138,7 @@ int rl_start_threads(int32_t num_threads, int32_t pin);
 // Names of instruction sets that this CPU can run, best first, separated by spaces.
 const char* rl_instruction_sets(void);
 
-// Chooses the instruction set for all later calls. Returns 1 if it is unknown or this CPU lacks it.
+// Chooses the instruction set for all later calls. Returns 1 if this set is unknown or the CPU lacks it.
 int rl_choose(const char* instruction_set);
 
 // Bytes of one element of `x` in rl_multiply and rl_normalise: 2 if products read bfloat16, else 4 (float32).

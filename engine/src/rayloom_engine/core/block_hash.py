@@ -15,7 +15,7 @@ def block_hash(parent: bytes, token_ids: Sequence[int], extra: bytes) -> bytes:
     holds everything besides the tokens on which the block's content depends. It also names the group of requests that
     may share the block. `extra` is part of this block's hash, and through `parent` of the hashes of all later blocks.
     """
-    # The lengths come first. Without them, different parts could give the same bytes in a row.
+    # The lengths come first. Without the lengths, different parts could give the same bytes when joined.
     lengths = struct.pack("<II", len(parent), len(extra))
     return hashlib.blake2b(lengths + parent + extra + array("q", token_ids).tobytes(), digest_size=16).digest()
 

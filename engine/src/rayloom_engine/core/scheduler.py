@@ -238,8 +238,8 @@ class Scheduler:
     def update(self, result: StepResult) -> list[SequenceOutput]:
         """Applies the result of the oldest plan in flight: appends sampled ids and finishes complete sequences.
 
-        Sequences that are corrupt, or whose grammar or adapter has failed, are ended first. Their other entries, in
-        this result and in later results, are ignored.
+        Sequences that are corrupt, or whose grammar or adapter has failed, are ended first. The other entries of these
+        sequences, in this result and in later results, are ignored.
         """
         plan = self._in_flight[0].plan
         sequences = self._in_flight[0].sequences

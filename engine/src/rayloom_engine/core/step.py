@@ -41,8 +41,8 @@ class SlotStep(msgspec.Struct, frozen=True, kw_only=True):
     start: int
     num_tokens: int  # >= 1
     new_token_ids: tuple[int, ...] = ()  # sampled since the slot's last plan; appended before computing
-    # The rank has a list of the ids that it has sampled and that no plan has sent yet. It removes the ids in
-    # new_token_ids from this list, and then appends this many of the listed ids to the slot's tokens, oldest first.
+    # A rank keeps a list of sampled ids that no plan has sent yet. The rank first removes the ids in new_token_ids from
+    # this list. Then it appends this many ids of the list, oldest first, to the slot's tokens.
     num_placeholders: int = 0
     new_block_ids: tuple[int, ...] = ()  # appended to the block table before computing
     # Draft tokens. They follow the slot's newest token, and are the last of the `num_tokens` that this step computes.

@@ -1,4 +1,4 @@
-"""StepSeconds: how long the parts of a step take, as StepMeter has measured in earlier steps.
+"""StepSeconds: the times of the parts of a step. StepMeter has measured these times in earlier steps.
 
     seconds of a step = decode_s(number of decodes) + for each token of a prompt: token_s + pair_s x positions it sees
 

@@ -2,8 +2,8 @@
 
 Compares the sequences in flight at each death of a process. One death is no evidence against a sequence, because
 machines fail too. A sequence is suspect if a process has died in each of two steps that computed the same positions of
-the sequence. While there are suspects, the engine computes only half of them and no other sequence: a trial. A trial
-ends in one of two ways:
+the sequence. While there are suspects, the engine computes only half of the suspects, and no other sequence. This is a
+trial. A trial ends in one of two ways:
 - Each sequence of this half has computed its suspected positions: then the whole half is cleared.
 - A process dies in a step that computes these positions: then only the sequences of this half remain suspect.
 The last suspect is computed alone. If a process dies again at the same positions, the sequence is condemned: its

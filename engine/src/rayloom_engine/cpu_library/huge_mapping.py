@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import mmap
 
-# Linux kernels with larger pages have larger huge pages, too: up to 512 MiB. A single write would allocate one of them.
+# Linux kernels with larger pages have larger huge pages, too: up to 512 MiB. A single write would allocate such a huge
+# page.
 _PAGE_BYTES_WITH_SMALL_HUGE_PAGES = 4096
 
 

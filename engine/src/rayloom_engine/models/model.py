@@ -44,7 +44,7 @@ class RankModel(Protocol):
         """Bytes that the weights take in this process."""
 
     def warm_up(self, cache: KvPages) -> None:
-        """Compiles kernels that the model's steps may launch later, so that none is compiled while requests wait."""
+        """Compiles kernels that the model's steps may launch, so that no kernel is compiled while requests wait."""
 
     def forward(
         self,

@@ -26,7 +26,7 @@ class Traits:
     score_cap: float | None = None  # a score s becomes cap * tanh(s / cap); None: it stays s
     logit_scale: float = 1.0
     logit_cap: float | None = None
-    window_rope: RopeParameters | None = None  # of layers with a window; None: they have that of all other layers
+    window_rope: RopeParameters | None = None  # of layers with a window; None: the same as in all other layers
 
     @property
     def num_norms(self) -> int:

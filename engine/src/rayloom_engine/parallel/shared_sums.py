@@ -157,7 +157,8 @@ class SharedTensorGroup(ProcessTensorGroup):
 def _all_gather(group: StageGroup, value: object) -> list[Any]:
     """Exchanges a value as JSON. Returns the value of each rank of the group, in the order of ranks.
 
-    torch's own exchange of objects uses pickle. That could run a peer's code, and peers are not authenticated here.
+    torch's own exchange of objects uses pickle. Unpickling could run a peer's code, and peers are not authenticated
+    here.
     """
     message = torch.frombuffer(bytearray(json.dumps(value).encode().ljust(_MAX_MESSAGE_BYTES)), dtype=torch.uint8)
     parts = [torch.empty_like(message) for _ in range(dist.get_world_size(group))]

@@ -1,8 +1,8 @@
 """PrefixIndex: the KV blocks that an engine has cached, from the CacheChanges of its core. Pure.
 
 The index keeps only HASH_BYTES = 8 bytes of a block's hash. The probability that two of n blocks have the same bytes is
-n**2 / 2**65: 3 in 100 million for a million blocks (16 million tokens). The engine itself compares whole hashes. So
-such a pair may lead to the choice of a worse engine, but never changes an answer.
+n**2 / 2**65: 3 in 100 million for a million blocks (16 million tokens). The engine itself compares whole hashes. So two
+blocks with the same bytes may lead to the choice of a worse engine, but never change an answer.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class AdapterFiles:
         self._reports = {number: report for number, report in self._reports.items() if not report.problem}
 
     def _attempt(self, needed: NeededAdapter) -> str:
-        """Fetches the files of an adapter. Returns why that failed; empty: the files are there."""
+        """Fetches the files of an adapter. Returns why the fetch failed; empty: the files are there."""
         try:
             self._fetch(needed.adapter, needed.num_bytes)
         except (ModelError, OSError) as error:

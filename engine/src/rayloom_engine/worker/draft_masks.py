@@ -41,7 +41,7 @@ def masked_rows(slot: Slot, draft: tuple[int, ...], vocab_size: int, has_time: C
                 row.form = form
                 row.thinking = thinking
                 mask_slot(row, vocab_size)
-                row.form = row.thinking = None  # they follow the draft further than this row
+                row.form = row.thinking = None  # form and thinking follow the draft further than this row
                 rows.append(row)
                 if num == len(draft) or not _is_in(row.allowed, draft[num]) or not has_time():
                     break

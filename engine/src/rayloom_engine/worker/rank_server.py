@@ -1,8 +1,9 @@
 """RankServer: a rank that connects to the core, loads its part of the model and runs plans. It decides nothing.
 
 The main thread computes. A second thread sends heartbeats (beats). A third thread receives AbortOrders and
-NeededAdapters. At an AbortOrders, it ends the main thread's waits for other ranks. A fourth thread fetches the files of
-needed adapters. When the core is gone, the rank keeps its weights and tries to connect again for ORPHAN_SECONDS.
+NeededAdapters. When AbortOrders arrive, it ends the main thread's waits for other ranks. A fourth thread fetches the
+files of needed adapters. When the core is gone, the rank keeps its weights and tries to connect again for
+ORPHAN_SECONDS.
 """
 
 from __future__ import annotations
@@ -307,7 +308,7 @@ class RankServer:
         )
 
     def _leave(self) -> None:
-        """Leaves the process group. First drops all objects that use it, because they keep its connections open."""
+        """Leaves the process group. First drops all objects that keep the group's connections open."""
         self._group_abort.forget()
         self._runner = None
         self._group = None
@@ -344,7 +345,7 @@ class RankServer:
                 raise ValueError(f"a rank has no order of the type {type(order).__name__}")
 
     def _join(self, loaded: LoadedRank, host: str, port: int, ticket: int) -> None:
-        """Joins a process group with the other ranks. They find each other through the store at host:port."""
+        """Joins a process group with the other ranks. The ranks find each other through the store at host:port."""
         from rayloom_engine.parallel.process_group import Rendezvous, join_group
 
         self._leave()

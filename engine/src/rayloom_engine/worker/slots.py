@@ -104,7 +104,7 @@ class Slot:
 
     @property
     def banned_ids(self) -> tuple[int, ...]:
-        """Tokens that cannot be chosen yet, because of min_tokens, or because they would complete a bad word."""
+        """Tokens that cannot be chosen next, because of min_tokens or because they would complete a bad word."""
         words = self._completed_words()
         if self.num_generated >= self.params.min_tokens:
             return words

@@ -52,8 +52,8 @@ def find_model(
     model's longest context. Later, the first process may cut the context to fit into memory. A restarted process must
     still pass the `config` of the first start: with the cut context as `max_model_len`, the embedding would differ.
 
-    Does not import torch, so that errors are reported at once. `has_weights`: False in a process that holds no part of
-    the model and so needs no weight files.
+    Does not import torch, so that errors are reported without delay. `has_weights`: False in a process that holds no
+    part of the model and so needs no weight files.
     """
     # A GGUF file names no type for dense weights. So a user who sets `dtype` asks for dense weights of this type.
     keeps_blocks = config.quantization == "auto" and config.dtype == "auto"
@@ -164,7 +164,7 @@ def forms_of(resolved: ResolvedModel, shape: ModelShape) -> Forms:
 def _import_groups() -> None:
     """Imports torch and the modules with which a rank joins a process group.
 
-    A rank imports them before it loads, because the join waits only seconds for other ranks.
+    A rank imports these modules before it loads, because the later join waits only seconds for other ranks.
     """
     from rayloom_engine.parallel import numpy_bridge, process_group, process_link, shared_sums  # noqa: F401
 

@@ -1,4 +1,4 @@
-"""Verification of drafts: which rows of a step are sampled, and which sampled tokens count.
+"""Verification of drafts: decides which rows of a step are sampled, and which sampled tokens count.
 
 A slot with a draft of k tokens has k + 1 rows: one for its newest token, one for each draft token. Row i is sampled as
 if the first i draft tokens were the slot's own, with the noise of the row's position. The token of row i counts if

@@ -1,4 +1,4 @@
-"""The plan of a step: which sequences get how many tokens, blocks and slots.
+"""The plan of a step: the tokens, blocks and slots that each sequence gets.
 
 step_planner   chooses sequences in the scheduler's order and adds them to a StepBuilder
 step_builder   makes the StepPlan

@@ -13,7 +13,7 @@ from math import isqrt
 from rayloom_engine.core.planning.step_builder import StepBuilder
 from rayloom_engine.core.window import num_seen
 
-# Up to this context, a chunk may use the whole token budget. In one step, the chunks with longer contexts may together
+# Up to this context, a chunk may use the whole token budget. In one step, all chunks with longer contexts together may
 # cost as much attention as one chunk of the whole budget at this context. At this context, an 8B model spends 0.6 times
 # as long on attention as on its weights.
 FULL_BUDGET_CONTEXT = 16_384

@@ -87,7 +87,7 @@ class RunningSequences:
         sequence.forget_blocks()
 
     def forget_all(self, unproven: set[int]) -> list[Sequence]:
-        """Empties every slot and the pool, because the ranks have lost slots and blocks.
+        """Empties every slot and the pool, because the ranks have lost their slots and blocks.
 
         Returns the sequences that were running.
 

@@ -1,7 +1,7 @@
 """Spans: the positions of a sequence that the plans in flight compute.
 
-A span [start, end) says two things: all positions below `start` have a result, and if a process dies now, the positions
-of the span may be the cause. A sequence can be the cause of two deaths only if its two spans at these deaths overlap.
+A span [start, end) says two things: all positions below `start` have a result, and the positions of the span may be the
+cause if a process dies now. A sequence can be the cause of two deaths only if its two spans at these deaths overlap.
 """
 
 from __future__ import annotations

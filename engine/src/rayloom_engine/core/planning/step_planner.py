@@ -180,8 +180,8 @@ class StepPlanner:
     def _victim(self, sequence: Sequence) -> Sequence | None:
         """Returns the sequence to preempt for `sequence`: it has the highest rank, and may be `sequence` itself.
 
-        Returns None if `sequence` must wait for sequences in flight. These cannot be preempted: plans write to their
-        blocks, and their sampled tokens would be lost.
+        Returns None if `sequence` must wait for sequences in flight. Sequences in flight cannot be preempted: plans
+        write to their blocks, and tokens that are being sampled would be lost.
         """
         in_flight = set(self._in_flight())
         ranked = [s for _, s in self._running.in_ranks()]
@@ -191,7 +191,7 @@ class StepPlanner:
         return free[-1] if free and not is_waiting else None
 
     def _admit_due(self, builder: StepBuilder, num_decodes: int) -> None:
-        """Admits a waiting sequence if some running sequence has a higher rank than it will have (see scheduler.py).
+        """Admits waiting sequences that will have a lower rank than some running sequence has (see scheduler.py).
 
         Called before the running sequences get tokens.
         """

@@ -115,7 +115,7 @@ def warm_up_attention(
     soft_cap: float | None = None,
     sinks_H: torch.Tensor | None = None,
 ) -> None:
-    """Compiles the kernels that a later step may launch, so that none is compiled while requests wait.
+    """Compiles the kernels that a later step may launch, so that no kernel is compiled while requests wait.
 
     `num_heads`: query heads of this rank. `pages`: the cache of a layer that has this soft cap and these sinks.
     """

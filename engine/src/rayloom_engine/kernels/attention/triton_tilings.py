@@ -59,7 +59,7 @@ def tiling(variant: AttentionVariant, kind: LaunchKind, family: GpuFamily) -> Ti
     if wide and family == "ampere":
         return Tiling(rows=32, keys=32, num_warps=8, num_stages=2)
     if wide:
-        # The soft cap needs more registers, and AMD's GPUs have too few for the larger tile.
+        # The soft cap needs more registers, and AMD's GPUs have too few registers for the larger tile.
         keys = 16 if variant.has_soft_cap and family == "amd" else 32
         return Tiling(rows=64, keys=keys, num_warps=8, num_stages=2)
     small = family == "ampere" and variant.padded_dim == 128

@@ -1,9 +1,9 @@
 """Shipped: one configuration of a Triton kernel. A rank may launch it, and `make kernels` checks its machine code.
 
-Each `kernels/<operation>/triton_gpu.py` has a tuple `SHIPPED` of these. `make kernels` compiles each configuration for
-its `gpus`, and checks registers, shared memory and instructions. No machine code is part of a release. A rank compiles
-the kernels that it launches when it starts, also in configurations outside of SHIPPED. This module does not import
-triton, so that a list of configurations can be read without triton.
+Each `kernels/<operation>/triton_gpu.py` has a tuple `SHIPPED` of such configurations. `make kernels` compiles each
+configuration for its `gpus`, and checks registers, shared memory and instructions. No machine code is part of a
+release. When a rank starts, it compiles the kernels that it launches, also in configurations outside of SHIPPED. This
+module does not import triton, so that a list of configurations can be read without triton.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def layer_elements(shape: ModelShape, shard: Shard, cut_unit: int = 1) -> int:
     """Returns the number of elements of A and B, at LoRA rank 1, for all matrices of a layer in a rank's part.
 
     Layer 0 stands for all layers: in models that adapters can update, all layers have the same sizes. Each matrix of
-    the checkpoint has an A of its own, even if the rank stacks it with others. `cut_unit`: as in `decoder_spec`.
+    the checkpoint has an A of its own, even if the rank stacks several matrices. `cut_unit`: as in `decoder_spec`.
     """
     middle = Stage(1, 3, range(1))  # without embedding and head
     layer = decoder_spec(shape, ModelPart(middle, shard), cut_unit).layers[0]

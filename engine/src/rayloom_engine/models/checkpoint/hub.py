@@ -149,7 +149,7 @@ def _progress_bar(progress: Progress) -> Any:
     """Returns a class of progress bar for the hub library. It draws nothing and reports the bytes to `progress`.
 
     The library has two bars of bytes, one for receiving and one for writing to disk, with the same total. Only the bar
-    that is ahead is reported, because otherwise the number would jump back and forth.
+    that is ahead is reported. Otherwise the reported number would jump back and forth.
     """
     from tqdm import tqdm
 

@@ -1,7 +1,7 @@
 """The largest sizes in a model, and the largest files, that the engine accepts.
 
-A model's files come from strangers. Sizes in them are checked against these limits before code loops over them or
-allocates memory. The operator checks the facts of an inspection against the same limits.
+A model's files come from strangers. A size in these files is checked against the limits before code uses the size for a
+loop or an allocation. The operator checks the facts of an inspection against the same limits.
 """
 
 from __future__ import annotations

@@ -47,8 +47,9 @@ class ArrayDestination:
 class WeightFormat:
     """The form in which the C library stores weights. Dense weights, vectors and biases are rounded to `dtype`.
 
-    `scheme`: how the checkpoint is quantised. If the setting `quantization` is auto, quantised matrices keep this
-    scheme. If it is none, they become dense. If it is int8, they become dense and are then quantised to int8.
+    `scheme`: how the checkpoint is quantised. With the setting `quantization` auto, quantised matrices keep this
+    scheme. With none, these matrices become dense. With int8, these matrices become dense and are then quantised to
+    int8.
     """
 
     library: CpuLibrary

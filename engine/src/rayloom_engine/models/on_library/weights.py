@@ -1,7 +1,7 @@
 """The weights of a stage, or of a shard of it, in the form of the C library.
 
 Matrices are packed, norms and biases are float32. A tied embedding and head share one packed matrix. If the layers'
-matrices are int8, the embedding is, too.
+matrices are int8, the embedding is int8, too.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class CheckpointScheme:
         """Returns the form in which the C library holds a matrix; None if it is dense.
 
         Matrices that are stacked (q, k and v; gate and up) share one form. If the checkpoint stores them in several
-        forms, the stack has 8 bits. This happens in Q4_K_M files, whose v may have more bits than q and k. If one of
+        forms, the stack has 8 bits. This happens in Q4_K_M files, in which v may have more bits than q and k. If one of
         the matrices is dense, the stack is dense.
         """
         readers = [self.reader(name) for name in spec.outputs]
