@@ -12,8 +12,8 @@ def block_hash(parent: bytes, token_ids: Sequence[int], extra: bytes) -> bytes:
     """Returns the hash of a full block's tokens and of all tokens before: 16 bytes, the same in every process and run.
 
     `parent` is the hash of the block before, empty for the first block. `extra` is made by `encode_extra`. `extra`
-    holds everything besides the tokens on which the block's content depends. It also names the group of requests that
-    may share the block. `extra` is part of this block's hash, and through `parent` of the hashes of all later blocks.
+    holds everything else on which the block's content depends. It also names the group of requests that may share the
+    block. `extra` is part of this block's hash, and through `parent` of the hashes of all later blocks.
     """
     # The lengths come first. Without the lengths, different parts could give the same bytes when joined.
     lengths = struct.pack("<II", len(parent), len(extra))

@@ -39,7 +39,7 @@ class MeasuredShape(ModelShape):
     can_be_staged: bool  # several stages can share the layers
     shares: tuple[MeasuredShare, ...] = ()  # for each number of ranks, above 1, that can share a layer
     unshared: str = ""  # if no number of ranks can share a layer: the reason
-    # why `auto` did not choose the native backend, although that backend has the architecture; empty in other cases
+    # why `model_backend: auto` did not choose `native`, although `native` has the architecture; empty in other cases
     not_native: str = ""
 
     @property

@@ -34,7 +34,7 @@ class ProcessGroupLink:
     def __init__(self, form: HiddenStates, *, previous_rank: int, next_rank: int, depth: int) -> None:
         """`previous_rank`, `next_rank`: the ranks of the same shard in the neighbour stages; unused if there is none.
 
-        `depth`: limit of plans in flight, and so of unfinished sends. At this limit, the core waits with a further plan
+        `depth`: limit of plans in flight, and so of unfinished sends. At this limit, the core makes no further plan
         until the last stage has finished the oldest plan. So a send waits for an earlier send only if a stage is late.
         """
         self._form = form

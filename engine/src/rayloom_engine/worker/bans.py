@@ -36,7 +36,7 @@ def all_banned_ids(slot: Slot, vocab_size: int) -> Ids | None:
 def mask_slot(slot: Slot, vocab_size: int) -> None:
     """Sets the slot's mask: the tokens that the form allows, without banned tokens.
 
-    If thinking forces a token, the mask allows only this token, even if it is a banned token. Without a form and a
+    If thinking forces a token, the mask allows only this token, even if it is a banned token. With no form and no
     forced token, the slot has no mask. It also has no mask if GrammarFault is raised.
     """
     slot.allowed = None

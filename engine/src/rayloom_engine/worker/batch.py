@@ -31,9 +31,9 @@ def build_batch(
     """Builds the batch of one step. Decodes come first, because attention computes them together.
 
     `tables`: the block tables of the slots. `has_adapters`: a slot may have an adapter. Decodes with the same adapter
-    are then neighbours, and so are chunks with the same adapter. So one product computes all of these neighbours. The
-    number of numpy calls does not depend on the number of sequences with one token; each longer chunk needs two more
-    calls.
+    are then neighbours, and so are chunks with the same adapter. So one product computes all neighbours with the same
+    adapter. The number of numpy calls does not depend on the number of sequences with one token; each longer chunk
+    needs two more calls.
     """
     if has_adapters:
         steps = sorted(steps, key=_adapter_slot)

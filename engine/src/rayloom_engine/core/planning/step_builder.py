@@ -91,9 +91,9 @@ class StepBuilder:
         """
         new_slots = []
         slots = []
-        # id(prompt) -> a sequence with this prompt that has a slot on the ranks, and a number of its blocks. Only the
-        # blocks count that the ranks know when they add this plan's new slots. Blocks that this plan appends to older
-        # slots do not count, because the ranks add new slots first.
+        # id(prompt) -> a sequence with this prompt that has a slot on the ranks, and the number of its blocks that the
+        # ranks know when they add this plan's new slots. Blocks that this plan appends to older slots do not count,
+        # because the ranks add new slots first.
         known: dict[int, KnownPrompt] = {}
         if any(sequence.num_sent_blocks == 0 for sequence in self.num_tokens):
             known = {

@@ -19,7 +19,7 @@ _SCALED_KINDS = ("linear", "dynamic", "yarn", "llama3")  # the kinds that must h
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeParameters:
-    """Rotary embedding. After `rotated_share`, the comment on a group of fields names the kinds that use the group."""
+    """Rotary embedding. After `rotated_share`, the comment on a group of fields names all kinds that use the group."""
 
     theta: float = 10000.0
     kind: RopeKind = "default"
