@@ -10,7 +10,7 @@
                  (status, body), with a second argument it posts that as JSON; client.python("code") returns the
                  standard output of the code
 
-A running cluster, a built image and an installed release are reused, so a second run starts at once; `make
+A running cluster, a built image and an installed release are reused, so a second run starts at once. `make
 cluster-down` removes them. E2E_CLUSTER=kind runs on Docker; E2E_KUBECONFIG=PATH on an existing cluster. When a test
 fails, logs, events and objects are written to artifacts/FOLDER/TEST, before the test's namespace is deleted. FOLDER is
 the folder of the test, because `.ci/run` runs the tests of api/ and tool/ at the same time.
@@ -41,7 +41,7 @@ from local_kubernetes.prepare import prepare
 _HERE = Path(__file__).parent
 ARTIFACTS = _HERE / "artifacts"
 # The namespace controller checks a terminating namespace again after half of the longest grace period of its pods. If
-# the namespace still has other objects, it checks again 8 s later.
+# the namespace then still has other objects, the controller checks once more 8 s later.
 _NAMESPACE_ENDS_S = 90.0
 _NAMESPACE_WAIT_S = 180.0
 
@@ -65,7 +65,7 @@ def operator(cluster: Cluster) -> Iterator[Kubectl]:
 
 
 def _kept_namespaces(kubectl: Kubectl) -> list[str]:
-    """Namespaces of tests that were not deleted, or whose deletion takes too long."""
+    """Namespaces of tests that nobody has deleted, or whose deletion takes more than _NAMESPACE_ENDS_S."""
     selected = kubectl.json("get", "namespaces", "--selector", "rayloom.dev/e2e=true")["items"]
     deleted = {one["metadata"]["name"]: one["metadata"].get("deletionTimestamp") for one in selected}
     return [name for name, at in deleted.items() if at is None or _age_s(at) > _NAMESPACE_ENDS_S]

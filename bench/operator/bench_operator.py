@@ -38,13 +38,14 @@ _NUM_AT_ONCE = 24
 _PROGRESS_S = 15.0
 _PER_NAMESPACE = 100
 _IDLE_S = 30.0
-# Afterwards services are created one by one, one each _ARRIVAL_S. This rate leaves cores idle, so that no reconcile
+# `_arrive` creates _NUM_ARRIVALS services, one every _ARRIVAL_S seconds. At this rate cores are idle, so no reconcile
 # waits for a core.
 _NUM_ARRIVALS = 60
 _ARRIVAL_S = 1.0
 _NEVER = 1_000_000_000
 _MODEL = {"source": "builtin://smollm2-135m"}
-# Labels of the time in the work queue: for services with an event, which have priority, and for new services.
+# (metric, label) of the waits in the work queue: for services with an event, and for new services. Services with an
+# event have priority.
 _NEWS, _NEW = ("queue", 'priority="news"'), ("queue", 'priority="new"')
 # goals of the design: resync after a restart, resident memory, 99th percentile of a reconcile
 _GOALS = {"resync s": 60.0, "RSS MiB": 400.0, "p99 ms": 250.0}
@@ -66,7 +67,10 @@ class Scrape:
         return sum(float(value) for labels, value in re.findall(pattern, self.text) if part in labels)
 
     def quantile(self, share: float, before: Scrape, name: str = "reconcile", part: str = "") -> float:
-        """The quantile at `share` of the reconciles (or waits) after `before`: the upper bound of its bucket in ms."""
+        """The upper bound, in ms, of the bucket that holds the quantile `share`.
+
+        Counts the reconciles (or, with the name "queue", the waits in the work queue) since `before`.
+        """
         pattern = rf'(?m)^rayloom_operator_{name}_seconds_bucket\{{(?=.*{part}).*?le="([^"]+)".*?\}} (\S+)$'
         old = dict(re.findall(pattern, before.text))
         buckets = [(bound, float(value) - float(old.get(bound, 0))) for bound, value in re.findall(pattern, self.text)]
@@ -279,7 +283,7 @@ def _measure(sizes: list[int], what: str, timeout_s: float, folder: Path) -> lis
             pods, endpoints = RayClusters(world.api), EndpointSlices(world.api)
             world.do(_call(pods.start))
             world.do(_call(endpoints.start))
-            # The simulated controllers do the work of the scheduler and the controller manager, so both are stopped.
+            # RayClusters and EndpointSlices simulate the work of these two processes, so the processes are stopped.
             for name in ("kube-scheduler", "kube-controller-manager"):
                 Processes(Place.of(_INDEX).state).stop(name)
         bench = Bench(world, folder)

@@ -35,7 +35,7 @@ _LONG = ("api/rollouts/", "api/scaling/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sorts slow tests first, so that at the end no process waits for another process's last file."""
+    """Sorts the slowest test files first, so that all processes of a run end at about the same time."""
     items.sort(key=lambda item: next((place for place, part in enumerate(_LONG) if part in item.nodeid), len(_LONG)))
 
 
@@ -49,11 +49,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     assert not others, f"these tests simulate the nodes, and this cluster has others ({others}): make cluster-down"
     install_chart(cluster.kubeconfig)
     found = World(cluster.kubeconfig, tmp_path_factory.mktemp("operators"))
-    # A killed run may have left namespaces. The pods in them end only now, because their kubelets run only now.
+    # A killed run may have left namespaces. The pods in them can end now, because World has started their simulated
+    # kubelets.
     kubectl("delete", "namespace", "--selector", _LEFT, "--timeout=180s", timeout_s=190)
     yield found
-    # A cluster other than 0 is removed: the next tests need its memory and cores, and reuse only cluster 0. CI does not
-    # reuse cluster 0, because its next tests need nodes.
+    # Clusters other than 0 are removed: later tests need their memory and cores, and reuse only cluster 0. CI removes
+    # cluster 0 as well, because its next tests need a cluster with nodes.
     is_removed = bool(WORKER or os.environ.get("CI"))
     if not is_removed:
         kubectl("delete", "namespace", "--selector", _LEFT, "--wait=false")

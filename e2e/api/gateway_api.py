@@ -22,5 +22,5 @@ def install(world: World, kubectl: Kubectl) -> None:
 
 
 def remove(kubectl: Kubectl) -> None:
-    """Returns when the CRD no longer exists. If the CRD were applied during its deletion, it would be lost."""
+    """Returns when the CRD no longer exists, because a CRD that is applied during its deletion would be lost."""
     kubectl("delete", "--ignore-not-found", "--filename", definition(), "--timeout=120s", timeout_s=130)

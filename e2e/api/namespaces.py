@@ -23,9 +23,9 @@ def new_namespace(world: World, purpose: str) -> str:
 def delete_services(world: World, namespace: str) -> None:
     """Deletes all LLMServices and LLMGateways of the namespace. Returns at once.
 
-    The namespace stays until the end of the session. The deletion of a namespace with a service takes 0.7 s of CPU
-    time, and that of the service 0.3 s: the operator and the controllers try to create again what the namespace
-    controller deletes.
+    The namespace stays until the end of the session. The deletion of a service takes 0.3 s of CPU time, and that of a
+    namespace with a service 0.7 s. The namespace controller deletes objects that the operator and other controllers
+    then try to create again.
     """
     for plural in ("llmgateways", "llmservices"):
         world.delete(f"{LLM}/namespaces/{namespace}/{plural}")

@@ -22,7 +22,7 @@ from local_kubernetes.machine.kubectl import Kubectl
 from local_kubernetes.machine.shell import PROGRAM_S, ClusterError, wait_until
 
 _OURS = "apis/rayloom.dev/v1alpha1"
-# Names of kinds as tests write them -> the path of the API group, and the name in paths.
+# Name of a kind in tests -> (path of its API group, its name in paths).
 _NAMESPACED = {
     "pod": ("api/v1", "pods"),
     "pods": ("api/v1", "pods"),

@@ -16,8 +16,8 @@ from concurrent.futures import Future
 
 from local_kubernetes.machine.shell import ClusterError, CommandTimeout
 
-# stdin has a JSON list for each request, and stdout a list for each answer. The number of a request is that of its
-# answer, since requests are sent in parallel.
+# stdin has a JSON list for each request, and stdout a list for each answer. Requests are sent in parallel, so an answer
+# has the number of its request.
 PROGRAM = """
 import json, sys, threading, urllib.error, urllib.request
 

@@ -1,8 +1,8 @@
 """Streams and a prober in a client's pod: their requests, and the checks of their answers.
 
-A request has failed if there is any HTTP error or error event, or if [DONE] or a token is missing, or if a token
-differs. Clients do not retry. If a test sets `repeat_url`, they repeat a request whose connection broke, with its
-Idempotency-Key.
+A request has failed in each of these cases: an HTTP error, an error event, no [DONE], a missing token, a different
+token. Clients do not retry, with one exception: if a test sets `repeat_url`, they repeat a request whose connection
+broke. The repeated request has the same Idempotency-Key.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A load generator that runs in a pod as the text of `python -c`: streams, requests after a fault, a prober.
 
-There are no retries, except if the setting `repeat_url` is not empty. Then each stream has an Idempotency-Key. If the
-connection of a stream breaks, the client sends the request again, to this URL and with the same key.
+If the setting `repeat_url` is empty, there are no retries. Otherwise each stream has an Idempotency-Key. When the
+connection of a stream breaks, the client sends the request again, to `repeat_url` and with the same key.
 
 stdin has a JSON object a line: first the settings, then {"do": "start_arrivals"} after the fault, and {"do": "stop"}.
 stdout has {"ready": time} when every stream has `strike_at` tokens, {"ended": time} when no request runs and none will
@@ -228,7 +228,10 @@ class Agent:
         say({"progress": {**counts, "last_failure": (failures or [""])[-1]}})
 
     async def _repeat(self, session: aiohttp.ClientSession, tasks: Tasks, number: int) -> None:
-        """Sends one stream after the other until `stop`, at most one every `late_every_s` seconds to limit failures."""
+        """Sends one stream after the other until `stop`.
+
+        At least `late_every_s` seconds are between two beginnings, which limits the number of failures.
+        """
         asked = self.settings
         while not self.stop.is_set():
             pause = asyncio.create_task(asyncio.sleep(asked["late_every_s"]))

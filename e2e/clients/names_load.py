@@ -14,14 +14,14 @@ from clients.gateways import ModelsGateway
 from clients.mixed_load import NUM_TOKENS, Answers, MixedLoad, Request, undisturbed_mix
 
 FIRST, SECOND, ALIAS = "one", "two", "either"
-# The model name in each request of MixedLoad. The requests with a stop string, 3 and 11, are for the first model,
-# because the string is a part of the first model's answer.
+# The model name in each request of MixedLoad. Requests 3 and 11 have a stop string. They are for the first model,
+# because the string is a part of that model's answer.
 _NAMES = (
     *(SECOND, ALIAS, FIRST, FIRST, SECOND, ALIAS, FIRST, SECOND),
     *(ALIAS, SECOND, FIRST, FIRST, ALIAS, SECOND, ALIAS, ALIAS),
 )
-# The second model is faster, because it runs in bfloat16. Its answers are longer by this factor, so that a disturbance
-# happens while they are computed.
+# The second model is faster, because it runs in bfloat16. Its answers are longer by this factor, so that they still run
+# when a disturbance happens.
 _LONGER = 2.5
 
 

@@ -61,8 +61,8 @@ class Service:
     def wait_available(self, seconds: float = READY_SECONDS) -> float:
         """Waits until the service is Available, and returns the seconds of this wait.
 
-        Then it also waits until requests from the client's node reach the service, because kube-proxy updates the rules
-        of that node about a second after the EndpointSlices.
+        Then waits until requests from the client's pod reach the service. kube-proxy updates the rules of that pod's
+        node about a second after the EndpointSlices.
         """
         found = wait(self.is_available, seconds, self.story)
         wait(lambda: self.client.request(f"{self.url}/v1/models", None, _TRY_S)[0] != 0, _RULES_S, self.story)

@@ -53,7 +53,7 @@ class Traefik:
         self.http_port = http_port
         self.https_port = https_port
         self._log = folder / "traefik.log"
-        # Otherwise Traefik would connect to the pods through the proxy of this machine, if it has one.
+        # Without NO_PROXY, Traefik would connect to the pods through this machine's proxy, if there is one.
         environment = os.environ | {"KUBECONFIG": str(kubeconfig), "NO_PROXY": "*", "no_proxy": "*"}
         command = (
             traefik(),
@@ -90,7 +90,7 @@ def crds() -> tuple[str, ...]:
 class Outsider:
     """A client outside of the cluster, for which every host name has Traefik's address.
 
-    It knows only the CA with this certificate, and checks the names in certificates.
+    It trusts only the CA certificate `ca`, and checks the names in certificates.
     """
 
     def __init__(self, ca: bytes) -> None:

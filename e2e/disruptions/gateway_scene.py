@@ -29,7 +29,7 @@ class GatewayScene:
         return seen
 
     def is_recreated(self, head: dict[str, Any], number: int) -> Callable[[], bool]:
-        """A predicate: exactly this number of engines serve, and none of them has this head pod."""
+        """Returns a predicate that is true when the pod `head` is gone and exactly `number` engines serve."""
         uid = head["metadata"]["uid"]
 
         def is_over() -> bool:

@@ -25,7 +25,7 @@ from local_kubernetes.machine.shell import run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mistake:
-    """The condition of a service with the mistake, and the number of its created pods: no pod is created twice."""
+    """The condition of a service with the mistake, and the number of pods created for it. No pod is created twice."""
 
     reason: str
     said: tuple[str, ...]  # parts of the message: the problem and the solution
@@ -52,7 +52,8 @@ MISTAKES = {
 IMAGE = "docker.io/rayloom/engine:not-there-yet"
 FOLDER = Path("/var/tmp/rayloom-e2e-not-there-yet")
 FILLER = "filler"
-# The share of a node's memory that the filler requests. Each of two ranks requests it, too, so only one rank fits.
+# The share of a node's memory that the filler requests. Each of two ranks requests the same share, so only one of these
+# ranks fits.
 _MORE_THAN_HALF = 0.6
 
 
@@ -117,7 +118,7 @@ def _containerd(cluster: Cluster, node: str) -> tuple[object, ...]:
 def too_little_memory(namespace: str) -> list[dict[str, Any]]:
     """A LimitRange whose default memory limit applies to every container without a limit, and a service.
 
-    The limit suffices for the head pod, and in a worker pod for Ray and a rank, but not for the rank's weights.
+    The limit suffices for the head pod. In a worker pod it suffices for Ray and a rank without its weights.
     """
     item = {"type": "Container", "default": {"memory": "720Mi"}}
     limit = {

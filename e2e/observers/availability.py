@@ -8,7 +8,7 @@ from collections.abc import Sequence
 # The seconds for which the status may be wrong. The engine notices a hang after `hangSeconds` (6 in these tests). The
 # operator reads the engine's status a second later, or several seconds later on a busy machine.
 LATE_S = 20.0
-NOTED_S = 4.0  # a longer wrong status is noted in the timeline, but fails a test only after LATE_S
+NOTED_S = 4.0  # a status that is wrong for longer is noted in the timeline; after LATE_S it fails the test
 # Seconds. The prober sends a request each second, so a longer pause between two answers ends a streak.
 _STREAK_S = 3.0
 
@@ -23,8 +23,9 @@ def untrue_times(
     """In words: the periods of more than `late_s` seconds in which Available was wrong.
 
     `available` has each change of the condition with its time. `answers` has the times of a prober's answers, one a
-    second while the service works. The answers between `since` and `until` count. Available is wrong if it is True for
-    more than `late_s` in total between two answers, or False for more than `late_s` at once during a streak of answers.
+    second while the service works. The answers between `since` and `until` count. Available is wrong in two cases.
+    Between two answers it is True for more than `late_s` in total. During a streak of answers it is False for more than
+    `late_s` at once.
     """
     found = []
     ends = [at for at, _ in available[1:]] + [until]

@@ -10,9 +10,10 @@ _MUCH_MEMORY_KIB = 14 << 20
 
 
 def expect_predicted_kv_cache(service: Service) -> None:
-    """Compares both sizes of the KV cache, if other work leaves the node enough memory.
+    """Compares the predicted and the measured size of the KV cache, if the node has enough free memory.
 
-    The prediction for a CPU is 4 GiB. A rank that starts with less than 8 GiB of free memory allocates half of this.
+    The prediction for a CPU is 4 GiB. A rank that starts with less than 8 GiB of free memory allocates half of the free
+    memory.
     """
     predicted = service.get()["status"]["sizing"]["kvTokens"]
     cache = service.engine_status()["kv_cache"]

@@ -134,7 +134,8 @@ class Timeline:
         conditions = {each["type"]: each for each in status.get("conditions", ())}
         for kind in ("Available", "Degraded", "Progressing", "RolledBack"):
             if each := conditions.get(kind):
-                # A message changes with each phase of a start; the timeline holds the first message of a reason.
+                # A message changes with each phase of a start, so the timeline holds only the first message of a
+                # reason.
                 text = f"{kind} {each['status']} ({each['reason']})"
                 self._change(now, "status", kind, text, f": {each['message']}")
         is_available = conditions.get("Available", {}).get("status") == "True"

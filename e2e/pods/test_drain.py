@@ -46,7 +46,8 @@ def replicas(operator: Kubectl) -> Iterator[tuple[Service, StreamTokens]]:
 
 def _wait_for_both(service: Service) -> None:
     def is_so() -> bool:
-        # A recreated pod starts more slowly than the operator polls, so `ready` is not from before the loss.
+        # A recreated pod starts more slowly than the operator polls. So when all pods are ready again, the `ready` of
+        # the status was written after the loss.
         pods = [*service.pods("head"), *service.pods("worker")]
         return len(pods) == 4 and all(map(is_ready, pods)) and service.get().get("status", {}).get("ready") == "2/2"
 
@@ -90,7 +91,7 @@ def _seconds_to_delete(service: Service, pod: str) -> float:
 
 @contextlib.contextmanager
 def _dead_control_store(service: Service, cluster: str) -> Iterator[None]:
-    """Kills Ray's control store. Until the end of the block, pauses the command that would restart it.
+    """Kills Ray's control store, and until the end of the block pauses the command that would restart the store.
 
     A worker pod that starts in this time waits for its head.
     """

@@ -347,7 +347,7 @@ def _move_client_to(service: GatewayedService, node: str) -> None:
 
 
 def _are_spread(service: GatewayedService) -> bool:
-    """True if the ready gateways are on two nodes. If both are on one node, one of them is replaced."""
+    """True if the ready gateways are on two nodes. If both are on one node, deletes one of them."""
     pods = service.gateways()
     is_spread = len({pod["spec"].get("nodeName") for pod in pods}) == 2
     if service.has_gateways(2) and not is_spread:

@@ -56,7 +56,8 @@ def place(operator: Kubectl) -> Iterator[Place]:
         client = Client.start(operator, namespace)
         gateway = ModelsGateway(operator, client, namespace, "public")
         first, second = (GatewayedService(operator, client, namespace, f"public-{each}") for each in (FIRST, SECOND))
-        # The data types differ, so answers differ, and a request that reached the wrong model is noticed.
+        # The data types differ, so the answers of the two models differ. So a request that reached the wrong model is
+        # noticed.
         operator.apply(
             _service(first, FIRST, "float32"),
             # This service is autoscaled from the start, because the scaler must know the load of a minute before it
@@ -80,7 +81,7 @@ def test_streams_of_the_only_engine_of_a_model_wait_for_the_next_one(scene: Gate
         "LLMGateway: the only head pod of a model is deleted, grace 0",
         lambda: place.first.delete_pod(head["metadata"]["name"], *_AT_ONCE),
         GatewayScene(place.first, place.load, scene.show).is_recreated(head, 1),
-        # No request is for the second model, so it becomes idle for the next test.
+        # No request is for the second model, so its service is idle in the next test.
         late_requests=place.load.first_alone(LATE_TOKENS),
     )
 

@@ -38,13 +38,13 @@ BAD_HOLD_SECONDS, BAD_MIN_REQUESTS = 30, 10
 ROLLBACK_SECONDS = 60.0
 # The longest time for which a release that fails requests may receive requests. On an idle machine it is 2 or 3 s.
 EXPOSED_SECONDS = 30.0
-# Limit of the seconds from a change of the route label until clients' requests and the timeline reflect it.
+# The most seconds from a change of the route label until clients' requests and the timeline show this change.
 ROUTE_SECONDS = 10.0
 # The hold is short, because there are three such rollouts. One stream and one probe per second give each of two engines
 # ten requests in it.
 HOLD_SECONDS, MIN_REQUESTS = 10, 20
-# Seconds between the beginnings of a client's streams in the tests of `make e2e`. Without pauses between its streams,
-# the load would take a core from the start of new engines.
+# Seconds between the beginnings of a client's streams in the tests of `make e2e`. Without these pauses, streams would
+# keep a core busy that new engines need for their start.
 PAUSED_SECONDS = 2.0
 STEPS = ("Starting", "Analyzing", "Promoting", "Complete")
 

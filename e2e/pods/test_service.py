@@ -35,7 +35,7 @@ _ANY_PORT = range(32768, 61000)
 
 @dataclass(frozen=True)
 class Quickstart:
-    """The service of the page, and the outputs of the page's shell blocks up to the one that deletes the service."""
+    """The page's service, and the outputs of the page's shell blocks before the block that deletes the service."""
 
     service: Service
     first_token_s: float  # seconds from `kubectl apply` to a client's first token
@@ -283,7 +283,8 @@ def test_a_restarted_operator_recreates_nothing(service: Service) -> None:
 def _objects(service: Service) -> dict[str, tuple[str, str]]:
     """Each object of the service -> its uid, and a number that changes with each write.
 
-    The number is the generation for objects with a status, since other controllers write the status.
+    The number is the generation for RayClusters and pods, because other controllers write their status. For other
+    objects it is the resourceVersion.
     """
     found = {}
     selector = f"rayloom.dev/service={service.name}"

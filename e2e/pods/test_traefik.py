@@ -1,8 +1,8 @@
 """Routes with a real controller: Traefik in front of real gateway pods, by an HTTPRoute and by an Ingress.
 
 All tests share Traefik, an LLMGateway with an HTTPRoute, and its three services. The first service has gateway pods of
-its own, with an Ingress. The third one has no engine, so a request for it waits for HOLD_SECONDS. Traefik runs beside
-the nodes of a local cluster, with its default time-outs; on other clusters the tests are skipped.
+its own, with an Ingress. The third service has no engine, so a request for its model waits for HOLD_SECONDS. Traefik
+runs beside the nodes of a local cluster, with its default time-outs; on other clusters the tests are skipped.
 """
 
 from __future__ import annotations
@@ -44,11 +44,12 @@ _SILENCE_S = 10.0
 # Two events at least this far apart arrived separately: the engine needs several milliseconds for a token. Lines that
 # arrive together are read within microseconds.
 _APART_S = 0.001
-# The longest pause of the prober's answers. Traefik accepts a route in its status about 0.1 s before it uses the route,
-# and the operator deletes the route of the other kind in this time.
+# The longest pause of the prober's answers. Traefik reports a route as accepted about 0.1 s before it uses the route.
+# Within these 0.1 s, the operator deletes the route of the other kind.
 _MOMENT_S = 2.0
-# The prober needs more than three seconds for this number of answers. Traefik applies changes of its routes at most
-# every two seconds (providersThrottleDuration), so two changes in quick succession would interrupt the URL for longer.
+# The prober needs more than three seconds for this number of answers, and so separates two changes of routes. Traefik
+# applies changes at most every two seconds (providersThrottleDuration), so changes in quick succession would interrupt
+# the URL for longer.
 _NUM_PROBES = 150
 _PROBE_PAUSE_S = 0.02
 
@@ -190,7 +191,7 @@ def test_an_ingress_has_the_certificate_of_its_secret_whole_and_streamed(place: 
     tokens = _direct_tokens(place.first, FIRST)
     assert _whole_tokens(place.outsider, url, FIRST) == tokens
     _expect_one_by_one(place.outsider, url, FIRST, tokens)
-    # An Ingress names no port, so Traefik serves it at its port without TLS as well.
+    # An Ingress names no port, so Traefik also serves it at `http_port`, without TLS.
     in_clear = f"http://{HOST_OF_FIRST}:{place.traefik.http_port}/v1/models"
     assert place.outsider.request(in_clear)[0] == 200
 
@@ -293,7 +294,8 @@ def _whole_tokens(outsider: Outsider, url: str, model: str) -> list[str]:
 def _expect_one_by_one(outsider: Outsider, url: str, model: str, tokens: list[str]) -> None:
     """Expects a stream of these tokens whose events have arrived one by one. A proxy that buffers sends many at once.
 
-    Half of the events suffices, since a busy machine may let this process read late.
+    At least half of the events must arrive alone. The limit is not higher, since a busy machine may let this process
+    read late.
     """
     body = {"model": model, **CHAT, "stream": True}
     events = [each for each in outsider.events(f"{url}/chat/completions", body) if each[1]["choices"]]

@@ -24,7 +24,10 @@ class Trend:
 
     @property
     def verdict(self) -> str:
-        """ "flat" unless the growth exceeds both MOST_GROWTH of the mean and twice the standard error."""
+        """"GROWS" if the growth exceeds both MOST_GROWTH of the mean and twice the standard error, else "flat".
+
+        With fewer than LEAST_SAMPLES samples, the verdict is "too few samples".
+        """
         if self.num_samples < LEAST_SAMPLES:
             return "too few samples"
         growth = self.mib_per_hour * self.hours

@@ -21,7 +21,10 @@ while os.getppid() == parent:
 
 @contextmanager
 def busy_neighbour() -> Iterator[psutil.Process]:
-    """Yields a process that computes without a pause, at this process's priority and on its cores, inside the block."""
+    """Yields a process that computes without a pause until the block ends.
+
+    It has the priority and the cores of this process.
+    """
     process = subprocess.Popen([sys.executable, "-S", "-E", "-c", SPIN], stdin=subprocess.DEVNULL)
     try:
         yield psutil.Process(process.pid)

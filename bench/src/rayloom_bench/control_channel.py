@@ -28,7 +28,7 @@ from rayloom_engine.protocol.ranks import Computed, Run, Welcomed
 NUM_SLOTS = 16
 GOALS = {"shared memory": 0.2, "TCP": 0.5}  # goals: the largest allowed medians, as fractions of a Ray call's median
 RAY = "Ray actor call"
-_BLOCK = 50  # round trips of a kind in a row; then the next kind has its turn, so that a busy moment slows all kinds
+_BLOCK = 50  # round trips of one kind before the next kind's turn; few, so that a busy moment slows all kinds
 _START_SECONDS = 30.0
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024  # bytes; Ray's minimum
 
@@ -141,7 +141,7 @@ def _channel(role: str) -> Iterator[RoundTrip]:
 
 @contextlib.contextmanager
 def _actor() -> Iterator[RoundTrip]:
-    """A Ray actor whose arguments and results are encoded messages, because Ray would pickle objects more slowly."""
+    """A Ray actor that receives and returns encoded messages. Ray would pickle objects, which takes longer."""
     import ray
 
     class Rank:

@@ -1,7 +1,8 @@
 """The machine's limit: an upper bound of throughput, computed from bandwidth and FLOP/s measured in the same run.
 
-A decode step reads every weight once and multiplies it with the row of every sequence; a prefill multiplies the layers
-with each token. Attention, KV reads, norms and sampling are left out, so every real engine is slower.
+A decode step reads every weight once, and multiplies it with the row of every sequence. A prefill multiplies the
+weights of the layers with each token. Attention, KV reads, norms and sampling are left out, so every real engine is
+slower.
 """
 
 from __future__ import annotations

@@ -20,7 +20,10 @@ BUSY_WARNING_PERCENT = 15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuClock:
-    """Seconds since fixed but unknown moments: only the difference of two readings has a meaning."""
+    """Counters of seconds.
+
+    Only the difference of two readings has a meaning, because each counter starts at an unknown time.
+    """
 
     wall_s: float
     busy_s: float  # CPU seconds of all cores, by any process

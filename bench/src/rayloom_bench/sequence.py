@@ -200,7 +200,10 @@ def _measure_transformers(settings: BenchSettings, dtype: str, result: RunResult
 
 
 def _note_others(result: RunResult, engine: str, before: CpuClock) -> None:
-    """Records the CPU time of other processes. Call it after the end of `engine`, which would else count as one."""
+    """Records the CPU time of other processes.
+
+    Call it after `engine` has ended, because a running `engine` would count as another process.
+    """
     result.others_percent[engine] = others_percent(before, CpuClock.read(), psutil.cpu_count() or 1)
 
 

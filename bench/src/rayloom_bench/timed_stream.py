@@ -58,7 +58,8 @@ async def _until_time_is_over(
                 for body in bodies:
                     await _count_answer(client, f"{endpoint.base_url}/v1/completions", body, workload, found)
     except TimeoutError:
-        # `limit.expired()` shows whether the time is over. The clock might not, because timers may fire a little early.
+        # `limit.expired()` shows whether the time is over. A clock would be no proof, because timers may fire a little
+        # early.
         if not limit.expired():
             raise  # the connection failed; the time is not over
 

@@ -101,8 +101,8 @@ def test_the_quota_counts_services(world: World, namespace: str, manifest: Make)
 def _is_created_counted(world: World, quotas: str, quota: dict[str, Any]) -> bool:
     """Creates the quota. If the quota does not count LLMServices, deletes it and returns False.
 
-    kube-controller-manager discovers a new CRD within 30 s, and counts the objects of a new quota at once. For an
-    existing quota it counts them only every five minutes.
+    kube-controller-manager discovers a new CRD within 30 s. It counts the objects of a new quota at once, and the
+    objects of an existing quota only every five minutes.
     """
     path = f"{quotas}/{quota['metadata']['name']}"
     world.request("POST", quotas, quota)

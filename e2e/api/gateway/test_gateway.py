@@ -63,7 +63,10 @@ class Behind:
         return [each for each in found if "rayloom.dev/gateway" in each["metadata"]["labels"]]
 
     def addresses(self, service: str) -> set[str]:
-        """The addresses behind a Service: in DNS if the Service is headless, else through kube-proxy."""
+        """The ready addresses in a Service's EndpointSlices.
+
+        Clients get them from DNS if the Service is headless, and else through kube-proxy.
+        """
         path = f"/apis/discovery.k8s.io/v1/namespaces/{self.namespace}/endpointslices"
         label = f"kubernetes.io/service-name={service}"
         found = self.world.request("GET", path, labelSelector=label)["items"]

@@ -1,4 +1,4 @@
-"""TLS between pods on a real API server: what is switched on, what stays as it is, and the renewal of certificates."""
+"""TLS between pods on a real API server: objects with TLS, objects that stay unchanged, and renewed certificates."""
 
 from __future__ import annotations
 

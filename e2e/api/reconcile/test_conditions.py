@@ -273,9 +273,9 @@ def test_every_reason_has_a_scene() -> None:
     # The first two reasons concern whole clusters: test_drift.py and the last test here cover them. The third reason
     # needs 40 s without an event: tests/operator_unit/test_recovery.py covers it.
     others = {Reason.UNSUPPORTED_KUBERAY, Reason.NODE_LOST, Reason.ENGINE_STUCK}
-    # Other files cover the following reasons. test_rolls.py and test_node_drains.py cover all reasons of `of_rolls` but
-    # the last two, which scaling/test_to_zero.py and gateway/test_gateway.py cover. gateway/test_route.py and
-    # gateway/test_llmgateway.py cover the reasons of `of_gateways`.
+    # Other files cover the following reasons. `of_rolls`: test_rolls.py and test_node_drains.py cover all but the last
+    # two; scaling/test_to_zero.py and gateway/test_gateway.py cover these two. `of_gateways`: gateway/test_route.py and
+    # gateway/test_llmgateway.py cover them.
     of_rolls = {
         *(Reason.WAITING_FOR_CAPACITY, Reason.ANALYZING, Reason.PROMOTING, Reason.MOVING, Reason.REPLACING),
         *(Reason.ROLLING_BACK, Reason.ROLLED_BACK, Reason.PAUSED, Reason.HALTED),

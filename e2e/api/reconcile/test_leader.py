@@ -14,8 +14,8 @@ from real_api_server.world import DEFAULT_FLAGS, LLM, World
 Make = Callable[..., dict[str, Any]]
 
 _LEASE = "/apis/coordination.k8s.io/v1/namespaces/rayloom-system/leases/rayloom-operator"
-# The Lease is longer than the default of 6 s. So no leader loses it if the machine pauses for seconds, and a leader
-# that stops has time to release it.
+# The Lease lasts longer than the default of 6 s. So a leader keeps the Lease if the machine pauses for some seconds,
+# and a leader that stops has time to release it.
 _LONG_LEASE = "--lease-seconds=30"
 
 
@@ -87,7 +87,8 @@ def test_a_leader_that_stood_still_for_twenty_seconds_changes_nothing_any_more(
     world.wait_serving(namespace, "old")
     leader.pause()
     paused_at = time.monotonic()
-    # A new, a changed and a deleted service. If the old leader still led after its pause, it would write for each.
+    # A service is created, another is changed, and one is deleted. If the old leader still led after its pause, it
+    # would write for each of these changes.
     world.create(manifest("new"))
     world.create(manifest("old", engine={"args": {"threads": 2}}))
     wait_until(lambda: other.proxy.writes("new"), "the other one to write", story=world.story)

@@ -91,7 +91,7 @@ def _play(
 
     def after_write(request: Request) -> None:
         is_status = request.path.split("?")[0].endswith("/status")
-        # The status is computed from the other objects, so only the first status write in a row is a step.
+        # The status is computed from the other objects. So of consecutive status writes, only the first is a step.
         names = re.findall(r"/(chat-\d+)", request.path) or [name]
         is_own = f"/namespaces/{namespace}/" in request.path and names == [name]
         if is_own and not (is_status and writes and "/status" in writes[-1].path):

@@ -203,6 +203,6 @@ def parallel_rolls(world: World, request: pytest.FixtureRequest) -> Iterator[Par
         yield tests
     delete_services(world, namespace)
     path = f"/api/v1/namespaces/{namespace}/pods"
-    # Some engines fill a node, so the next tests need the end of these pods.
+    # Some engines fill a node, so the pods of the next tests fit only after these pods have ended.
     with contextlib.suppress(AssertionError):
         wait_until(lambda: not world.request("GET", path)["items"], "the end of all pods", pause_s=0.3)

@@ -1,10 +1,11 @@
 """A rollout, a rollback and a scale-down reach the same end state if the operator is killed after every write.
 
 In test_restarts.py each kill has a service of its own. Here all kills happen to one service: each operator carries out
-one more step and is killed, so all state is in the cluster. A write that changes nothing is no step: a new operator
-applies existing objects again. An Event is no step, because no operator reads Events. Each ConfigMap, Secret and
-ControllerRevision causes only one kill. An operator that finds no RayCluster writes these objects before it creates the
-RayCluster. So with a kill at every such write, no operator would ever create the RayCluster.
+one more step and is killed. So an operator finds all state in the cluster. A write that changes nothing is no step,
+because each new operator applies all existing objects again. An Event is no step, because no operator reads Events.
+Each ConfigMap, Secret and ControllerRevision causes only one kill. An operator that finds no RayCluster writes these
+objects before it creates the RayCluster. So with a kill at every such write, no operator would ever create the
+RayCluster.
 """
 
 from __future__ import annotations
@@ -66,7 +67,10 @@ def alone(world: World) -> Iterator[None]:
 
 
 class Relay:
-    """A sequence of operators, of which one works. After `kill_at_steps`, its first changing write kills it."""
+    """A sequence of operators, one of which works.
+
+    After a call of `kill_at_steps`, the working operator is killed at its first write that changes something.
+    """
 
     def __init__(self, world: World) -> None:
         self._world = world

@@ -85,7 +85,7 @@ def test_without_surge_one_makes_room_first_and_the_others_serve(it: Service) ->
 
 
 def _is_rolled_back(it: Service, image: str, reason: str, says: str, rollout: Mapping[str, object]) -> list[str]:
-    """Failures of clients during a rollout of `image` that is rolled back for this reason."""
+    """Rolls out `image`, expects a rollback for this reason, and returns the failures of clients meanwhile."""
     # `start` has no short deadline, because the first start may take long beside other tests.
     it.start()
     before, current = it.pods, it.status["currentRevision"]
@@ -140,7 +140,7 @@ def test_no_room_for_another_engine_is_no_failure_of_the_release(it: Service) ->
     with it.traffic() as traffic:
         it.apply(BETTER)
         it.wait("Progressing", "WaitingForCapacity")
-        # The deadline counts until the pod is unschedulable, and KubeRay may create the pod late.
+        # The deadline is set only now. It counts until the pod is unschedulable, and KubeRay may create the pod late.
         it.apply(rollout={"analysis": ANALYSIS, "progressDeadlineSeconds": 10})
         it.wait("Progressing", "WaitingForCapacity")
         began = time.monotonic()

@@ -95,7 +95,10 @@ class ScaledService:
         return wait_for(matching, f"{self.namespace}: the reason {reason} {says!r}", story=self._story)
 
     def stays(self, seconds: float) -> bool:
-        """Returns whether `replicas` keeps its value for this time. Only time can show that a write does not come."""
+        """Returns whether `replicas` keeps its value for this time.
+
+        The whole time must pass, because no event shows that a write does not come.
+        """
         number, end = self.replicas, time.monotonic() + seconds
         while time.monotonic() < end:
             if self.replicas != number:

@@ -1,4 +1,4 @@
-"""Services without engines on a real API server: to zero without requests, and up again for held requests.
+"""Scaling to zero on a real API server: engines end when there are no requests, and start again for held requests.
 
 Gateway pods come from a real Deployment. Their status answers are simulated, and a test sets the numbers of requests in
 these answers.
@@ -56,8 +56,8 @@ def test_to_zero_without_requests_and_back_for_held_ones(at: Setting) -> None:
     it.wait(lambda: len(it.gateways) == 2, "two gateways")
     streaming, held = it.gateways
     it.change(streaming, in_flight=1)
-    # `change` has returned, so the operator has read the status with the stream. If the short time had been set before,
-    # the operator might have removed the engine at once.
+    # The short time is set only now: `change` has returned, so the operator has read the status with the stream. Before
+    # that, the operator might have removed the engine at once.
     soon = {"spec": {"autoscaling": {"idleSeconds": 10}}}
     at.world.request("PATCH", it.path, soon, content_type=MERGE)
     assert it.stays(25), "a stream keeps the engine"

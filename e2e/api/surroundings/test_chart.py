@@ -107,7 +107,8 @@ def test_an_uninstalled_chart_leaves_services_and_strands_no_namespace(
     assert world.get(_CRD) is not None
     assert world.get(f"{LLM}/namespaces/{namespace}/llmservices/chat") is not None
     assert _uids(world, namespace, "chat") == before
-    # The namespace controller waits for half of a pod's grace period before it checks the namespace again.
+    # This takes long: the namespace controller waits for half of a pod's grace period before it checks the namespace
+    # again.
     kubectl("delete", "namespace", namespace, "--timeout=180s", timeout_s=190)
 
 

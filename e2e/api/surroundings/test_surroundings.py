@@ -27,7 +27,10 @@ def _example(name: str, namespace: str) -> dict[str, Any]:
 
 @pytest.fixture
 def namespace(world: World, request: pytest.FixtureRequest) -> Iterator[str]:
-    """The name of a new namespace, deleted after the test: a left autoscaler would be evaluated every 15 s."""
+    """The name of a new namespace.
+
+    The namespace is deleted after the test, because an autoscaler that is left in it would be evaluated every 15 s.
+    """
     name = new_namespace(world, request.node.name)
     yield name
     world.delete(f"/api/v1/namespaces/{name}")

@@ -39,7 +39,10 @@ class StepCost:
         return self.step_s + self.token_s * num_tokens + self.context_s * num_positions + self.pair_s * num_pairs
 
     def work(self) -> StepWork:
-        """Returns operation counts in the same proportions as these costs, for the engine's own forecast of steps."""
+        """Returns operation counts for the engine's own forecast of steps.
+
+        The counts of a token and of a pair have the ratio of `token_s` to `pair_s`.
+        """
         return StepWork(flops_per_token=1.0, flops_per_pair=self.pair_s / self.token_s)
 
 

@@ -85,8 +85,8 @@ TRAFFIC = {
         outputs=Lengths(mu=5.34, sigma=1.36, most=2000),
         num_common=512,
         # In the trace 39 % of the requests reuse more than the common block. Most of these requests are long. Here
-        # requests of all lengths continue a prompt, so the share is larger: with 47 %, 36.6 % of the tokens are reused,
-        # as in the trace.
+        # requests of all lengths continue a prompt, so 39 % would reuse too few tokens. With 47 %, 36.6 % of the tokens
+        # are reused, as in the trace.
         continued=0.47,
         ages=(123.0, 0.95),
     ),
@@ -139,7 +139,10 @@ def generate_shared(prefixes: SharedPrefixes, *, num_requests: int, seed: int) -
 def _continued(
     earlier: list[tuple[float, tuple[Segment, ...]]], wanted_s: float, num_tokens: int
 ) -> tuple[Segment, ...]:
-    """The first `num_tokens` tokens of an earlier prompt of about this length that arrived at about `wanted_s`."""
+    """The first `num_tokens` tokens of an earlier prompt, or the whole prompt if it has fewer.
+
+    Of the prompts that arrived at about `wanted_s`, chooses the prompt with the length nearest to `num_tokens`.
+    """
     place = bisect.bisect(earlier, wanted_s, key=lambda item: item[0])
     first = max(0, min(place - _NUM_CANDIDATES // 2, len(earlier) - _NUM_CANDIDATES))
     candidates = [prompt for _, prompt in earlier[first : first + _NUM_CANDIDATES]]
@@ -151,7 +154,7 @@ def _num_tokens(prompt: tuple[Segment, ...]) -> int:
 
 
 def _cut(prompt: tuple[Segment, ...], num_tokens: int) -> tuple[Segment, ...]:
-    """The first `num_tokens` tokens of a prompt, or all of them if it is shorter."""
+    """The first `num_tokens` tokens of a prompt, or the whole prompt if it has fewer."""
     kept = []
     for segment in prompt:
         num = min(segment.num_tokens, num_tokens)

@@ -54,7 +54,10 @@ def run_load(port: int, settings: LoadSettings, cpu_seconds: Callable[[], float]
 
 
 class StreamClient(asyncio.Protocol):
-    """One connection with one request. Counts events by their first bytes, which nearly always arrive together."""
+    """One connection with one request.
+
+    Counts events by their first bytes (_EVENT), which nearly always arrive in one read.
+    """
 
     def __init__(self, request: bytes) -> None:
         self._request = request

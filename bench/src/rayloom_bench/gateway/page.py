@@ -26,7 +26,10 @@ _HEADER = (
 
 
 def figures_table(figures: Sequence[ServerFigures]) -> str:
-    """A row for each server. `added` is the time minus that of DIRECT, where clients use no proxy."""
+    """A row for each server. A column `added` has the server's time minus that of DIRECT.
+
+    DIRECT is the plain server, to which clients connect without a proxy.
+    """
     direct = next((each for each in figures if each.name == DIRECT), None)
     return table(_HEADER, (_row(each, direct) for each in figures))
 

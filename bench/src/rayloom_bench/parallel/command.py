@@ -1,9 +1,10 @@
 """`rayloom-engine bench parallel`: a model over several ranks of this machine, compared with one rank.
 
-All ranks share the machine's cores, so several ranks are slower than one, and the bench measures by how much. W1 runs
-with every layout in turn, in each round, so that a busy moment of the machine slows all of them. With --narrow-heads
-the bench also measures two tensor-parallel ranks. Two ranks cannot share the 3 key/value heads of the built-in model
-evenly. So they load a checkpoint with the same matrices, cut into more and smaller heads. Its text has no meaning.
+All ranks share the machine's cores, so several ranks are slower than one. The bench measures the difference. In each
+round, W1 runs with every layout in turn. So a busy moment of the machine slows all layouts. With --narrow-heads the
+bench also measures two tensor-parallel ranks. Two ranks cannot share the 3 key/value heads of the built-in model
+evenly. So these ranks load a checkpoint with the same matrices, cut into more and smaller heads. The text that this
+checkpoint generates has no meaning.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Layouts: divisions of the built-in model into ranks, each with a goal; a checkpoint that two ranks can share."""
+"""Layouts (divisions of the built-in model into ranks) with their goals, and a checkpoint that two ranks can share."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`rayloom-engine bench peers`: this engine, vLLM and llama.cpp, compared and measured in turn on one machine.
 
-Installs the peers into the cache if they are not there (about 5 GB and twenty minutes), compares greedy answers, then
-measures every workload on every engine in each round. Prints the page, and with --page writes it as peers.md, with
+If the peers are not in the cache, installs them there (about 5 GB and twenty minutes). Then compares greedy answers.
+Then measures every workload on every engine in each round. Prints the page, and with --page writes it as peers.md, with
 plots, into a folder. The exit code is 1 if an engine or a request failed; missed goals do not change it.
 """
 

@@ -1,10 +1,10 @@
 """`rayloom-engine bench quantised`: this engine and llama.cpp with the same quantised GGUF files, in turn.
 
-Installs llama.cpp and makes the files in the cache if they are not there (about fifteen minutes), compares greedy
-answers, then measures W3 (one stream) and W1 (16 streams) with every file in each round. Prints the page, and with
---page writes it as quantised.md into a folder. The exit code is 1 if a server or a request failed; missed goals do not
-change it. On a busy machine use --threads 1 and compare CPU times: several threads of llama.cpp would use CPU time
-while they wait for each other.
+If llama.cpp and the files are not in the cache, first installs and makes them there (about fifteen minutes). Then
+compares greedy answers. Then measures W3 (one stream) and W1 (16 streams) with every file in each round. Prints the
+page, and with --page writes it as quantised.md into a folder. The exit code is 1 if a server or a request failed;
+missed goals do not change it. On a busy machine use --threads 1 and compare CPU times: several threads of llama.cpp
+would use CPU time while they wait for each other.
 """
 
 from __future__ import annotations

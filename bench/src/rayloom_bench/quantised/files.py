@@ -2,7 +2,7 @@
 
 The built-in model shows the speed of a small model whose width, 576, is no multiple of the K formats' block size. The
 wide model has random weights. All its dimensions are multiples of 256, as in usual deployed models. llama.cpp's own
-`llama-quantize` quantises both, with its own choice of a type for each tensor.
+`llama-quantize` quantises both models, and chooses a type for each tensor.
 """
 
 from __future__ import annotations

@@ -39,9 +39,9 @@ def figures_of(load: RoutedLoad) -> ChoiceFigures:
 
 
 def best_hit_rate(arrivals: Sequence[Arrival]) -> float:
-    """The share of tokens that an infinite cache would hold: in each prompt, all tokens before its first new text.
+    """The share of tokens that an infinite cache would hold: all tokens before the first new segment of a prompt.
 
-    A request that arrives while the first request with the same prefix is still computed counts as a hit.
+    A prefix counts as cached when its first request arrives, although it is not computed yet.
     """
     seen: set[int] = set()
     hits = 0

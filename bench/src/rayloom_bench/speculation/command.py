@@ -1,7 +1,7 @@
 """`rayloom-engine bench speculation`: tokens per second of CPU time with n-gram speculation and without, at one stream.
 
 Both engines are in this process, without HTTP. They answer the same requests in turn, so a busy moment of the machine
-slows both, and CPU time does not count the time of other programs. The bench checks that the tokens are the same.
+slows both engines. CPU time does not include the time of other programs. The bench checks that the tokens are the same.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """`rayloom-engine bench step`: where a step on the C library spends its time, and the machine's limit.
 
-Runs a decode step of a batch and the steps of one prompt, and prints a table for each: time of each phase, bytes that
-it must read, floating-point operations, and the share of the machine's limit. The limit follows from memory bandwidth
-and FLOP/s, which are measured in the same run. "host" is Python's part of the rank; scheduler and HTTP are not part
-of these steps. With --plot or --page also measures batches of 1 to 64, prompts of 128 to 8,192 tokens, and one decoded
-token after 1,024 to 8,192 tokens.
+Runs a decode step of a batch and the steps of one prompt, and prints a table for each of the two. A table has a row for
+each phase: its time, the bytes that it must read, its floating-point operations, and its share of the machine's limit.
+The limit follows from memory bandwidth and FLOP/s, which are measured in the same run. "host" is Python's part of the
+rank; scheduler and HTTP are not part of these steps. With --plot or --page, the command also measures batches of 1 to
+64, prompts of 128 to 8,192 tokens, and one decoded token after 1,024 to 8,192 tokens.
 """
 
 from __future__ import annotations

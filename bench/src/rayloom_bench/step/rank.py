@@ -70,7 +70,7 @@ class StepRank:
         self._decoder = load_decoder(resolved.path, self.shape, form).decoder
 
     def runner(self, num_sequences: int, num_positions: int) -> StepRunner:
-        """Returns a runner with memory for these sequences, in which every position is computed already."""
+        """Returns a runner with memory for these sequences. All of their positions count as computed."""
         return StepRunner(self._decoder, num_sequences, num_positions)
 
 
@@ -87,8 +87,8 @@ class StepRunner:
             block_size=BLOCK_SIZE,
             dtype=decoder.dtype,
         )
-        # Memory pages that were never written share one page of zeros, so reads of them would hit the processor's
-        # cache.
+        # All blocks are written once. Memory pages that were never written share one page of zeros, which would stay in
+        # the processor's cache.
         cache.clear_blocks(tuple(range(cache.num_blocks)))
         self._model = _TimedHead(decoder, cache)
         self._runner = Runner(self._model, shape, decoder.part, 0)
@@ -129,7 +129,7 @@ def _slot_step(number: int, start: int, count: int) -> SlotStep:
 
 
 def decode_step(batch: int, context: int) -> StepShape:
-    """A step that computes one token of each of `batch` sequences: the last of `context` tokens."""
+    """A step over `batch` sequences of `context` tokens, which computes the last token of each sequence."""
     return StepShape(starts=(context - 1,) * batch, counts=(1,) * batch)
 
 

@@ -92,7 +92,8 @@ def _measure(server: Server, workload: Workload, seed: int, vocab_size: int) -> 
     if outcome.failures:
         return list(outcome.failures)
     after = CpuClock.read()
-    # `after` is read while the server runs: later, `own_s` would include the server as an ended descendant.
+    # `after` is read while the server runs. After the server's end, `own_s` would include its CPU time as that of an
+    # ended descendant, and the next line would count this time twice.
     after = replace(after, own_s=after.own_s + server.cpu_seconds() - cpu_s)
     figures = summarise(outcome.records)
     return Sample(

@@ -1,7 +1,7 @@
 """Compares greedy answers of an engine with those of transformers in float32, token by token.
 
-Answers are compared up to the first end token, because some engines return this token and others do not. `ignore_eos`
-is not set, so the model itself ends the answers: with `ignore_eos`, llama.cpp would forbid the end token.
+Answers are compared up to the first end token, because some engines return this token and others do not. Requests do
+not set `ignore_eos`, because llama.cpp would then forbid the end token. So the model itself ends the answers.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from rayloom_engine.models.checkpoint.source import resolve
 MODEL = "builtin://smollm2-135m"
 ALL_COMPARED = tuple(workload.name for workload in COMPARED)
 ALL_SWEEPS = tuple(workload.name for workload in (*DECODE_SWEEP, *PREFILL_SWEEP))
-F16_WORKLOADS = ("W1", "W3")  # they show whether f16 is faster than bf16, with many streams and with one stream
+F16_WORKLOADS = ("W1", "W3")  # many streams, and one stream: the ratios show whether f16 is faster than bf16
 # Workloads that fit into the number and the length of llama.cpp's slots.
 LLAMA_SWEEPS = tuple(
     workload.name

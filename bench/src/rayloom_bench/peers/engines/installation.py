@@ -31,8 +31,9 @@ def peers_folder(environ: Mapping[str, str]) -> Path:
 def installed(folder: Path, install: Callable[[Path], None], *, what: str, log: Log) -> Path:
     """Returns `folder` with the result of `install(folder)`, which runs only if the folder is not complete yet.
 
-    Python environments contain absolute paths, so a peer is installed in its final folder, and a stamp is written last.
-    A folder without the stamp is removed first. Several processes may call this function at once. Raises PeerMissing.
+    Python environments contain absolute paths, so a peer is installed in its final folder. The file STAMP is written
+    last. A folder without the stamp is removed first. Several processes may call this function at once. Raises
+    PeerMissing.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f".{folder.name}.lock").open("w") as lock:

@@ -37,7 +37,8 @@ BUILD_OPTIONS = (
 def install(parent: Path, *, processor: str, num_jobs: int, log: Log) -> Path:
     """Returns the folder with `llama-server` below `parent`; builds it first if needed. Raises PeerMissing.
 
-    The build uses the instructions of this processor, so the folder's name depends on it and on the options.
+    The build uses the instructions of this processor. So the folder's name depends on the processor and on
+    BUILD_OPTIONS.
     """
     key = hashlib.sha256(repr((BUILD_OPTIONS, processor)).encode()).hexdigest()[:8]
     folder = parent / f"llama-cpp-python-{VERSION}-{key}"

