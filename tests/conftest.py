@@ -21,8 +21,8 @@ collect_ignore = ["clients"]  # `make client-tests` runs them, in an environment
 def pytest_configure() -> None:
     """Makes HTTP clients cheap in this process and in processes that tests start. Tests use plain HTTP.
 
-    Otherwise each httpx.Client, and so each httpx.get, would first parse a file with all certificates, which takes 25
-    ms of CPU time. In a folder, OpenSSL reads a certificate only when a connection needs it.
+    By default each httpx.Client, and so each httpx.get, first parses a file with all certificates. This takes 25 ms of
+    CPU time. From a folder, OpenSSL reads a certificate only when a connection needs this certificate.
     """
     os.environ.pop("SSL_CERT_FILE", None)
     os.environ.setdefault("SSL_CERT_DIR", ssl.get_default_verify_paths().openssl_capath)
@@ -48,8 +48,8 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
 def _let_hypothesis_take_its_time() -> None:
     """Removes hypothesis' time limits: on a busy machine an example takes over 200 ms, and ten examples over a second.
 
-    With the variable CI in the environment, the examples are the same in each run, so that a change fails only by its
-    own faults. Runs without it try new examples.
+    With the variable CI in the environment, each run has the same examples, so that a change fails only by its own
+    faults. Without this variable, a run tries new examples.
     """
     try:
         from hypothesis import HealthCheck, settings

@@ -37,7 +37,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Iterator[None]:
     report: pytest.TestReport = yield  # type: ignore[assignment]
-    # A new list, because the value belongs only to this phase. The item's list is in the reports of all phases.
+    # The report gets a list of its own, because the value belongs only to this phase. All phases of a test share the
+    # item's list.
     report.user_properties = [*report.user_properties, (_CPU, _meter.lap())]
     return report  # type: ignore[return-value]
 

@@ -30,7 +30,7 @@ from rt_two_ranks import TwoRanks
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "architectures.md"
 LEAST = 32
 _SECONDS = 600.0  # limit for one model
-# A fork need not repeat the imports of this process, which take longer than the checks of a model.
+# A fork has the imports of this process already. These imports take longer than the checks of a model.
 _CONTEXT = multiprocessing.get_context("fork")
 
 _SHARDS = "two shards"
@@ -105,7 +105,7 @@ def _checked(name: str, ranks: TwoRanks) -> Row:
 
 
 def _in_process(name: str, folder: Path) -> Row:
-    """Writes a model into a folder, and returns its row, computed in a fork of this process."""
+    """Forks this process. The fork writes the model `name` into a folder and computes its row; returns this row."""
     receiver, sender = _CONTEXT.Pipe(duplex=False)
     process = _CONTEXT.Process(target=_send_row, args=(name, folder, sender), daemon=True)
     process.start()

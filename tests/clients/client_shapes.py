@@ -1,7 +1,7 @@
 """Shapes of answers: nested, recursive, with enums, and one whose JSON schema has 15 KB. Each limits the length of its
 texts.
 
-An answer has the shape only if the server enforces the schema: the model is too small to follow it by itself.
+The model is too small to follow a schema by itself. So an answer has the shape only if the server enforces the schema.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ ANSWER = "The capital of France is Paris."
 THINK = {"enable_thinking": True}
 REASONING = "They ask for the capital of France."
 REASONING_TOKENS = 12  # with both tags
-# The question contains the JSON of a folder without subfolders: the model copies it, so the recursion of Folder ends.
+# The question contains the JSON of a folder without subfolders. The model copies this JSON, so the recursion of Folder
+# ends.
 DESCRIBE = 'Copy this JSON, or describe a person as JSON: {"name": "etc", "folders": []}'
 
 Word = Annotated[str, Field(max_length=12)]

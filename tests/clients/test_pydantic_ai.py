@@ -37,7 +37,7 @@ TOOLS = [ToolDefinition(name=name, parameters_json_schema=schema, strict=True) f
 
 
 def calls_whole_and_streamed(model: Model, question: str, **settings: Any) -> list[list[tuple[str, dict[str, Any]]]]:
-    """Returns the calls of two answers, of which the second is streamed. No agent, because an agent forces no tool."""
+    """Returns the calls of a whole and of a streamed answer. Uses no agent, because an agent cannot force a tool."""
     request: dict[str, Any] = {
         "model_settings": {**SETTINGS, **settings},
         "model_request_parameters": ModelRequestParameters(function_tools=TOOLS),

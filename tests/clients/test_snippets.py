@@ -23,7 +23,8 @@ def test_a_snippet_works(block: Block, server_url: str) -> None:
     assert PRINTED_URL in block.text
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        # Without dont_inherit, the `annotations` import of this file would turn annotations of the snippet into text.
+        # Without dont_inherit, the `annotations` import of this file would also apply to the snippet, and turn its
+        # annotations into text.
         code = compile(block.text.replace(PRINTED_URL, server_url), block.name, "exec", dont_inherit=True)
         exec(code, {"__name__": "__main__"})
     assert printed.getvalue().strip()

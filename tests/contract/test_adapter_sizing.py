@@ -1,4 +1,4 @@
-"""The operator counts the memory of LoRA adapters as the engine keeps it free."""
+"""The operator counts as many bytes for LoRA adapters as the engine keeps free for them."""
 
 import pytest
 
@@ -78,8 +78,8 @@ def test_adapters_of_a_rank_with_quantised_weights_are_cut_as_the_weights_are(na
 def test_four_adapters_of_rank_16_beside_smollm2():
     costs = builtin_models()[BUILTIN].costs
 
-    # For the adapters 4 x 5 pages of 2 MiB, and for a step 512 x (3072 + 8 x 1536) bytes. On one of three ranks 4 x 3
-    # pages, and 512 x (3072 + 8 x 512) bytes. See tests/engine_unit/test_adapter_memory.py.
+    # The adapters need 4 x 5 pages of 2 MiB, and a step needs 512 x (3072 + 8 x 1536) bytes. One of three ranks needs 4
+    # x 3 pages, and 512 x (3072 + 8 x 512) bytes. See tests/engine_unit/test_adapter_memory.py.
     assert of_operator(costs, 1, 1, count=4, lora_rank=16) == 41_943_040 + 7_864_320
     assert of_operator(costs, 3, 1, count=4, lora_rank=16) == 25_165_824 + 3_670_016
 

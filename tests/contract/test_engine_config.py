@@ -11,8 +11,9 @@ from rayloom_operator.objects.engine_config import engine_config, pod_engine_con
 from rayloom_operator.resolve.resolved import resolve
 
 # No manifest sets these fields. On one machine the engine chooses its executor and the ranks' port itself. A manifest
-# cannot name files with secrets (API keys come from the environment, the admin port is on loopback). The program that
-# starts the engines knows their number on a machine. Only the operator changes the adapters of a serving engine.
+# cannot name files with secrets (API keys come from the environment, the admin port is on loopback). The number of
+# engines on a machine is known to the program that starts them. Only the operator changes the adapters of a serving
+# engine.
 NOT_IN_MANIFESTS = {
     "executor",
     "ray_address",

@@ -1,4 +1,4 @@
-"""The operator reads from `/status` of a gateway with several models which models file this gateway uses."""
+"""The operator reads the `/status` of a gateway with several models: it shows the models file that the gateway uses."""
 
 import json
 

@@ -28,7 +28,8 @@ def test_the_operator_reads_every_size_that_the_engine_leaves():
 @pytest.mark.parametrize("part", [Costs, Amounts, LayerKind, StepCosts, AdapterCosts], ids=lambda part: part.__name__)
 def test_the_operator_reads_every_part_of_the_costs(part):
     theirs = getattr(ours, part.__name__).model_fields
-    # In a status, a field has its explicit alias, or else its name in camelCase.
+    # In a status, a field with an explicit alias has this alias as its name. Every other field has its own name in
+    # camelCase.
     read = {field.alias if field.alias_priority == 2 else name for name, field in theirs.items()}
 
     assert read == set(part.model_fields)

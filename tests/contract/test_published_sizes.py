@@ -30,7 +30,7 @@ read_shape = functools.cache(shape_of)
 
 
 def forms_of(facts):
-    """Values of `keeps_quantised`: both if the checkpoint has quantised weights, else False."""
+    """The possible values of `keeps_quantised`: False, and also True if the checkpoint has quantised weights."""
     return (False,) if facts.quantization is None else (False, True)
 
 
@@ -70,7 +70,7 @@ def test_a_token_uses_the_parameters_that_the_models_card_names(name):
     embedding = shape.vocab_size * shape.hidden_size
 
     assert active == active_weights_of(TENSORS[name], read_config(name))
-    # Some model cards do not count the embedding, some not the head either, and all round the number.
+    # Model cards round the number. Some leave out the embedding, and some leave out both the embedding and the head.
     assert 0.97 * (active - 2 * embedding) < PUBLISHED[name].active * 1e9 < 1.03 * active
 
 
@@ -90,7 +90,7 @@ def test_the_bytes_of_the_files_are_those_of_their_tensors(name):
 
 @st.composite
 def cuts(draw):
-    """A published model, a number of ranks that can share its layers, and a number of stages."""
+    """A published model, a number of ranks that can share its layers, a number of stages, and `keeps_quantised`."""
     name = draw(st.sampled_from(NATIVE))
     costs = FACTS[name].costs
     tensor = draw(st.sampled_from([number for number in costs.tensor if number <= 32]))

@@ -42,7 +42,10 @@ def ranks(costs, tensor, pipeline, element_bytes=2):
 
 
 def different_shards(shape, tensor):
-    """The indexes of shards that may differ in size. If all sizes are divisible, only the first shard has more."""
+    """The indexes of shards that may differ in size.
+
+    If `tensor` divides all sizes, the first shard may be larger, and all other shards are equal.
+    """
     is_even = shape.vocab_size % tensor == shape.intermediate_size % tensor == 0
     return sorted({0, tensor - 1}) if is_even else range(tensor)
 

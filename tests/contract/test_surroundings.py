@@ -61,7 +61,7 @@ def test_the_hpa_scales_the_service_by_metrics_that_its_engines_have():
 
     assert spec["scaleTargetRef"] == TARGET
     assert (spec["minReplicas"], spec["maxReplicas"]) == (1, 4)
-    # By the adapter's rule on the page, each metric gets the name that is used here.
+    # The adapter's rule on the page gives each metric a name. The HPA uses exactly these names.
     given = {re.sub("^rayloom:(.*)$", r"rayloom_\1", each) for each in METRICS if re.fullmatch(rule, each)}
     assert set(names) == given
 

@@ -4,7 +4,8 @@ The block that starts the server runs in the background. Meanwhile other blocks 
 server gets Ctrl-C, and all of its processes must end. `make test` inside `make test` would never end. So targets of
 make other than `run` are only expanded by `make -n`, and benchmarks only parse their flags (`rt_blocks.runnable`).
 
-Benchmarks and Python clients run in this process, because most of their CPU time would be that of imports.
+Benchmarks and Python clients run in this process. In a process of its own, most of their CPU time would go into
+imports.
 """
 
 import contextlib
@@ -39,7 +40,7 @@ CLIENTS = [block for block in SHELL if block.is_client]
 START_S = 240  # the first start converts the model; the limit is for a slow machine with other work
 STOP_S = 30
 
-# If make runs these tests, its own flags and variables must not affect the make that the tests run.
+# These tests may run inside make. The flags and variables of that make must not affect the make that the tests start.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS", "ARGS"))}
 
 

@@ -126,7 +126,7 @@ def test_the_end_of_the_program_fails_its_requests_and_the_next_request_starts_a
 
 def test_a_program_that_does_not_answer_is_replaced(url: str, programs: Programs) -> None:
     kept = KeptRequests(programs.start)
-    with pytest.raises(CommandTimeout):  # the limit is 10 s longer than that of the request in the program
+    with pytest.raises(CommandTimeout):  # the program's own limit for the request is 10 s shorter
         kept.send(f"{url}/held", None, -9.9, {"X-Own": "held"})
     assert kept.send(url, {}, 60.0, {}) == (200, "{}")
     assert len(programs.started) == 2

@@ -19,7 +19,7 @@ _TOKENS = f"data: {json.dumps({'choices': [_CHOICE]})}\n\ndata: [DONE]\n\n"
 
 
 async def _probes(answers_from: str, rest_s: float) -> list[Any]:
-    """Records of probes that the server answers only after `stop`, or never."""
+    """Records of probes to a server that answers them only after `stop`, or never."""
     may_answer, asked = asyncio.Event(), asyncio.Event()
 
     async def complete(request: web.Request) -> web.Response:

@@ -1,8 +1,8 @@
 """The embedded model in float32 against transformers: 20 prompts, 64 greedy tokens each, equal token for token.
 
-The tokens of transformers are on file. `make faults` computes them again: each prompt, followed by its 64 tokens, in
-one pass. If at every position the most likely token is the token on file, then greedy generation gives exactly the
-tokens on file, by induction over the positions.
+The tokens of transformers are on file. `make faults` checks them with transformers: one pass computes a prompt and its
+64 tokens. At every position the most likely token must be the token on file. By induction over the positions, greedy
+generation then gives exactly these tokens.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def llm() -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def all_at_once(llm: LLM, prompts: list[list[int]]) -> list[tuple[int, ...]]:
-    """The first answers of the engine, whose prefix cache is empty before."""
+    """The first answers of the engine. Its prefix cache is empty before these requests."""
     outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
     assert [output.num_cached_tokens for output in outputs] == [0] * len(prompts)
     return _ids(outputs)

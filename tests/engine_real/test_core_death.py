@@ -107,7 +107,7 @@ QUESTION = [{"role": "user", "content": "Tell me a long story."}]
 
 
 def _streamed(server: RunningServer, path: str, body: dict[str, object], sign: bytes, begun: threading.Event) -> bytes:
-    """All events of an answer. Sets `begun` when an event has `sign`, because then the core computes the answer."""
+    """All events of an answer. Sets `begun` when an event contains `sign`: the core then computes the answer."""
     received = b""
     with httpx.stream("POST", f"{server.api_url}{path}", json={**body, **SAMPLING}, timeout=120.0) as answer:
         for part in answer.iter_bytes():
@@ -151,7 +151,7 @@ def test_a_front_that_is_gone_is_back_and_the_core_lives(server: RunningServer, 
     front = server.children()["front"]
     strike(server, "front", fault)
     front.wait(60.0)
-    # The supervisor holds the socket, so this request waits for the new front instead of being refused.
+    # The supervisor keeps the listening socket open. So this request is not refused, but waits for the new front.
     answer = server.client.post(f"{server.api_url}/v1/completions", json=completion_body(0, 4))
     assert answer.status_code == 200, answer.text
     assert server.children()["core"].pid == core

@@ -1,6 +1,6 @@
 """The embedded model has the right tokens and shape, answers a question, and obeys a grammar with many choices.
 
-test_against_transformers.py compares its tokens one by one with those of transformers.
+test_against_transformers.py compares the model's tokens one by one with those of transformers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def folder() -> Path:
 @pytest.mark.parametrize(
     ("text", "ids", "tokens"),
     [
-        # Digits are separated one by one before any other split, so the two blanks stay together.
+        # The tokenizer first separates each digit, and only then splits the rest. So the two blanks stay together.
         ("a  12", [81, 256, 33, 34], ["a", "ĠĠ", "1", "2"]),
         ("Hello, world! 24", [19556, 28, 905, 17, 216, 34, 36], ["Hello", ",", "Ġworld", "!", "Ġ", "2", "4"]),
         # No token is inserted before a text, and the names of special tokens in a text become special tokens.

@@ -70,7 +70,7 @@ def test_a_killed_front_costs_its_connections_and_sigterm_lets_a_stream_finish(
         assert [process.wait(60.0) for process in job.processes] == [0, 0]
 
 
-# If rank 0 is killed, its supervisor ends the core. So rank 1 loses the core, as in the case "core killed".
+# When rank 0 is killed, the supervisor of rank 0 ends the core. So rank 1 loses the core, as in the case "core killed".
 @pytest.mark.parametrize(
     "victim",
     ["rank 0 killed", *(pytest.param(name, marks=pytest.mark.slow) for name in ("core killed", "rank 1 stopped"))],

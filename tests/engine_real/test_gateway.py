@@ -239,8 +239,8 @@ def undisturbed(gateway: Gateway, engines: Engines) -> tuple[str, list[Request]]
 def test_each_prefix_is_computed_by_one_engine_and_both_engines_have_some(
     gateway: Gateway, measured: Callable[[str], None]
 ) -> None:
-    # There are enough prefixes for both engines: a prefix that no engine has is sent to either engine with equal
-    # probability.
+    # The gateway sends a prefix that no engine has to either engine with equal probability. So with this many prefixes
+    # both engines get some.
     prefixes = [f"{number}: {PROMPTS[number % 6]} {WORDS}" for number in range(NUM_PREFIXES)]
 
     def cached_tokens(number: int, question: str) -> tuple[int, int]:
@@ -254,8 +254,8 @@ def test_each_prefix_is_computed_by_one_engine_and_both_engines_have_some(
     def is_idle() -> bool:
         return all(each["prefill_tokens"] == each["decodes"] == 0 for each in gateway.engines()["engines"].values())
 
-    # Earlier requests may still be in an engine's report. Until its next report, the other engine would get every
-    # prefix: the tiny model computes all of them in less time than passes between two reports.
+    # An engine's last report may still count earlier requests. Until its next report, the other engine would get every
+    # prefix. The tiny model computes all prefixes in less time than passes between two reports.
     wait_until(is_idle, 30.0, lambda: str(gateway.engines()))
     first = [cached_tokens(number, "Why?") for number in range(NUM_PREFIXES)]
     assert [cached for _, cached in first] == [0] * NUM_PREFIXES
@@ -319,7 +319,7 @@ def test_streams_wait_while_no_engine_serves_and_continue_on_the_next_one(
     assert made[0].cold_start is None
     assert made[0].cold_start_comment is None, "it had begun"
     assert late.cold_start is not None
-    # The comment is sent only if the header was sent before the engine served.
+    # The comment exists only if the gateway sent the header before the engine served.
     assert 0 < float(late.cold_start) < float(late.cold_start_comment or "inf")
 
 

@@ -21,7 +21,7 @@ from rt_server import START_EVERY_S, wait_until
 from rt_streams import PROMPTS
 
 ARGUMENTS = ("--dtype", "float32", "--device", "cpu", "--num-kv-blocks", "128", "--port", "0")
-NUM_TOKENS = 64  # enough that the stream still runs when the engine is suspended, because steps are slow
+NUM_TOKENS = 64  # steps are slow, so a stream of this length still runs when the engine is suspended
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 ALIAS = {"targets": [{"model": "first", "weight": 90}, {"model": "second", "weight": 10}], "sticky_by": "user"}
 
@@ -148,7 +148,7 @@ def test_a_stream_outlives_its_entry_in_the_list_and_its_engine(gateway: Gateway
             response = stack.enter_context(opened)
             lines = response.iter_lines()
             begun = json.loads(next(lines).removeprefix("data: "))["choices"][0]["text"]
-            core.suspend()  # so that the stream still runs when its model is removed from the list and its engine ends
+            core.suspend()  # the stream must still run when its model is removed from the list and its engine ends
         models.write("second", "second-more")
         wait_serving(gateway, "second-more")
         assert complete(gateway, "second-more").status_code == 200

@@ -28,7 +28,10 @@ EARLY_TOKENS = 5
 
 @dataclass
 class World:
-    """An engine without TLS ("old"), another with TLS and clear text ("new"), and the files of engine and gateways."""
+    """Two engines, and the files for TLS.
+
+    The engine "old" has no TLS. The engine "new" accepts TLS and clear text.
+    """
 
     folder: Path
     model: str  # of both engines

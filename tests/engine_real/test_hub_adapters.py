@@ -1,7 +1,7 @@
 """LoRA adapters of a hub: their tokens, ranks with disks of their own, a lost rank, and each refusal.
 
-The hub is a server of the test (rt_hub), and the downloads are real. Tokens are compared with those of the same files
-as a folder. What a folder may contain is in test_adapters.py.
+The hub is a server of the test (rt_hub), and the downloads are real. An adapter's tokens are compared with those of the
+same files in a local folder. test_adapters.py tests local folders.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
 
 @pytest.fixture(scope="module")
 def server(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server of one rank with each adapter twice: from the hub and as a folder."""
+    """A server of one rank with the adapter a from the hub, and the adapters a and b from local folders."""
     folder = tmp_path_factory.mktemp("server")
     with running_server(
         folder,

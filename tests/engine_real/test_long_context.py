@@ -1,8 +1,9 @@
-"""A long prompt beside streams gets transformers' answer: new, from the prefix cache, and after a preemption.
+"""A long prompt beside streams gets the answer of transformers: new, from the prefix cache, and after a preemption.
 
 The streams continue during the prompt, and no process counts as hung.
 
-The prompt has 9,000 tokens in `make test`, more than the context before YaRN, and 100,000 in `make long-context`.
+The prompt has 9,000 tokens in `make test` and 100,000 in `make long-context`. Both are more than the model's context
+without YaRN.
 """
 
 from __future__ import annotations

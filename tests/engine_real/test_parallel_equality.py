@@ -1,10 +1,9 @@
 """Servers give the same tokens as one rank in this process; cases with several ranks run only in `make faults`.
 
-In `make test` these tests have one rank in a process of its own, which receives a plan before it has run the previous
-plan. test_rank_death.py, test_tensor_parallel.py, test_external.py and test_ray_placement.py also compare tokens, so
-that each executor has stages and shards. `make faults` adds each architecture with each executor.
-engine_unit/test_shard_processes.py shows without servers that each architecture can be cut in each way, also for three
-ranks.
+In `make test` the servers have one rank, in a process of its own. This rank receives a plan before it has run the
+previous plan. test_rank_death.py, test_tensor_parallel.py, test_external.py and test_ray_placement.py also compare
+tokens. They cover stages and shards for each executor. `make faults` adds each architecture with each executor.
+engine_unit/test_shard_processes.py cuts each architecture in each way, also for three ranks, without servers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """If a request crashes every process that computes it, only this request fails, with its reason. Others lose no token.
 
-A plug-in of this test makes requests poisonous: if a prompt has a certain token, the process of the sampling rank ends
-or hangs.
+A plug-in of this test makes requests poisonous. If a prompt has a certain token, the process of the rank that samples
+ends or hangs.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def server(request: pytest.FixtureRequest, checkpoint: Path, tmp_path: Path) -> 
     arguments = ["--model", str(checkpoint), "--dtype", "float32", "--served-model-name", "m"]
     executor, _, ending = request.param.partition(" ")
     how = {"dies": "os._exit(1)", "hangs": "time.sleep(1000)", "spins": "while True: pass"}[ending]
-    # A spinning thread is found after 6 x hang_seconds of CPU time; in a trial after 24 x hang_seconds.
+    # A spinning thread counts as hung after 6 x hang_seconds of CPU time, and in a trial after 24 x hang_seconds.
     hang_seconds = "1" if ending == "spins" else "3"
     if executor == "mp":
         arguments += ["--executor", "mp", "--pipeline-parallel-size", "2"]

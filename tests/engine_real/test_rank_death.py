@@ -124,7 +124,7 @@ def test_two_stages_are_two_processes_beside_the_core_and_count_their_steps(serv
 
 
 @pytest.mark.parametrize(
-    "served",  # `make faults` adds Ray; `make test` does not need it, because the front is the same for all executors
+    "served",  # the front is the same for all executors, so `make test` has no case with Ray; `make faults` has one
     ["mp tiny", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ray tiny", "mp embedded"))],
     indirect=True,
     scope="module",
@@ -141,7 +141,7 @@ def test_a_killed_front_costs_its_connections_alone(
     struck_at = time.monotonic()
     join_streams(threads)
     assert streams[0].failure is not None
-    # The supervisor holds the socket, so this request waits for the new front instead of being refused.
+    # The supervisor keeps the listening socket open. So this request is not refused, but waits for the new front.
     streams, threads = start_streams(server, [body])
     join_streams(threads)
     seconds = streams[0].times[0] - struck_at

@@ -93,7 +93,7 @@ def test_choices_and_streams_have_the_form_too(server: RunningServer) -> None:
     texts = [choice["message"]["content"] for choice in whole["choices"]]
     for text in texts:
         jsonschema.validate(json.loads(text), PERSON)
-    # The log-probabilities are the model's own: without the grammar, the first brace was not certain.
+    # The log-probabilities are those before the grammar's mask: for the model alone, the first brace was not certain.
     assert whole["choices"][0]["logprobs"]["content"][0]["logprob"] < -0.01
     stream = Stream()
     body = {
@@ -178,7 +178,10 @@ FORMATS = jsonschema.FormatChecker()
 
 @FORMATS.checks("date", ValueError)
 def _is_date(value: object) -> bool:
-    """Checks a date of RFC 3339. Python has no year 0000, so the year 2000 replaces it, which is also a leap year."""
+    """Checks a date of RFC 3339.
+
+    Python has no year 0000. The year 2000 replaces it, because both are leap years.
+    """
     return not isinstance(value, str) or bool(date.fromisoformat(re.sub("^0000", "2000", value)))
 
 

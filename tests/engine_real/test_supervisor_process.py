@@ -1,7 +1,7 @@
 """The whole server as a process: its end by signals, and its end when it gives up. A tiny model makes starts fast.
 
 test_tensor_parallel.py tests hard stops of several ranks. test_core_death.py (executor uni) and test_rank_death.py (mp,
-ray) test the end of servers whose supervisor was killed, with servers that other tests have used.
+ray) kill the supervisor of servers that other tests have used, and test the end of these servers.
 """
 
 from __future__ import annotations

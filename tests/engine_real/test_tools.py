@@ -143,13 +143,14 @@ def joined(deltas: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
 
 @pytest.fixture(scope="module")
 def written_calls(server: RunningServer) -> dict[str, dict[str, Any]]:
-    """Format of calls -> a choice in which a grammar has forced the model to call tools in this format.
+    """Format of tool calls -> a choice with calls in this format, which a grammar has forced.
 
     A server has only one format, so the grammars are sent with completions. All completions run together.
     """
     tools = tuple(Tool(name=name, parameters=schema, document={}) for name, schema in SCHEMAS.items())
     use = ToolUse(tools=tools, mode="required", callable=tools, is_parallel=True)
-    # In harmony format the model may reason first. If this word is banned, it calls a tool at once.
+    # In harmony format the model may reason first. The banned word "analysis" would begin the reasoning, so the model
+    # calls a tool at once.
     fixed = {"prompt": "The weather in Paris: ", "seed": 3, "max_tokens": 64, "logprobs": 0, "bad_words": ["analysis"]}
 
     def write(name: str) -> dict[str, Any]:
@@ -183,7 +184,7 @@ def test_calls_that_the_model_writes_reassemble_from_the_deltas_of_its_tokens(
     message = Message()
     message.add(parts([text]))
     whole = message_document(message)
-    # max_tokens may cut the last call off. If the name of this call is not complete, the call is content.
+    # max_tokens may cut the last call off. A call whose name is incomplete becomes content.
     assert joined(message_deltas(parts(pieces))) == (whole["content"] or "", whole["tool_calls"])
     for call in whole["tool_calls"] if choice["finish_reason"] == "stop" else whole["tool_calls"][:-1]:
         jsonschema.validate(json.loads(call["function"]["arguments"]), SCHEMAS[call["function"]["name"]])
