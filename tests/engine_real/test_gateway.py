@@ -228,7 +228,7 @@ def undisturbed(gateway: Gateway, engines: Engines) -> tuple[str, list[Request]]
     assert plain.failure is None
     stop = plain.choices[0].text[-24:-12]
     made = requests(stop)
-    with slow_steps(engines.folder):  # a gateway that waits for a CPU sends tokens of fast steps in one event
+    with slow_steps(engines.folder):  # with fast steps, a gateway that waits for a CPU sends several tokens in an event
         end(begin(gateway.api_url, made))
     assert [request.failure for request in made] == [None] * len(made)
     assert made[3].choices[0].finish_reason == "stop"

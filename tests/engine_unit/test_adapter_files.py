@@ -40,7 +40,7 @@ def needed(name: str, number: int = 1) -> NeededAdapter:
 
 
 class Fetches:
-    """Attempts to fetch: each waits for its outcome, which the test puts into `outcomes`."""
+    """A fetch function whose calls wait for their outcomes. The test puts the outcomes into `outcomes`."""
 
     def __init__(self) -> None:
         self.begun: queue.Queue[str] = queue.Queue()
@@ -155,7 +155,10 @@ def test_a_rank_has_loaded_only_when_it_has_the_files_and_fetches_later_ones_whi
 
 @contextlib.contextmanager
 def fetching_rank(model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RankPool, threading.Thread]]:
-    """A pool with a rank whose fetch of a needed adapter does not end in the block, and the rank's main thread."""
+    """A pool with one rank, and the rank's main thread.
+
+    The rank fetches a needed adapter, and this fetch does not end in the block.
+    """
     monkeypatch.setattr(rank_server, "_ADAPTERS_SECONDS", 10 * LONG_S)
     ranks, is_over = Ranks(), threading.Event()
     ranks.pool.world_size = 1
@@ -215,7 +218,10 @@ class Core:
         return [[each.adapter.path for each in needed_list] for needed_list in self.lists]
 
     async def bring(self, adapter: ServedAdapter, *answers: Callable[[int], CoreStatus]) -> None:
-        """Brings an adapter while the core answers with these statuses; each gets the number of the adapter."""
+        """Brings an adapter while the core answers with these statuses.
+
+        Each of `answers` gets the number of the adapter.
+        """
         work = asyncio.create_task(self.files.bring(adapter))
         for answer in answers:
             await asyncio.sleep(0)

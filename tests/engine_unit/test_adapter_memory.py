@@ -54,11 +54,12 @@ def smollm2() -> ModelShape:
 @pytest.mark.parametrize(
     ("num_shards", "num_bytes"),
     [
-        # Of a layer, q, k and v have 3 x 576 + 576 + 2 x 192 numbers, o 576 + 576, gate and up 2 x 576 + 2 x 1536, down
-        # 1536 + 576: 10,176 in all. LoRA rank 16, 30 layers and 2 bytes make 9,768,960 bytes, in 5 pages.
+        # Numbers of a layer at LoRA rank 1: q, k and v have 3 x 576 + 576 + 2 x 192, o has 576 + 576, gate and up have
+        # 2 x 576 + 2 x 1536, and down has 1536 + 576. The sum is 10,176. Times LoRA rank 16, 30 layers and 2 bytes,
+        # this is 9,768,960 bytes, which take 5 pages.
         (1, 5 * 2 * MIB),
-        # Of a third of the layer: 3 x 576 + 192 + 2 x 64, 192 + 576, 2 x 576 + 2 x 512, 512 + 576, in all 6,080. These
-        # make 5,836,800 bytes, in 3 pages.
+        # A third of the layer, with the matrices in the same order: 3 x 576 + 192 + 2 x 64, 192 + 576, 2 x 576 + 2 x
+        # 512 and 512 + 576. The sum is 6,080. This is 5,836,800 bytes, which take 3 pages.
         (3, 3 * 2 * MIB),
     ],
 )
@@ -69,8 +70,9 @@ def test_bytes_of_an_adapter_of_rank_16_on_each_rank(smollm2: ModelShape, num_sh
 
 
 def test_stages_have_the_bytes_of_their_layers(smollm2: ModelShape) -> None:
-    # 17 and 13 layers: 17 x 16 x 10,176 x 2 = 5,535,744 and 13 x 16 x 10,176 x 2 = 4,233,216; both are in 3 pages.
-    # With LoRA rank 64 they are 22,142,976 bytes in 11 pages, and 16,932,864 bytes in 9.
+    # At LoRA rank 16, 17 layers have 17 x 16 x 10,176 x 2 = 5,535,744 bytes and 13 layers have 13 x 16 x 10,176 x 2 =
+    # 4,233,216 bytes. Each of the two takes 3 pages. At LoRA rank 64, 22,142,976 bytes take 11 pages, and 16,932,864
+    # bytes take 9 pages.
     parts = [ModelPart(stage) for stage in make_stages(30, 2, smollm2.head_layers)]
     assert [len(part.stage.layers) for part in parts] == [17, 13]
     assert [adapter_bytes(smollm2, part, 16, element_bytes=2) for part in parts] == [6 * MIB, 6 * MIB]
@@ -82,7 +84,8 @@ def test_a_rank_that_is_no_multiple_of_16_counts_as_the_next_one() -> None:
 
 
 def test_a_token_needs_the_reduced_rows_of_three_matrices_and_gate_and_up(smollm2: ModelShape) -> None:
-    # 3 x 256 numbers of 4 bytes, and 2 x 1536 such numbers or, with 3 shards, a third of these.
+    # A token needs 3 x 256 numbers of 4 bytes for the reduced rows. For gate and up it needs 2 x 1536 such numbers, or
+    # a third of them with 3 shards.
     assert [adapter_token_bytes(smollm2, num_shards) for num_shards in (1, 3)] == [3072 + 12_288, 3072 + 4096]
 
 
@@ -121,7 +124,7 @@ def test_the_library_holds_the_bytes_that_are_counted(rank: int, padded: int, nu
 
 @needs_library
 def test_the_groups_of_a_quantised_model_move_the_cuts_of_its_adapters(tmp_path: Path) -> None:
-    # Three groups of 64 feed-forward inputs: one rank has 64 of them, the other 128.
+    # The feed-forward inputs form three groups of 64. So one rank has 64 inputs, and the other has 128.
     sizes = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32, "vocab_size": 250}
     dense = tiny_checkpoint(tmp_path / "dense", **sizes)
     quantised_checkpoint(dense, "awq-64", tmp_path / "model")
@@ -150,8 +153,10 @@ def test_on_torch_a_rank_holds_its_part_of_an_adapter_alone(tmp_path: Path) -> N
         tensors = [tensor for update in updates_of(model, 0) for tensor in (update.a_rK, update.b_Nr)]
         held.append(sum(tensor.untyped_storage().nbytes() for tensor in tensors))
         assert in_pages(held[-1]) == adapter_bytes(shape, part, 16, element_bytes=4)
-    # Each shard has half of q 512 x 512, k and v 256 x 512, o 512 x 512, gate and up 1200 x 512, down 512 x 1200:
-    # 3 x 512 + 256 + 2 x 128, 256 + 512, 2 x 512 + 2 x 600, 600 + 512 are 6,152. Rank 16, 4 layers, 4 bytes.
+    # The matrices are q 512 x 512, k and v 256 x 512, o 512 x 512, gate and up 1200 x 512, and down 512 x 1200. A shard
+    # has half of each: 3 x 512 + 256 + 2 x 128 for q, k and v, 256 + 512 for o, 2 x 512 + 2 x 600 for gate and up, and
+    # 600 + 512 for down. The sum is 6,152 numbers at LoRA rank 1. The model has LoRA rank 16, 4 layers and 4 bytes for
+    # a number.
     assert held == [6152 * 16 * 4 * 4] * 2
 
 

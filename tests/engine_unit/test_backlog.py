@@ -17,7 +17,7 @@ from rayloom_engine.core.step_work import StepWork
 from rt_load import W1, W4, Load, LoadedEngine, Seen
 from rt_scheduler import SimulatedRank, expected_ids, ids_of, make_scheduler, make_sequence
 
-# 1 decode takes 100 ms, 4 take 130 ms, 16 take 250 ms, and each token of a prompt 2 ms.
+# A step of 1 decode takes 100 ms, of 4 decodes 130 ms, of 16 decodes 250 ms. Each token of a prompt adds 2 ms.
 COSTS = StepSeconds(decode_only=((1, 0.1), (4, 0.13), (16, 0.25)), token_s=0.002, pair_s=0.0)
 
 
@@ -30,7 +30,8 @@ def test_beside_one_long_prompt_a_step_takes_at_most_seven_tenths_longer() -> No
 
 
 def test_beside_several_prompts_a_step_takes_at_most_2_2_times_the_step_of_all_of_them() -> None:
-    # 10 streams and 6 prompts: the step may take 2.2 x 250 ms, of which 10 decodes take 130 + 6 x 2 ms.
+    # There are 10 streams and 6 prompts, so a step of all has 16 decodes. The step may take 2.2 x 250 ms. Of this time,
+    # 10 decodes and a token of each prompt take 142 ms.
     assert _backlog(10, *[600] * 6).seconds(COSTS) == pytest.approx(2.2 * 0.25 - 0.142)
 
 

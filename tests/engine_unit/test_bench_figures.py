@@ -86,8 +86,8 @@ def test_untied_embedding_is_looked_up_and_not_read() -> None:
 
 
 def test_machine_limit_by_hand() -> None:
-    # Prefill 40 tokens x 2 x 40 / 2000 = 1.6 s; 4 first tokens x 2 x 10 / 2000 = 0.04 s; 2 batches x 4 steps of
-    # max(100 / 1000 = 0.1 s, 2 x 2 x 50 / 2000 = 0.1 s) = 0.8 s.
+    # The prefill of 40 tokens takes 40 x 2 x 40 / 2000 = 1.6 s. The heads of 4 first tokens take 4 x 2 x 10 / 2000 =
+    # 0.04 s. A decode step takes max(100 / 1000, 2 x 2 x 50 / 2000) = 0.1 s, so 2 batches x 4 steps take 0.8 s.
     assert wall_s(WORKLOAD, COST, RATES) == pytest.approx(2.44)
     assert output_tok_s(WORKLOAD, COST, RATES) == pytest.approx(20 / 2.44)
 

@@ -127,12 +127,15 @@ def test_a_full_queue_refuses() -> None:
     outcome = run(FleetSettings(shape=shape, num_engines=1), [prompt(number, 100) for number in range(6)])
 
     assert len(outcome.finished) + outcome.num_lost == 6
-    # The first request runs at once. When its step ends, two of the five others fit into the queue.
+    # The first request runs at once. When its step ends, only two of the other five requests fit into the queue.
     assert outcome.num_lost == 3
 
 
 def test_shared_prefixes_are_found_nearly_as_often_as_possible() -> None:
-    """Two engines, 24 prefixes of 1,024 tokens by Zipf's law, 14 of which fit the cache of an engine."""
+    """There are two engines and 24 prefixes of 1,024 tokens, drawn by Zipf's law.
+
+    The cache of an engine holds 14 prefixes.
+    """
     arrivals = list(generate_shared(SharedPrefixes(rate=6.0), num_requests=800, seed=1))
     num_running = 16
     blocks = 14 * 1024 // 16 + num_running * 4  # 14 prefixes, and the questions and answers of 16 running requests

@@ -72,7 +72,8 @@ def test_the_spread_of_nothing_is_nothing() -> None:
 def test_the_share_of_the_limit_is_that_of_the_workload() -> None:
     result = two_rounds()
     workload = result.workloads[0]
-    # Prefill 8 x 2 x 40 / 2000 = 0.32 s; 2 first tokens x 2 x 10 / 2000 = 0.02 s; 2 x 2 steps of 100 / 1000 s = 0.4 s.
+    # The prefill takes 8 x 2 x 40 / 2000 = 0.32 s, the heads of 2 first tokens take 2 x 2 x 10 / 2000 = 0.02 s, and 2 x
+    # 2 steps of 100 / 1000 s take 0.4 s.
     assert comparison.limit_tok_s(result, workload) == pytest.approx(6 / 0.74)
     share = comparison.share_of_limit(result, "rayloom", workload)
     assert share is not None and share.median == pytest.approx(0.74)
@@ -83,7 +84,8 @@ def test_the_share_of_the_limit_is_that_of_the_workload() -> None:
 def test_latency_is_over_the_requests_of_all_rounds() -> None:
     found = comparison.latency(two_rounds(), "vllm", "W1")
     assert found is not None
-    # The requests end at 1.5 s and 2 s, and their first tokens are at 0.5 s: gaps of 0.5 and 0.75 s, eight gaps in all.
+    # The requests have their first tokens at 0.5 s and end at 1.5 s and 2 s. So the gaps are 0.5 and 0.75 s, eight gaps
+    # in all.
     assert (found.ttft_p50_ms, found.itl_p50_ms) == (500.0, 625.0)
     assert comparison.latency(two_rounds(), "llama.cpp-bf16", "W1") is None
 

@@ -134,8 +134,8 @@ def test_an_engine_that_does_not_start_fails_and_the_others_go_on() -> None:
 
 
 def test_a_workload_with_a_wrong_answer_has_no_figures() -> None:
-    # The requests: the chat at the start, which has no number in `faults`; request 0, the warm-up; request 1, which is
-    # measured.
+    # The server gets three requests. The chat at the start has no number in `faults`. Request 0 is the warm-up, and
+    # request 1 is measured.
     with running(FakeOpenAI(faults={1: "short"})) as fake:
         contestant = fake_contestant("vllm", fake, "W3")
         result = measured([contestant], "--workloads", "W3", "--scale", "0.1", "--rounds", "1", "--no-sweep")

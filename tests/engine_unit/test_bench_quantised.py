@@ -73,7 +73,10 @@ def test_the_wide_file_is_a_model_that_this_engine_reads(tmp_path: Path) -> None
 
 
 def sampled(ours: list[float], theirs: list[float]) -> FileResult:
-    """A result with these tokens per second of W3 in rounds 1, 2 .. and 1000 / tok/s ms of CPU time for a token."""
+    """A result of W3 with these tokens per second in rounds 1, 2 and so on.
+
+    A token takes 1000 ms of CPU time, divided by the tokens per second.
+    """
     found = FileResult(file=FILE)
     for server, values in ((OURS, ours), (LLAMA, theirs)):
         for number, value in enumerate(values, start=1):

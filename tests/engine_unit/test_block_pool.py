@@ -24,7 +24,8 @@ def test_blocks_without_content_are_given_out_before_cached_ones() -> None:
     pool.register(0, b"first")
     pool.release(table)
     assert pool.num_free == 4
-    # Block 1 was freed without content, so it comes first; 2 and 3 were never used; 0 is cached and comes last.
+    # Block 1 was freed without content, so it comes first. Blocks 2 and 3 were never used. Block 0 is cached, so it
+    # comes last.
     assert pool.allocate(4) == [1, 2, 3, 0]
     assert find(pool, [b"first"]) == []
 

@@ -66,7 +66,7 @@ def test_a_pool_after_a_loss_of_ranks_keeps_the_limit() -> None:
     pool = pool.successor()
     for number in range(50):
         serve(pool, chat(f"{number} ", 10))
-    assert touched(pool) == 29  # the limit is 20: 10, doubled when the second "a" missed a block that "b" had evicted
+    assert touched(pool) == 29  # the limit is 20: the second "a" doubled it, because "b" had evicted a block of "a"
 
 
 @given(

@@ -1,4 +1,7 @@
-"""A channel between two processes: messages, and errors at its end, are the same over shared memory and TCP alone."""
+"""A channel between two processes: messages, and errors at the channel's end.
+
+Both are the same with shared memory as with TCP alone.
+"""
 
 from __future__ import annotations
 
@@ -198,7 +201,7 @@ def _open_files() -> set[str]:
     """The targets of this process's descriptors. Memory files, pipes and sockets have unique names."""
     found = set()
     for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # such as the descriptor of this listing
+        with contextlib.suppress(FileNotFoundError):  # for example, the listing's own descriptor is closed by now
             found.add(os.readlink(f"/proc/self/fd/{fd}"))
     return found
 

@@ -1,4 +1,4 @@
-"""The limit on a step's prompt tokens if contexts are long. Short prompts never wait because of this limit."""
+"""The limit on a step's prompt tokens if contexts are long. This limit never makes short prompts wait."""
 
 from __future__ import annotations
 
@@ -79,6 +79,6 @@ def test_a_long_prompt_is_computed_in_steps_of_bounded_attention_and_a_short_one
             assert len(costs) == 66, "the step after it came"
         scheduler.check_integrity()
     assert max(costs) <= budget * FULL_BUDGET_CONTEXT + 3 * 3
-    # 64 chunks of 256 reach 16,384. The next chunk has 252 tokens, and each later one has fewer: 8 steps compute 1,895
-    # of 2,000.
+    # 64 chunks of 256 tokens reach position 16,384. Of the remaining 2,000 tokens, the next chunk has 252, and each
+    # later chunk has fewer. 8 steps compute 1,895 of these tokens, so a ninth step follows.
     assert len(costs) == 64 + 9

@@ -152,7 +152,8 @@ def test_each_unknown_flag_has_its_sentence(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_flag_is_not_shortened(capsys: pytest.CaptureFixture[str]) -> None:
-    # If flags could be abbreviated, --api-key would mean --api-key-file, and a key would be read as a file's name.
+    # If flags could be abbreviated, --api-key would mean --api-key-file. The engine would then read a key as the name
+    # of a file.
     assert "there is no such flag" in refusal(["serve", "--pipeline", "2"], capsys)
 
 

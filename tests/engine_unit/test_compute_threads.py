@@ -11,8 +11,8 @@ import pytest
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.worker.start import set_threads
 
-# Measures the CPU microseconds that the other threads use after a parallel operation, while the main thread sleeps.
-# Prints the 28th of 31 sorted figures, because on a busy machine most of them are 0.
+# After a parallel operation, the main thread sleeps, and the program measures the CPU microseconds of the other
+# threads. It prints the 28th of 31 sorted figures, because on a busy machine most figures are 0.
 MEASURE = """
 import time
 from rayloom_engine.config import EngineConfig
@@ -65,5 +65,5 @@ def test_what_the_environment_says_about_spinning_stands(environ: pytest.MonkeyP
 @pytest.mark.skipif(sys.platform != "linux", reason="torch brings another OpenMP library there")
 def test_a_waiting_thread_gives_its_core_back_within_a_fraction_of_a_millisecond(environ: pytest.MonkeyPatch) -> None:
     done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True)
-    # About 50 us. It is 2,600 us where GOMP_SPINCOUNT is not set.
+    # The figure is about 50 us. Without GOMP_SPINCOUNT it would be 2,600 us.
     assert float(done.stdout) < 400

@@ -143,7 +143,7 @@ def test_a_stranger_cannot_make_the_core_take_much(address: str, io: CoreIo) -> 
     async def announce() -> bytes:
         reader, writer = await asyncio.open_unix_connection(address.removeprefix("unix:"))
         writer.write((64 * 1024 + 1).to_bytes(4, "big"))
-        answer = await asyncio.wait_for(reader.read(), 3.0)  # at once, and not after the 5 s that a hello may take
+        answer = await asyncio.wait_for(reader.read(), 3.0)  # the limit is less than the 5 s that a hello may take
         writer.close()
         return answer
 

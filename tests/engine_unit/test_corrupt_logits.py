@@ -36,7 +36,10 @@ def test_no_token_is_chosen_from_a_row_that_is_not_finite(row: list[float], temp
 
 
 class CorruptRankOf(SimulatedRank):
-    """A simulated rank without finite logits for the sequence in `slot`, once it has `at_tokens` tokens."""
+    """A simulated rank.
+
+    Its logits for the sequence in `slot` are not finite, once this sequence has `at_tokens` tokens.
+    """
 
     def __init__(self, slot: int, at_tokens: int) -> None:
         super().__init__()
@@ -82,7 +85,7 @@ def test_blocks_of_a_corrupt_sequence_are_no_prefix_for_others() -> None:
 
 
 def test_blocks_that_a_corrupt_sequence_has_given_back_are_no_prefix_either() -> None:
-    # A window of 8 and chunks of 8: blocks 0 to 7 are released before the prompt of 40 tokens ends.
+    # The window and the chunks have 8 tokens. So blocks 0 to 7 are released before the prompt of 40 tokens ends.
     scheduler, rank = make_scheduler(40, window=8), SimulatedRank(window=8)
     scheduler.add(make_sequence("bad", (POISON, *range(39)), max_tokens=2))
     assert [output.finish_reason for output in run_to_end(scheduler, rank)] == [CORRUPT]

@@ -36,14 +36,16 @@ def test_each_part_is_that_of_the_rank_with_most_of_it():
     assert costs.both.elements == (536, 280, 152)
     full, windowed = costs.kinds[1], costs.kinds[0]
     assert (windowed.window, full.window, costs.layers) == (16, None, "ab")
-    # q and o are 8 x 16, k and v 8 x 8, feed-forward 3 x 8 x 15, norms 2 x 8. A half has 8 of 15 rows, a quarter 4.
-    # Each of four ranks has one of the two key/value heads.
+    # q and o have 8 x 16 elements, k and v have 8 x 8, the feed-forward has 3 x 8 x 15, and the norms have 2 x 8. One
+    # of two ranks has at most 8 of 15 rows, one of four ranks has 4. Each of four ranks has one of the two key/value
+    # heads.
     assert full.weights.elements == windowed.weights.elements == (760, 400, 240)
     assert full.kv.elements == (16, 8, 8)
     # 3 x 8, and the larger of 3 x 15 / tensor (rounded up) and 2 x (16 + 8) / tensor.
     assert costs.step.token.elements == (24 + 48, 24 + 24, 24 + 12)
     assert costs.step.sequence_bytes == 3 * 33 * 4
-    # At LoRA rank 1 q, k and v have 3 x 8 + 16 + 2 x 8 numbers, o 16 + 8, gate and up 2 x 8 + 2 x 15, down 15 + 8.
+    # At LoRA rank 1, q, k and v have 3 x 8 + 16 + 2 x 8 numbers, o has 16 + 8, gate and up have 2 x 8 + 2 x 15, and
+    # down has 15 + 8.
     assert costs.adapters.layer.elements == (56 + 24 + 46 + 23, 40 + 16 + 32 + 16, 36 + 12 + 24 + 12)
     assert costs.adapters.token_bytes == (3072 + 8 * 15, 3072 + 8 * 8, 3072 + 8 * 4)
     assert costs.checkpoint_bytes == 2 * shape.num_parameters == 2 * (2 * 760 + 536)
@@ -58,8 +60,8 @@ def test_a_shared_matrix_is_there_once_where_one_stage_has_both_uses():
 def test_biases_of_sums_are_the_first_ranks():
     without, with_biases = (model_costs(make_shape(o_bias=each, mlp_bias=each), (1, 4)) for each in (False, True))
 
-    # One rank has biases of 2 x 15 (gate, up), 8 (down) and 8 (o). Of four ranks, the last is the largest: its 4 rows
-    # and 8 biases are 248 elements; the first rank's 3 rows and 6 + 8 + 8 biases are 238.
+    # A single rank has biases of 2 x 15 (gate, up), 8 (down) and 8 (o). Of four ranks, the last is the largest. With 4
+    # rows and 8 biases it has 248 elements. With 3 rows and 6 + 8 + 8 biases the first rank has 238 elements.
     assert with_biases.kinds[0].weights.elements[0] - without.kinds[0].weights.elements[0] == 46
     assert with_biases.kinds[0].weights.elements[1] - without.kinds[0].weights.elements[1] == 8
 
@@ -105,7 +107,8 @@ def test_the_facts_of_the_worst_models_are_short_enough(name):
 
     print(f"{name}: {len(text)} bytes, {len(costs['tensor'])} of {len(shard_counts(shape))} numbers of ranks")
     assert len(text.encode()) <= MAX_FACTS_BYTES
-    # The document lists only the smallest numbers of ranks, as many as its size allows.
+    # The document lists the smallest numbers of ranks. The size limit of the document decides how many numbers it
+    # lists.
     assert costs["tensor"] == list(shard_counts(shape))[: len(costs["tensor"])]
     assert len(costs["tensor"]) >= min(8, len(shard_counts(shape)))
 

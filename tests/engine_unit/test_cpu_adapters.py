@@ -30,8 +30,8 @@ from rt_tiny import VOCAB_SIZE, TinySequence, make_batch, tiny_variant
 NUM_TOKENS = 37
 BLOCKS = -(-NUM_TOKENS // BLOCK_SIZE)
 VARIANTS = ("llama-biases", "qwen3")
-# Rank and settings of each adapter. Ranks that are no multiple of 16 are padded, so rank 100 becomes 112. Three such
-# matrices have 3 x 112 rows of A, more than the library multiplies in one piece.
+# Rank and settings of each adapter. LoRA ranks are padded to a multiple of 16, so rank 100 becomes 112. With rank 112,
+# q, k and v have 3 x 112 rows of A, which is more than the library multiplies in one piece.
 ADAPTERS = (
     {"rank": 8},
     {"rank": 24, "lora_alpha": 48, "matrices": ("q_proj", "v_proj")},

@@ -1,7 +1,7 @@
 """The decoder on the C library has the results of the plain decoder, for every architecture and instruction set.
 
-Covers one rank; test_cpu_decoder_parts.py tests several. test_cpu_decoder_batches.py tests that results do not depend
-on the batch.
+This file tests one rank, and test_cpu_decoder_parts.py tests several ranks. test_cpu_decoder_batches.py tests that
+results do not depend on the batch.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ def test_bfloat16_logits_are_nearer_to_float32_than_those_of_torch(folder: Path,
     model = load_on_library(folder, isa, torch.bfloat16)
     ours = relative_error(logits_of(model, library_cache(model, 9)), expected)
     # A bfloat16 has 8 significant bits: a rounded activation differs by 0.1 to 0.2 %, and each layer rounds six times.
-    # A token whose second and third expert are about equally likely may get the third instead of the second.
+    # If the second and third expert of a token are about equally likely, rounding may select the third instead of the
+    # second.
     assert 0.0 < ours < (0.03 if shape.experts is None else 0.06)
     assert ours < of_torch
 
@@ -136,7 +137,8 @@ def test_a_nan_in_a_weight_reaches_the_logits(dtype: torch.dtype, damaged: str, 
 def test_a_key_that_is_not_finite_reaches_the_logits_of_its_token_and_of_all_later_ones(
     position: int, isa: str, tmp_path: Path
 ) -> None:
-    # At position 256, the token sees only its own key in its segment, but its tile also reads later blocks.
+    # Position 256 is a special case. In its segment the token sees only its own key, but its tile also reads later
+    # blocks.
     from safetensors.torch import load_file, save_file
 
     shape = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16, "num_hidden_layers": 1}

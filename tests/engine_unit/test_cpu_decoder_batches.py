@@ -134,8 +134,8 @@ def test_a_replay_from_the_ids_continues_bit_for_bit(cases: list[Case]) -> None:
 
 @pytest.mark.skipif(not ISAS, reason="there is no C library")
 def test_a_chunk_with_a_long_context_takes_little_memory_on_many_threads(tmp_path: Path) -> None:
-    # 252 tokens have 24 query heads of 64 elements in 300 segments: separate results for each segment would need 460
-    # MB. The window of 1 makes the test fast, because the blocks before it are not read.
+    # 252 tokens have 24 query heads of 64 elements in 300 segments. Separate results for each segment would need 460
+    # MB. A window of 1 makes the test fast, because the blocks before the window are not read.
     folder = tiny_checkpoint(
         tmp_path,
         "MistralForCausalLM",
@@ -159,5 +159,8 @@ def test_a_chunk_with_a_long_context_takes_little_memory_on_many_threads(tmp_pat
 
 
 def _address_space() -> int:
-    """The number of mapped bytes. A buffer that the library has mapped or allocated stays until its next step."""
+    """The number of mapped bytes.
+
+    A buffer that the library has mapped or allocated counts until the library's next step.
+    """
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

@@ -14,7 +14,7 @@ from rt_library import ISAS
 from rt_stages import RankProcesses, StagesInARow, answers, ids_by_request, load_stages, make_engine, stage_config
 from rt_tiny import VARIANTS, tiny_checkpoint
 
-# Ranks and the library's blocks of 16 do not divide the vocabulary evenly, but they divide the feed-forward evenly.
+# The vocabulary cannot be divided evenly between ranks, or into the library's blocks of 16. The feed-forward can.
 SIZES = {"vocab_size": 251, "intermediate_size": 128, "num_hidden_layers": 4}
 
 # (type, tensor, pipeline). The first variant is also tested with stages alone and with shards alone, because the
@@ -87,7 +87,7 @@ def test_ranks_in_processes_compute_the_answers_of_one_rank(
             assert logprobs_of(got) == logprobs_of(expected)
         if tensor == 1 or dtype == "float32":
             assert ids_by_request(got) == ids_by_request(expected), (tensor, pipeline, dtype)
-        # The parts of shards are added in float32. In bfloat16, a sum that differs in its last bit may round
-        # differently.
+        # The partial sums of shards are added in float32, and may differ in their last bit. In bfloat16, such sums may
+        # round differently.
         tolerance = 1e-4 if dtype == "float32" else 0.1
         assert logprobs_of(got) == pytest.approx(logprobs_of(expected), abs=tolerance)

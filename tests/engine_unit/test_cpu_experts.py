@@ -97,7 +97,10 @@ def test_logits_are_those_of_transformers(architecture: str, tmp_path: Path) -> 
 
 
 def test_of_equal_experts_a_token_takes_the_first(tmp_path: Path) -> None:
-    """With a router of zeros all experts are equally likely, and only the weights of the first two have an effect."""
+    """A router of zeros makes all experts equally likely.
+
+    Then only the weights of the first two experts have an effect.
+    """
     folder = tiny_variant(tmp_path, "mixtral")
     file = folder / "model.safetensors"
     weights = load_file(file)

@@ -148,7 +148,8 @@ def test_a_matrix_takes_the_bytes_of_its_form(bits: int, size: int, has_offsets:
     weights = random_weights(48, bits, size, has_offsets)
     halves = 2 * 48 * (NUM_INPUTS // size) * (1 + has_offsets)
     expected = 48 * NUM_INPUTS * bits // 8 + halves
-    # Without offsets a chunk has two groups. If the number of groups is odd, the last half of a chunk is empty.
+    # Without offsets a chunk has two groups. If the number of groups is odd, the second half of the last chunk is
+    # empty.
     empty = 48 * (size * bits // 8 + 2) if size == 128 and not has_offsets else 0
     assert open_library(ISAS[0]).pack_grouped(weights).nbytes == expected + empty
     assert weights.form.num_bytes(48, NUM_INPUTS) == expected + empty + 4 * 48 * has_offsets

@@ -27,7 +27,7 @@ from rayloom_engine.models.checkpoint.source import cache_folder
 COMPILER = find_compiler(os.environ)
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
-# Files that do not test kernels but servers or compilations, and this file.
+# Files that test servers or compilations instead of kernels, and this file.
 OTHERS = {"test_cpu_backend.py", "test_cpu_library_build.py", Path(__file__).name}
 KERNEL_TESTS = sorted(
     path for path in (*FOLDER.glob("test_cpu_*.py"), *FOLDER.glob("test_int8_*.py")) if path.name not in OTHERS
@@ -86,7 +86,7 @@ def test_the_kernels_have_neither_bad_addresses_nor_undefined_behaviour(environ:
         "test_cpu_sampler.py",
         "test_int8_weights.py",
     } <= names
-    # pytest captures only Python's own streams, so that a sanitizer's report stays on stderr.
+    # With --capture=sys, pytest captures only Python's own streams. So a sanitizer's report stays on stderr.
     flags = ["-q", "-x", "--capture=sys", "-o", "timeout=1700"]
     command = [sys.executable, "-m", "pytest", *flags, *map(str, KERNEL_TESTS)]
     done = subprocess.run(command, env=environ, cwd=ROOT, capture_output=True, text=True)

@@ -1,7 +1,7 @@
 """A step on tensors that claim to be on a CUDA device: all results are complete, and no CPU tensor is used.
 
-Fake tensors have sizes, types and devices but no memory, so no device is needed, and no value is computed. Triton
-kernels do not run either: the test checks that all of their tensors are on the device.
+Fake tensors have sizes, types and devices, but no memory and no values. So the test needs no device. Instead of running
+Triton kernels, it checks that all of their tensors are on the device.
 """
 
 from __future__ import annotations

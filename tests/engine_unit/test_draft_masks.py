@@ -162,7 +162,7 @@ def test_a_fault_in_a_draft_ends_the_draft_and_not_the_sequence(forms: Forms) ->
 
 def test_drafts_get_masks_in_the_time_that_the_other_masks_leave(forms: Forms) -> None:
     ticks = iter(range(1000))
-    # Each mask takes 0.3 of MASKS_S: three slots get theirs, and one row of one draft.
+    # Each mask takes 0.3 of MASKS_S. So there is time for the masks of three slots, and for one row of one draft.
     masks = Masks(forms, VOCAB_SIZE, cpu_clock=lambda: 0.3 * MASKS_S * next(ticks))
     pairs = [draft_step(forms, number, form_params({"regex": "[ab]{9}"}), "ab") for number in range(3)]
     found = masks.set(pairs, is_whole_step=True)

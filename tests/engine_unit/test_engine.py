@@ -14,7 +14,7 @@ from rt_scheduler import SimulatedRank, expected_ids, ids_of, make_scheduler, ma
 
 
 class FlakyRank(SimulatedRank):
-    """A rank that raises once, in the middle of a plan, and must get forget_all before the next plan."""
+    """A rank that raises once, in the middle of a plan. Before the next plan it must get forget_all."""
 
     def __init__(self, fail_at: int) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def test_after_an_interrupted_step_sequences_continue_or_can_be_aborted(fail_at:
 
 
 class WaitingRank(SimulatedRank):
-    """A rank whose steps compute and sample for 1.5 s, and wait 0.1 s for a grammar."""
+    """A rank whose steps take 1.6 s: 1.5 s of computing and sampling, and a wait of 0.1 s for a grammar."""
 
     def run(self, plan: StepPlan) -> StepResult:
         return msgspec.structs.replace(super().run(plan), forward_s=1.0, sample_s=0.6, waited_s=0.1)

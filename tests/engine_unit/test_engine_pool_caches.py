@@ -65,7 +65,8 @@ def test_blocks_of_a_refused_prompt_attract_nothing(tmp_path: Path) -> None:
 def test_a_prefix_attracts_only_as_far_as_it_saves_more_than_waiting_costs(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         world.cores["b"].cache(hashes_of(PREFIX))
-        # The prompt has 67 tokens. Engine a would compute 67; b would compute 63 or 65 waiting tokens, and then 3.
+        # The prompt has 67 tokens, and b has 64 of them in its cache. Engine a would compute 67 tokens. Engine b would
+        # compute 63 or 65 waiting tokens first, and then 3 tokens of the prompt.
         for waiting, engine in ((63, "b"), (65, "a")):
             load = SchedulerLoad(tenants=(TenantLoad(tenant="", prefill_tokens=waiting),))
             world.cores["b"].load = load
@@ -82,7 +83,7 @@ def test_a_prefix_attracts_only_as_far_as_it_saves_more_than_waiting_costs(tmp_p
 def test_the_measured_cost_of_a_decode_decides(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         world.cores["b"].cache(hashes_of(PREFIX))
-        # Scores: a 67; b 3 + 10 decodes at the mean cost of both engines.
+        # The score of a is 67. The score of b is 3 plus 10 decodes at the mean cost of both engines.
         for cost, engine in ((6.0, "b"), (7.0, "a")):
             for name, num_decodes in (("a", 0), ("b", 10)):
                 load = SchedulerLoad(num_decodes=num_decodes, decode_token_cost=cost)
@@ -133,7 +134,7 @@ def test_a_gap_makes_the_gateway_ask_again_once(tmp_path: Path) -> None:
         core = world.cores["b"]
         first, *others = hashes_of(PREFIX)
         core.cache([first], is_told=False)
-        for block in others:  # the first message reveals the gap; the others come before the answer
+        for block in others:  # the first message reveals the gap; the later messages arrive before the whole index
             core.cache([block])
         await until(lambda: num_cached(world.client, "b") == 4)
         assert core.num_index_requests == 2, "one at the beginning"

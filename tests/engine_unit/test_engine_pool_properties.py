@@ -1,7 +1,7 @@
 """Every sequence gets each of its ids exactly once, even if engines fail and messages are delayed.
 
-There are no sockets: an engine is a queue of messages in each direction, and hypothesis decides which message is
-handled next.
+There are no sockets: an engine is a queue of messages in each direction. hypothesis chooses the message that is handled
+next.
 """
 
 from __future__ import annotations

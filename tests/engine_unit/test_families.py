@@ -87,7 +87,8 @@ def test_experts_of_qwen_are_in_the_layers_that_config_json_names(tmp_path: Path
     }
     experts = shape.experts
     assert experts is not None and not experts.normalises_weights
-    # Router and shared gate have 5 rows, four experts 3 x 6 rows each, and the shared expert 3 x 10.
+    # Router and shared gate have 5 rows together. Each of four experts has 3 x 6 rows, and the shared expert has 3 x
+    # 10.
     assert experts.layer_parameters(8) == 8 * (5 + 4 * 18 + 30)
     # In each of two layers, a token does not use two of the experts.
     assert shape.num_parameters - shape.num_active_parameters == 2 * 2 * 8 * 18
@@ -110,8 +111,8 @@ def test_the_number_of_experts_has_the_name_of_either_dialect(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("architecture", "sizes", "published"),
     [
-        # hidden size, layers, heads, key/value heads, vocabulary, experts, experts of a token; total and active
-        # parameters
+        # (hidden size, layers, heads, key/value heads, vocabulary, experts, experts of a token), (total, active
+        # parameters)
         ("MixtralForCausalLM", (4096, 32, 32, 8, 32000, 8, 2), (46_702_792_704, 12_879_925_248)),
         ("Qwen3MoeForCausalLM", (2048, 48, 32, 4, 151936, 128, 8), (30_532_122_624, 3_353_032_704)),
         ("OlmoeForCausalLM", (2048, 16, 16, 16, 50304, 64, 8), (6_919_161_856, 1_282_017_280)),

@@ -24,8 +24,8 @@ from rayloom_engine.models.checkpoint.progress import no_progress
 from rt_malformed import sound_folder
 from rt_server import wait_until
 
-# A fork server needs 2 s of CPU time to import torch. This fork server does not import torch, and is otherwise the real
-# one.
+# A real fork server needs 2 s of CPU time to import torch. This fork server differs only in that it does not import
+# torch.
 _WITHOUT_TORCH = (
     "-P",
     "-c",
@@ -78,7 +78,7 @@ def _start(ranks: ProcessRanks, *numbers: int) -> tuple[psutil.Process, list[psu
     """The fork server and its ranks, in the order of their starts."""
     for number in numbers:
         ranks.start(number, 1)
-    # The command line by which the fork server is found appears only some time after its start.
+    # `_fork_servers` finds a fork server by its command line, which appears only some time after the start.
     wait_until(lambda: len(_fork_servers()) == 1, 60.0, lambda: "there is no fork server", _EVERY_S)
     (server,) = _fork_servers()
     wait_until(lambda: len(server.children()) == len(numbers), 60.0, lambda: "the ranks do not start", _EVERY_S)

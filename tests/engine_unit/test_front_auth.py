@@ -233,7 +233,7 @@ def test_a_peer_that_leaves_before_it_is_accepted_is_no_error(
     listener = socket.create_server(("127.0.0.1", 0))
     for _ in range(3):
         left = socket.create_connection(listener.getsockname())
-        # The connection ends with RST instead of FIN, so that the accepted socket has no peer.
+        # With this option the connection ends with RST instead of FIN. The accepted socket then has no peer.
         left.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         left.close()
     status = CoreState(epoch=7, executor="uni").status

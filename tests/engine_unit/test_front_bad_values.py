@@ -1,7 +1,7 @@
 """41 values in the fields of every endpoint: each gets an answer or a refusal in JSON's words, never a 5xx.
 
-The tests call the application itself in the front's loop, because thousands of connections would take longer and show
-no more. The fields include known fields that are not implemented or have no effect, and unknown names.
+The tests call the application directly in the front's loop. Thousands of connections would take longer and test nothing
+more. The fields include known fields that are not implemented or have no effect, and unknown names.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BASE: dict[str, dict[str, Any]] = {
     "/detokenize": {"tokens": [72, 105]},
 }
 # One function checks all fields of WITHOUT_EFFECT, and another all fields of NOT_IMPLEMENTED. So each of these fields
-# gets every eighth value, and each value goes to several fields.
+# gets only every eighth value, and each value still goes to several fields.
 SHARE = 8
 PYTHON = re.compile(r"\b(?:False|True|None|Traceback|dict|tuple|str|pydantic|msgspec)\b|<class")
 

@@ -25,7 +25,7 @@ def many(part: bytes, num: int) -> bytes:
         (b"[]", MAX_CONTAINERS - 2),  # in addition to the object and the list around them
         (b'{"a":1}', MAX_STRINGS - 1),  # in addition to the key "prompt"
         (b'"\\""', MAX_STRINGS - 1),
-        (b"1", MAX_VALUES + 1),  # commas are counted, and there is one comma fewer than values
+        (b"1", MAX_VALUES + 1),  # the check counts commas, and a list has one comma fewer than values
     ],
 )
 def test_the_parts_of_a_body_are_counted_outside_of_strings(part: bytes, most: int) -> None:

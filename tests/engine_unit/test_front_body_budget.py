@@ -110,7 +110,7 @@ def test_a_waiter_cancelled_as_it_gets_the_lock_hands_it_on() -> None:
         async with turns.turn("a"):
             waiter = asyncio.create_task(work())
             await asyncio.sleep(0)
-        waiter.cancel()  # the waiter owns the lock already, but has not run since
+        waiter.cancel()  # the waiter owns the lock already, but has not run since it got the lock
         await asyncio.wait([waiter])
         async with asyncio.timeout(60.0), turns.turn("b"):
             pass

@@ -81,7 +81,7 @@ def test_the_core_gets_prompt_seed_and_limits(front: FrontUnderTest) -> None:
 
 
 def test_an_answer_is_in_flight_until_all_of_it_was_sent(front: FrontUnderTest) -> None:
-    """A drain waits for answers in flight, so a slow client gets its whole answer."""
+    """A drain waits for answers in flight. So a slow client still gets its whole answer."""
     front.do(lambda: setattr(front.core, "script", say("x" * 400)))
     body = {
         "model": MODEL,

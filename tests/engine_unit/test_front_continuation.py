@@ -18,7 +18,10 @@ def front(tmp_path: Path) -> Iterator[FrontUnderTest]:
 
 
 def round_all(front: FrontUnderTest) -> None:
-    """Marks all sequences, once each has 3 tokens, like a gateway that moves them to an engine with other rounding."""
+    """Waits until each sequence has 3 tokens, and then marks all sequences.
+
+    A gateway marks them in the same way when it moves them to an engine with other rounding.
+    """
 
     def mark() -> None:
         for sequence in front.service.client.unfinished():

@@ -82,7 +82,7 @@ def test_each_token_of_a_stream_is_an_event_of_the_documented_form(front: FrontU
 
 
 def test_a_client_that_does_not_read_gets_all_its_text_later_and_fills_no_memory(tmp_path: Path) -> None:
-    """Tokens wait in the mailbox, where each needs some bytes, and not as events in the connection's buffer.
+    """Tokens wait in the mailbox, where each needs only some bytes. The connection's buffer would hold whole events.
 
     The events of the test are large, because the system's buffers hold megabytes.
     """

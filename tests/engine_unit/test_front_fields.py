@@ -189,7 +189,8 @@ def test_reasoning_effort_reaches_the_template(front: FrontUnderTest) -> None:
 def test_no_prompt_is_the_beginning_of_a_document(front: FrontUnderTest, fields: dict[str, Any]) -> None:
     response = front.http.post("/v1/completions", json={"model": MODEL, **fields})
     assert response.status_code == 200
-    # This tokenizer adds no token to a text and has no <|endoftext|>, so the prompt is the beginning token.
+    # This tokenizer adds no token to a text, and it has no <|endoftext|>. So the prompt is the token for the beginning
+    # of a text.
     assert front.do(lambda: front.core.submits[0]).prompt_ids == (256,)
 
 

@@ -129,7 +129,7 @@ class _Generation:
 
 
 def sent(document: dict[str, Any], gone_after: int | None = None) -> tuple[list[dict[str, Any]], list[int], list[str]]:
-    """The messages of a WholeAnswer, the turns of another task before each message, and the generation's end."""
+    """The messages of a WholeAnswer, another task's number of turns before each message, and the generation's end."""
     messages: list[dict[str, Any]] = []
     turns: list[int] = []
     generation = _Generation()
@@ -163,7 +163,7 @@ def test_other_requests_run_between_the_parts_of_a_large_answer(writer: LogprobW
     num_parts = sum(map(len, bodies)) // PART_BYTES
     assert num_parts > 30 and max(map(len, bodies)) <= PART_BYTES
     assert turns[-1] >= num_parts
-    late = turns[1 + 2**20 // PART_BYTES + 1 : -2]  # after the parts that were held back to find the length
+    late = turns[1 + 2**20 // PART_BYTES + 1 : -2]  # without the parts that were held back to find the length
     assert all(after > before for before, after in itertools.pairwise(late))
     assert b"content-length" not in dict(messages[0]["headers"]), "its length is not known when it begins"
     assert len(msgspec.json.decode(b"".join(bodies))["prompt_logprobs"]) == 2001

@@ -126,7 +126,7 @@ def test_a_request_whose_client_disconnects_is_not_counted(front: FrontUnderTest
     body: dict[str, Any] = {"model": MODEL, "prompt": "Hi", "stream": stream}
     content = json.dumps(body).encode()
     host, port = front.api_url.removeprefix("http://").split(":")
-    # Over a plain socket, because the test cannot decide when an HTTP client closes its socket.
+    # The test uses a plain socket, because it cannot decide when an HTTP client closes its socket.
     with socket.create_connection((host, int(port))) as connection:
         head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(content)}\r\n"
         head += "Content-Type: application/json\r\n\r\n"

@@ -346,7 +346,10 @@ def test_a_lost_core_runs_nothing(tmp_path: Path) -> None:
 
 
 def seen_by_a_fork(folder: Path) -> str:
-    """The variable RAYLOOM_MARK in a new fork of the process that is also the parent of these fronts."""
+    """The variable RAYLOOM_MARK as a new fork sees it.
+
+    These fronts are forks of the same process.
+    """
     seen = folder / "seen"
     command = f'printf %s "${{RAYLOOM_MARK-unset}}" > {seen}'
     process = forking_context().Process(target=os.execlp, args=("sh", "sh", "-c", command))

@@ -119,7 +119,7 @@ def test_ready_stays_true_during_a_recovery_and_status_shows_it(front: FrontUnde
     assert [(phase.name, phase.seconds) for phase in recovery.phases] == [("load", 0.5)]
     metrics = front.http.get("/metrics").text
     assert 'rayloom:recoveries_total{cause="core_lost",model_name="tiny"} 1' in metrics
-    # Each core counts from zero: 2 preemptions before the loss, 2 after it.
+    # Each core counts from zero. There were 2 preemptions before the loss, and 2 after it.
     assert 'rayloom:num_preemptions_total{model_name="tiny"} 4' in metrics
 
 
@@ -153,7 +153,7 @@ def test_a_client_that_leaves_frees_its_sequences_at_once(front: FrontUnderTest,
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "stream": stream, "n": 2}
     request = httpx.Request("POST", f"{front.api_url}/v1/chat/completions", json=body)
     head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
-    # Over a plain socket, because the test cannot decide when an HTTP client closes its socket.
+    # The test uses a plain socket, because it cannot decide when an HTTP client closes its socket.
     with socket.create_connection((request.url.host, request.url.port or 80)) as connection:
         connection.sendall(f"POST {request.url.path} HTTP/1.1\r\n{head}\r\n".encode() + request.content)
         front.wait_until(lambda: [len(s.generated_ids) for s in sequences(front)] == [3, 3], "both are under way")

@@ -36,7 +36,10 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontUnderTest
 
 @pytest.fixture
 def front(running: FrontUnderTest) -> Iterator[FrontUnderTest]:
-    """A front whose core stops after 5 tokens until it is released. At the end, all kept answers are released."""
+    """A front whose core stops each answer after 5 tokens, until the test releases the core.
+
+    After the test, the front forgets all kept answers.
+    """
     running.do(running.core.reset)
     running.do(lambda: setattr(running.core, "script", say(TEXT)))
     running.do(lambda: setattr(running.core, "hold_after", 5))

@@ -63,8 +63,8 @@ def send_cases(operation: Any, num_cases: int, answered: Callable[[Any], None]) 
 
 
 def test_generated_requests_are_answered_as_documented(front: FrontUnderTest) -> None:
-    # Imported here, because the import takes half a second: every process of a test run collects this file, but only
-    # one runs it.
+    # Imported here, because the import takes half a second. Every process of a test run collects this file, but only
+    # one process runs this test.
     import schemathesis
     from schemathesis import GenerationMode
 

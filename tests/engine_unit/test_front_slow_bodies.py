@@ -1,4 +1,4 @@
-"""Bodies that arrive slowly: the limit on their total time, and their connections' state in the table meanwhile."""
+"""Bodies that arrive slowly: the limit on their total time, and the state of their connections in ConnectionTable."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_body_that_comes_at_the_least_rate_has_the_time_for_its_size() -> None
     async def scenario() -> None:
         clock, wire, protocol = connection()
         protocol.data_received(POST % (60 * 256 * KIB))
-        for number in range(1, 58):  # 57 parts of 256 KiB, one each 1.5 s: the last at 85.5 s (limit: 30 + 56)
+        for number in range(1, 58):  # 57 parts of 256 KiB, one every 1.5 s; the last at 85.5 s (limit: 30 + 56)
             clock.advance(1.5 * number)
             protocol.data_received(b"a" * 256 * KIB)
             await settle()

@@ -1,4 +1,7 @@
-"""The front's work for a streamed token, as a number of Python calls, because times differ from machine to machine."""
+"""The front's work for a streamed token.
+
+The test counts Python calls, because times differ from machine to machine.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,7 @@ def test_a_token_takes_a_bounded_number_of_calls_and_is_written_at_once(tmp_path
             while not shown.endswith("c"):
                 shown += text_of_line(next(lines), endpoint)
             sequence = next(iter(front.do(lambda: list(front.service.client.unfinished()))))
-            front.do(lambda: calls_of_steps(front, sequence, (120, 120)))  # so that the front knows the kind of text
+            front.do(lambda: calls_of_steps(front, sequence, (120, 120)))  # then the front knows the kind of text
             calls = front.do(lambda: calls_of_steps(front, sequence, (120,) * NUM_TOKENS))
             while len(shown) < 3 + 2 + NUM_TOKENS:
                 shown += text_of_line(next(lines), endpoint)

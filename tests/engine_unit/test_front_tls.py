@@ -374,13 +374,14 @@ def test_a_renewed_certificate_holds_for_new_connections_and_open_ones_continue(
         assert peer_end(before) != peer_end(after)
         assert await _echo(world, before, "old") == "old"
         assert await _echo(world, after, "new") == "new"
-        # A new certificate with the old key, as between two steps of somebody who copies the files one after the other.
+        # The certificate is new, but the key is old, as in the middle of a renewal that copies one file after the
+        # other.
         (world.folder / "engine" / "tls.crt").write_bytes(world.authority.issue(ENGINE, is_engine=True).cert)
         for _ in range(2):
             during = await world.connect(tls)
             assert peer_end(during) == peer_end(after)
             during.writer.transport.abort()
-        # A new CA, whose certificates both sides trust after the renewal of all three files.
+        # The CA is new. Both sides trust its certificates after the renewal of all three files.
         other = Authority()
         both = world.authority.cert + other.cert
         write_tls(world.folder / "engine", "front_tls", other.issue(ENGINE, is_engine=True), both)

@@ -98,7 +98,7 @@ def check_completion_logprobs(choice: dict[str, Any], num_top: int | None, *, ec
         assert len(top) <= num_top + 1
     for token, offset in zip(tokens, logprobs["text_offset"], strict=True):
         if "\ufffd" in token:
-            break  # half a character, which offsets count twice, as in vLLM
+            break  # a token with half a character: offsets count the character twice, as in vLLM
         assert choice["text"].startswith(token, offset)
 
 

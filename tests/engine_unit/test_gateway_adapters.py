@@ -226,7 +226,7 @@ def test_a_gateway_lists_and_serves_the_adapters_of_its_engines(tmp_path: Path) 
             assert (code, kind) == (403, "adapters_fixed")
             assert "change spec.model.adapters of the LLMService" in message
             of_both = world.document(one={}, two={}).model_copy(update={"adapters": {"one": ("poems",), "two": ()}})
-            world.models.apply(of_both)  # a request goes to the engine that has the adapter, not to the declaring one
+            world.models.apply(of_both)  # one declares the adapter, but only two has it, so two gets the request
             assert said(await world.chat("poems")) == "I am two."
 
     asyncio.run(story())

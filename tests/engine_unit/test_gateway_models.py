@@ -121,7 +121,7 @@ def test_an_alias_keeps_its_users_and_repeats_and_names_its_target(tmp_path: Pat
 
 
 async def unusable(world: World) -> list[tuple[str, str, int]]:
-    """(name, reason, number of keys that stay valid) of each name whose keys cannot be read."""
+    """A tuple for each name whose keys cannot be read: (name, reason, number of keys that stay valid)."""
     status = (await world.admin.get("/status")).json()
     named = ((each["name"], each["problem"], each["accepted"]) for each in status["unusable_keys"])
     return [(name, problem.partition("'")[0], accepted) for name, problem, accepted in named]

@@ -1,4 +1,4 @@
-"""A rank waits for grammars: the wait counts as progress, has a limit, and affects only its own grammar."""
+"""A rank waits for the build of a grammar: the wait counts as progress, has a limit, and affects only this grammar."""
 
 from __future__ import annotations
 
@@ -83,7 +83,10 @@ def test_a_build_that_does_not_end_fails_alone(
 
 
 def test_a_build_that_other_work_of_the_machine_makes_slow_is_waited_for() -> None:
-    """The build gets no CPU time, because another thread (here the waiting one) computes for longer than the limit."""
+    """The build gets no CPU time while another thread computes for longer than the limit.
+
+    Here the waiting thread computes.
+    """
     builds, release, num_slices = Builds(cpu_s=0.2), threading.Event(), []
 
     def work_and_release() -> None:

@@ -199,8 +199,8 @@ def test_a_reference_that_merges_nothing_does_not_count() -> None:
 
 
 def test_a_grammar_that_the_rank_cannot_hold_is_refused_by_the_front() -> None:
-    # The grammar has more than 65,525 symbols. With a higher limit the library would accept it here, and panic when the
-    # rank builds it.
+    # The grammar has more than 65,525 symbols. With a higher limit the library would accept this grammar here, and
+    # would panic when the rank builds it.
     with pytest.raises(GrammarRefused, match="number of symbols"):
         validate_here("start: %json " + json.dumps(_merging(25)), "grammar")
 

@@ -37,8 +37,8 @@ def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def sequence(llm: LLM, request_id: str, params: SamplingParams) -> Sequence:
-    # The prompt has 16 tokens, a whole block: its last token is computed again in a block that other sequences may
-    # share.
+    # The prompt has 16 tokens, which fill a block. So its last token is computed again, in a block that other sequences
+    # may share.
     prompt = tuple(range(60, 76))
     decoding = params.decoding(0, len(prompt), llm.model.max_model_len, llm.model.vocab_size, 0)
     return Sequence(request_id=request_id, prompt_ids=prompt, params=decoding, eos_token_ids=(2,))
@@ -74,7 +74,7 @@ def test_others_get_a_token_in_each_step_while_grammars_are_built(llm: LLM) -> N
     plain = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
     llm._engine.add(sequence(llm, "plain", plain))
     assert step_until(llm, "plain", tokens) == [["plain"]] * NUM_TOKENS
-    assert llm._engine.step() == []  # no other sequence can run, so this step waits for 0.1 s
+    assert llm._engine.step() == []  # no other sequence can run, so the step waits 0.1 s for the grammar
     gate.set()
     while llm._engine.has_unfinished:
         for output in llm._engine.step():
@@ -134,7 +134,7 @@ def slots_with_forms(forms: Forms, num: int, params: DecodingParams = FORM) -> l
 def test_masks_of_a_step_have_a_time_and_those_left_come_first_next_time() -> None:
     forms = Forms(tiny_vocabulary)
     ticks = iter(range(1000))
-    # Each mask takes 0.6 of MASKS_S, so in each step a second mask begins after the first, but no third.
+    # Each mask takes 0.6 of MASKS_S. So in each step a second mask still begins, but a third does not.
     masks = Masks(forms, 256, cpu_clock=lambda: 0.6 * MASKS_S * next(ticks))
     pairs = slots_with_forms(forms, 5)
     for _, slot in pairs:

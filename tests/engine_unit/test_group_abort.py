@@ -57,7 +57,10 @@ def test_an_abort_that_arrives_during_the_join_ends_the_group_that_is_joined() -
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 3)), max_size=30))
 def test_a_group_is_aborted_only_by_an_abort_of_its_own_or_a_later_order(events: list[tuple[bool, int]]) -> None:
-    """An event is a Join with a later ticket, or an Abort with the last ticket or one of the two before it."""
+    """Each event is a Join or an Abort.
+
+    A Join has a later ticket, and an Abort has the last ticket or one of the two before.
+    """
     group, waits, last, aborted = GroupAbort(), WaitsOfTest(), 0, -1
     joined = last
     group.begin(last)

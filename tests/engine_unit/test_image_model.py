@@ -42,11 +42,11 @@ def test_the_copied_modules_convert_a_model(tmp_path):
     assert dense != quantised
     assert (Path(dense) / "model.safetensors").exists()
     assert (Path(quantised) / "model.safetensors").exists()
-    # The module for sources imports our module for the hub, but the hub's library only for a model of the hub.
+    # source.py imports our module for the hub at once, but imports the hub's library only for a model of the hub.
     assert sorted(f"{tmp_path}/build/{name}" for name in copied) == used
 
 
 def test_the_image_has_every_form_of_the_built_in_model_that_engines_ask_for():
-    """An engine in a pod cannot write into the image, so it would exit if the form that it needs were missing."""
+    """An engine in a pod cannot write into the image. So an engine would exit if its form of the model were missing."""
     text = (ROOT / "docker/engine.Dockerfile").read_text()
     assert 'resolve("builtin://smollm2-135m", keeps_blocks=kept) for kept in (False, True)' in text

@@ -71,8 +71,8 @@ def test_a_models_facts_come_from_its_configuration_alone(model, tmp_path):
     with serve_hub("acme/tiny", model, seen=seen) as url:
         code, words, _ = run_inspect("hf://acme/tiny", tmp_path, url)
 
-    # Embedding and head have 32 x 8 each, the last norm 8. A layer has q and o 8 x 8, k and v 8 x 4, feed-forward 3 x 8
-    # x 16, and two norms of 8.
+    # The embedding and the head have 32 x 8 parameters each, and the last norm has 8. In a layer, q and o have 8 x 8
+    # each, k and v have 8 x 4 each, the feed-forward has 3 x 8 x 16, and two norms have 8 each.
     assert words["num_parameters"] == 2 * 32 * 8 + 8 + 2 * (2 * 64 + 2 * 32 + 3 * 128 + 16)
     assert (code, words["version"], words["commit"]) == (0, "v2", COMMIT)
     assert (words["shape"]["num_layers"], words["shape"]["checkpoint_dtype"]) == (2, "bfloat16")

@@ -63,7 +63,7 @@ def quantised(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def int8_product(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x W^T + bias with int8 weights and activations, where sums over a group are exact integers."""
+    """x W^T + bias with int8 weights and activations. The sums over a group are exact integers."""
     integers_NK, scales_N = quantised(weight)
     grouped = x.reshape(*x.shape[:-1], -1, INT8_GROUP)
     x_integers, x_scales = quantised(grouped)
@@ -145,8 +145,8 @@ def test_logits_are_those_of_the_same_arithmetic_in_torch(variant: str, isa: str
         )
         error = relative_error(logits, expected)
         of_plain_weights = relative_error(plain_logits, expected)
-        # In float32 an activation halfway between two integers may be rounded to the other integer, because sums differ
-        # in their last bits. In bfloat16 activations are rounded before they are quantised.
+        # In float32, sums differ in their last bits. So an activation halfway between two integers may be rounded to
+        # the other integer. In bfloat16 activations are rounded before they are quantised.
         assert error < (0.1 if dtype is torch.float32 else 0.9) * of_plain_weights
         assert of_plain_weights < 0.1
 
@@ -163,7 +163,7 @@ def test_a_tied_head_shares_the_quantised_matrix_of_the_embedding(isa: str, tmp_
 @pytest.mark.parametrize(("variant", "num_vocabularies"), [("llama", 2), ("llama-tied", 1)])
 def test_a_weight_takes_a_byte_and_a_row_four_more(variant: str, num_vocabularies: int, tmp_path: Path) -> None:
     model = load_on_library(tiny_variant(tmp_path, variant), ISAS[0], torch.bfloat16, quantization="int8")
-    # Rows of q, k, v, o, gate and up have 64 columns, those of down 96.
+    # The rows of q, k, v, o, gate and up have 64 columns, and the rows of down have 96.
     layer = (64 + 32 + 32 + 64 + 96 + 96) * (64 + 4) + 64 * (96 + 4) + 2 * 64 * 2
     assert model.weight_bytes == 2 * layer + num_vocabularies * VOCAB_SIZE * (64 + 4) + 64 * 2
 
@@ -249,7 +249,7 @@ def test_shards_compute_nearly_the_logprobs_of_one_rank(variant: str, ranks: Ran
     epoch = next(_epochs)
     ranks.join(epoch)
     got = logprobs_of(answers(make_engine(ranks, epoch), SIZES["vocab_size"]))
-    # Each shard has separate scales for its columns of o and down, so results differ from those of one rank.
+    # Each shard has its own scales for its columns of o and down. So the results differ from those of one rank.
     assert got == pytest.approx(expected, abs=0.5)
     mean = sum(abs(a - b) for a, b in zip(got, expected, strict=True)) / len(got)
     assert mean < 0.1
