@@ -45,7 +45,8 @@ def test_a_report_replaces_the_guess_and_a_first_token_makes_a_decode() -> None:
     estimate.has_token("s")
     estimate.has_token("s")
     assert numbers(estimate) == (30, 1, 64)
-    # Before this report the core has published the blocks that it has, so the estimate drops the expected blocks.
+    # The core publishes its cached blocks before it sends this report. So the estimate drops the blocks that it only
+    # expected.
     estimate.reported(report(prefill=0, decodes=1))
     assert numbers(estimate) == (0, 1, 0)
 

@@ -1,4 +1,4 @@
-"""Two tenants on the real engine and scheduler: one floods the engine, the tests limit the other's time to first token.
+"""Two tenants on the real engine and scheduler: "x" floods the engine, and the times to first token of "y" have limits.
 
 The unit of time is the cost of a computed token. A step costs `STEP` in addition. tests/engine_real/test_tenants.py
 tests the same with seconds and a model.
@@ -18,12 +18,13 @@ from rayloom_engine.errors import QueueFull
 from rt_scheduler import SimulatedRank, make_scheduler, make_sequence
 
 STEP = 16  # cost of a step besides its tokens
-# The simulation has no randomness. Every request of "y" meets the same flood, a few steps after the request before.
+# The simulation has no randomness. Every request of "y" meets the same flood, and is sent a few steps after the
+# previous request of "y".
 NUM_MEASURED = 40
 
 
 class _Flooder:
-    """A tenant that keeps `num_requests` requests of `n` choices submitted, or as many as the engine accepts."""
+    """A tenant that always has `num_requests` requests of `n` choices submitted, or as many as the engine accepts."""
 
     def __init__(self, engine: Engine, num_requests: int, n: int, num_prompt: int, max_tokens: int) -> None:
         self._engine = engine

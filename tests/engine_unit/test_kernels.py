@@ -1,4 +1,4 @@
-"""The small operations equal their references for odd shapes and all types; also the choice of their backends."""
+"""The small operations equal their references for odd shapes and all types. Tests the choice of their backends, too."""
 
 from __future__ import annotations
 

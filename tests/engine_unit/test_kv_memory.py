@@ -88,7 +88,8 @@ def test_no_memory_at_all_is_an_error_that_names_the_setting() -> None:
 
 
 def test_a_window_needs_room_for_itself_and_a_step_alone() -> None:
-    # A step needs the 31 positions before its first token and its own 64: 95 positions in at most 7 blocks.
+    # A step needs the 31 positions before its first token and its own 64 positions. These 95 positions are in at most 7
+    # blocks.
     sequence = SequenceBlocks(block_size=16, window=32, num_step_tokens=64)
     assert [sequence.most(length) for length in (1, 96, 97, 8192)] == [1, 6, 7, 7]
     plan = _plan(sequence=sequence, max_num_seqs=3)

@@ -117,7 +117,7 @@ def test_an_abort_after_a_step_or_for_an_earlier_group_is_harmless(
 
 
 def test_a_rank_that_waits_for_a_stopped_peer_is_free_for_the_next_core(layout: str, ranks: RankServers) -> None:
-    """The core dies before it has noticed that the peer is stopped, so it sends no Abort."""
+    """The core dies before it has noticed that the peer is stopped, so the core sends no Abort."""
     shape = LAYOUTS[layout]
     ranks.meet()
     before = ranks.pool.attached[1 - shape.victim]

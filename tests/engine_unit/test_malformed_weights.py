@@ -1,7 +1,7 @@
 """Malformed weights, indexes and tokenizers end the command with exit 78 and one sentence that names the file.
 
-Not covered: values of weights, because all bytes are valid numbers, and the code of a chat template, which runs only
-for requests.
+Two things are not covered: the values of weights, because all bytes are valid numbers; and the code of a chat template,
+because it runs only for requests.
 """
 
 from __future__ import annotations

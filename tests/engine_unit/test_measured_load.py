@@ -35,7 +35,7 @@ def test_short_sequences_are_limited_by_the_slots_and_long_ones_by_the_cache():
 
 def test_rates_follow_from_the_measured_costs():
     found = measured_load(made(), COSTS)
-    # A token of a prompt of 100 tokens takes 1 ms, and 0.01 ms for each of its 100 positions.
+    # In a prompt of 100 tokens, a token takes 1 ms, plus 0.01 ms for each of 100 positions.
     assert found.prefill_tokens_per_s == pytest.approx(500)
     assert found.decode_tokens_per_s == pytest.approx(400)  # 8 tokens in 20 ms
 
@@ -59,7 +59,7 @@ def test_tokens_of_prompts_count_until_they_are_computed():
     while (plan := scheduler.schedule()) is not None:
         scheduler.update(rank.run(plan))
         found.append(scheduler.num_queued_tokens)
-    # Steps have 8 tokens: 7 tokens are left after the first step, none after the second. Decodes do not count.
+    # A step has 8 tokens, so 7 tokens are left after the first step, and 0 after the second. Decodes do not count.
     assert found == [7, 0, 0]
     assert scheduler.counters.mean_output_tokens == 2
 
@@ -83,6 +83,7 @@ def test_a_load_hashes_a_bounded_number_of_blocks_and_the_next_ones_the_rest(mon
     for sequence in waiting:
         scheduler.add(sequence)
     tokens = [scheduler.load().tenants[0].prefill_tokens for _ in range(4)]
-    # Of 52 tokens, first 20, then 40 and at last 48 are known to be cached: 5, 10 and 12 blocks.
+    # The calls find more and more of the 52 tokens in the cache: first 20 tokens (5 blocks), then 40 (10 blocks), and
+    # at last 48 (12 blocks).
     assert tokens == [32, 12, 4, 4]
     assert [len(sequence.known_hashes) for sequence in waiting] == [3, 3, 3, 3]

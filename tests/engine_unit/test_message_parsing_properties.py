@@ -68,7 +68,10 @@ def test_a_message_does_not_depend_on_where_its_text_is_cut(
 def test_text_that_is_read_without_parts_is_that_of_one_part(
     pieces: list[str], format: ToolFormat | None, reasoning: Any, is_open: bool, skipped: set[int]
 ) -> None:
-    """One parser gets pieces by `reads` where possible, the other by `add`. Both give the same list for each piece."""
+    """One parser gets pieces by `reads` where possible, and the other always by `add`.
+
+    Both give the same list for each piece.
+    """
     usual, made = (parser(format, reasoning=reasoning, is_open=is_open) for _ in range(2))
     for number, piece in enumerate([*pieces, "Hello", " you"]):
         kind = made.plain_kind if number not in skipped else None

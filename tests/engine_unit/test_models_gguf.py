@@ -59,8 +59,8 @@ def test_quantised_weights_become_bfloat16(kind: str, tmp_path: Path) -> None:
 
 def test_llama3_scaling_is_recognised_by_its_divisors(tmp_path: Path) -> None:
     checkpoint = tiny_variant(tmp_path / "original", "llama")
-    # Head size 16, theta 10000: within 8192 positions, pairs 0 to 4 turn more than 4 times, pair 5 four times, and pair
-    # 7 less than once.
+    # The head size is 16, and theta is 10000. Within 8192 positions, pairs 0 to 4 turn more than 4 times, pair 5 turns
+    # four times, and pair 7 turns less than once.
     turns = 8192 * 10000.0 ** (-np.arange(8) / 8) / (2 * np.pi)
     blend = np.clip((turns - 1) / 3, 0, 1)
     divisors = 1 / ((1 - blend) / 32 + blend)

@@ -39,8 +39,8 @@ def folder_with(tmp_path: Path, generation: dict[str, Any] | None = None, **chan
 def test_sizes_are_counted(tmp_path: Path) -> None:
     shape = read_shape(folder_with(tmp_path))
     assert (shape.head_dim, shape.checkpoint_dtype, shape.rms_norm_eps) == (2, "bfloat16", 1e-5)
-    # A layer has q and o 8 x 8, k and v 8 x 4, gate, up and down 8 x 16, two norms of 8. Then embedding, head, last
-    # norm.
+    # In a layer, q and o have 8 x 8 parameters each, k and v have 8 x 4 each, gate, up and down have 8 x 16 each, and
+    # two norms have 8 each. Embedding and head have 80 each, and the last norm has 8.
     layer = 2 * 64 + 2 * 32 + 3 * 128 + 2 * 8
     assert shape.num_parameters == 2 * layer + 2 * 80 + 8
     assert shape.weight_bytes(2) == 2 * shape.num_parameters

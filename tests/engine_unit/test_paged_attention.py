@@ -43,7 +43,7 @@ def compare(
     tables = [[free.pop() for _ in range(-(-context_len // block_size))] for context_len in context_lens]
     batch = make_batch(query_lens, context_lens, tables, block_size)
     pages = torch.randn(NUM_BLOCKS, block_size, 2, num_kv_heads, head_dim)
-    # As in a layer, the queries are a slice of the fused projection and therefore strided over T.
+    # As in a layer, the queries are a slice of the fused projection. So they have a stride over T.
     query_THD = torch.randn(sum(query_lens), num_heads + num_kv_heads, head_dim)[:, :num_heads]
     ours = plan_of(batch, pages, num_heads, window).attend(query_THD, pages, 0.25)
     expected = attend_by_reference(batch, query_THD, pages, window, 0.25)

@@ -1,6 +1,7 @@
 """Only `parallel/` may import torch.distributed, so another transport would change only that folder.
 
-A contract of import-linter cannot express this, because import-linter treats `torch` and its submodules as one module.
+No contract of import-linter can express this rule, because import-linter treats `torch` and its submodules as one
+module.
 """
 
 from __future__ import annotations

@@ -201,7 +201,7 @@ def test_an_interrupted_column_continues_with_the_tests_that_have_no_result(tmp_
 
     assert run({"ENDS": "1"}) == {"test_it.py::test_right": "passed", "test_it.py::test_wrong": "failed"}
     num_lines = len(results.read_text().splitlines())
-    # The new run has started no server, so the last test is recorded as unserved.
+    # This run starts no server, so the test test_last is recorded as unserved.
     others = ["test_it.py::test_wrong", "test_it.py::test_last"]
     assert run({}, only=others) == {"test_it.py::test_right": "passed", "test_it.py::test_wrong": "failed"}
     new = [json.loads(each) for each in results.read_text().splitlines()[num_lines:]]

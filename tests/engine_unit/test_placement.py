@@ -1,4 +1,4 @@
-"""The check that nodes can hold a model's stages, compared with a search of all placements; and its message."""
+"""The check that nodes can hold a model's stages: results, compared with a search of all placements, and messages."""
 
 from __future__ import annotations
 

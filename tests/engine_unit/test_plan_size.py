@@ -97,7 +97,7 @@ def test_after_lost_ranks_the_prompt_crosses_once_again() -> None:
 
 @pytest.mark.parametrize("num_losses", [1, 2])
 def test_choices_that_are_replayed_end_with_the_same_tokens(num_losses: int) -> None:
-    """Tests a prompt that is cut into chunks, and a first choice that is finished."""
+    """The prompt is cut into chunks, and the first choice is finished before a loss of ranks."""
     prompt = tuple(range(19))
     scheduler, rank = make_scheduler(30, max_num_batched_tokens=8, max_num_seqs=4), SimulatedRank()
     for index, num in enumerate((2, 6, 6, 6)):

@@ -144,7 +144,8 @@ def test_tenants_share_the_time() -> None:
     scheduler, _ = _decoding(7, max_num_batched_tokens=100)
     scheduler.add(make_sequence("p", prompt=range(100, 190), tenant="a"))
     scheduler.add(make_sequence("q", prompt=range(200, 290), tenant="b"))
-    # 7 decodes take 136.3 ms, and with a token of both prompts 140.5 ms. 2.2 x 140.5 - 136.3 = 172.8 ms: 82 tokens.
+    # 7 decodes take 136.3 ms, and 140.5 ms together with one token of each prompt. So 2.2 x 140.5 - 136.3 = 172.8 ms
+    # are left for the prompts, which is time for 82 tokens.
     chunks = _chunks(scheduler.schedule(COSTS))
     assert sum(chunks) == 82
     assert max(chunks) - min(chunks) <= 1
@@ -164,7 +165,10 @@ def _gemm_s(rows: int) -> float:
 
 
 class TimedRank(SimulatedRank):
-    """A simulated rank whose steps take virtual time, which the engine learns. The time is not linear in the rows."""
+    """A simulated rank whose steps take virtual time.
+
+    The engine learns this time, which is not linear in the rows.
+    """
 
     def __init__(self) -> None:
         super().__init__(block_size=16)

@@ -84,7 +84,7 @@ def torch_logits(model: RankModel) -> torch.Tensor:
 
 
 def costs_of(folder: Path, element_bytes: int, num_ranks: int = 1) -> int:
-    """Bytes of the weights of the largest rank of a stage, computed from the costs that `inspect` reports."""
+    """The weight bytes of a stage's largest rank, computed from the costs that `inspect` reports."""
     costs = model_costs(read_shape(folder), (1, num_ranks) if num_ranks > 1 else (1,))
     parts = [costs.both, *(costs.kinds[ord(kind) - ord("a")].weights for kind in expanded(costs.layers))]
     if read_shape(folder).scheme is None:
@@ -119,7 +119,8 @@ def test_logits_are_those_of_the_dequantised_weights(
 ) -> None:
     plain = quantised_checkpoint(dense, name, tmp_path / "quantised")
     expected = transformers_logits(plain, TOKEN_IDS)
-    # The reader returns exactly these weights, except that float16 rounds the offset of a group with a zero point.
+    # The reader returns exactly these weights, with one exception: float16 rounds the offset of a group with a zero
+    # point.
     torch.testing.assert_close(torch_logits(load_tiny(tmp_path / "quantised")), expected, atol=0.02, rtol=0)
     exact = load_on_library(tmp_path / "quantised", ISAS[0], torch.float32, quantization="none")
     assert relative_error(logits_of(exact), expected) < 1e-3
@@ -226,7 +227,8 @@ def test_inspect_gives_the_bytes_that_a_rank_holds(name: str, dense: Path, tmp_p
 @needs_library
 def test_matrices_that_are_not_quantised_stay_dense(tmp_path: Path) -> None:
     dense = tiny_checkpoint(tmp_path / "dense", **SIZES, num_hidden_layers=3)
-    # Two matrices are not quantised: q, which makes the stacked q, k, v dense, and down of the second layer.
+    # Two kinds of matrices are not quantised: q of every layer, and down of the second layer. Because of q, the stacked
+    # q, k, v is dense.
     skipped = ("q_proj", "layers.1.mlp.down_proj")
     plain = quantised_checkpoint(dense, "awq", tmp_path / "quantised", skipped=skipped)
     model = load_on_library(tmp_path / "quantised", ISAS[0], torch.float32, quantization="auto")

@@ -75,7 +75,7 @@ def test_a_load_that_was_reported_is_reported_once(ranks: Ranks) -> None:
             is_loaded.set()
 
     ranks.assemble(progress=note)
-    # Loaded weights have another number of bytes than the files, but this number causes no second report.
+    # After the load, the weights have another number of bytes than the files. This number causes no second report.
     assert {now for now in told if now[0] == "load"} == {("load", 10, 40, "bytes")}
 
 
@@ -114,7 +114,8 @@ def test_a_fault_that_the_user_must_fix_is_not_tried_again(ranks: Ranks, kind: s
 
 
 def test_ranks_that_would_send_each_other_tensors_of_different_types_are_refused(ranks: Ranks) -> None:
-    # Without this check, a rank would abort in the first step, or read the peer's bytes as numbers of another type.
+    # Without this check, a rank would abort in the first step, or would read the bytes of its peer as numbers of
+    # another type.
     first = ranks.start(0, first=make_loaded(hidden_dtype="float32", arithmetic="C library, avx2"))
     ranks.start(1, first=make_loaded(hidden_dtype="bfloat16", arithmetic="torch"))
     with pytest.raises(ConfigError, match=r"^rank 1 .* in bfloat16 \(torch\), rank 0 in float32 \(C library, avx2\); "):

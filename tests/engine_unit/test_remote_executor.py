@@ -200,7 +200,7 @@ def test_a_rank_that_dials_again_counts_as_lost_but_alive(ranks: Ranks) -> None:
 
 
 def test_a_plan_goes_to_all_survivors_although_a_rank_is_gone(ranks: Ranks) -> None:
-    """A survivor without the plan would not compute its part, and its peers would wait for this part."""
+    """A surviving rank without the plan would not compute its part. Its peers would wait for this part."""
     first = ranks.start(0)
     last = ranks.start(1)
     ranks.assemble()

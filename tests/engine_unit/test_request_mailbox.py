@@ -1,4 +1,4 @@
-"""Mailbox: the waiting task or its reader gets outputs, and the wait ends in time. test_front_* test streams."""
+"""Mailbox: outputs go to the waiting task or to its reader, and the wait ends in time. test_front_*.py test streams."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ids(items: Items) -> list[int]:
 
 
 class ReadMailbox:
-    """A mailbox with a task in `take` and a reader, which accepts all outputs until `is_open` is False."""
+    """A mailbox with a task in `take` and a reader. The reader accepts all outputs until `is_open` is False."""
 
     def __init__(self, timeout_s: float = 60.0) -> None:
         self.mailbox = Mailbox()

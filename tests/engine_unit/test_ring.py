@@ -13,7 +13,7 @@ CAPACITY = 16
 def test_a_message_too_long_for_the_end_begins_at_zero() -> None:
     writer, reader = Ring(CAPACITY), Ring(CAPACITY)
     assert [writer.place(6), writer.place(6), writer.place(6)] == [0, 6, None]
-    writer.free(num_unread=0)  # the second message may be half read; 4 bytes at the end and 6 at the beginning are free
+    writer.free(num_unread=0)  # message 2 may be half read, so only 4 bytes at the end and 6 at the beginning are free
     assert writer.place(6) == 0
     assert [reader.follow(6) for _ in range(3)] == [0, 6, 0]
 
@@ -30,7 +30,10 @@ def test_a_message_that_went_another_way_is_counted_in_order() -> None:
 
 @given(st.lists(st.tuples(st.integers(1, CAPACITY + 2), st.integers(0, 4)), max_size=60))
 def test_no_message_is_written_over_before_it_was_read(steps: list[tuple[int, int]]) -> None:
-    """Each step writes a message; then the reader begins some messages, of which the last may be half read."""
+    """Each step writes a message.
+
+    Then the reader begins to read some messages, and may have read only half of the last one.
+    """
     writer, reader = Ring(CAPACITY), Ring(CAPACITY)
     unread: list[int | None] = []  # sizes; None = not sent through the ring
     spans: list[tuple[int, int]] = []  # of messages that the reader has perhaps not yet read, oldest first

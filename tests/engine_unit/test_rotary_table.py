@@ -39,7 +39,7 @@ def test_frequencies_and_scales_are_those_of_transformers(name: str, head_dim: i
     expected, scale = rope_utils.ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=context)
     ours = inverse_frequencies(shape.rope, head_dim)
     assert ours.dtype == np.float32
-    # The blend of yarn contains a difference of two numbers, whose relative rounding error is larger.
+    # The blend of yarn contains a difference of two numbers. The relative rounding error of this difference is larger.
     np.testing.assert_allclose(ours, expected.numpy(), rtol=2e-6 if kind == "yarn" else 3e-7)
     assert attention_scale(shape.rope) == pytest.approx(scale, rel=1e-12)
 
@@ -58,7 +58,7 @@ def test_frequencies_without_scaling_are_powers_of_theta() -> None:
 
 
 def test_the_served_context_decides_for_all_tokens_of_an_engine(tmp_path: Any) -> None:
-    """The served context decides if `longrope` uses its long factors, and by how much `dynamic` scales."""
+    """For `longrope` the served context decides if the long factors are used, for `dynamic` it decides the scale."""
     factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
     scaling = {"rope_type": "longrope", "original_max_position_embeddings": 1024, **factors}
     shape = read_shape(config_folder(tmp_path, head_dim=16, rope_parameters=scaling))
@@ -98,7 +98,7 @@ def test_a_row_is_the_same_however_the_table_grew(scaling: dict[str, Any], tmp_p
     for ours, expected in zip(rows, large.rows(positions, 90_000), strict=True):
         assert ours.shape == (5, 32)
         assert np.array_equal(ours, expected)
-    # The angle is rounded to float32, then its cosine and sine are computed in float64, scaled and rounded.
+    # The table rounds the angle to float32, computes cosine and sine in float64, and then scales and rounds them.
     angles = torch.from_numpy(positions.astype(np.float32)[:, None] * inverse_frequencies(parameters, 64)).double()
     scale = attention_scale(parameters)
     assert (scale == 1.0) == (scaling is not YARN)

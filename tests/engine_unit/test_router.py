@@ -108,7 +108,7 @@ def test_an_engine_is_chosen_if_there_is_one_and_none_is_cheaper(
     if not scores:
         assert chosen is None
     else:
-        # So no tie-break ever overrides a prefix that saves a token.
+        # The tie key decides only between equal scores. So it never overrides a prefix that saves a token.
         assert chosen is not None
         assert scores[chosen] == min(scores.values())
 

@@ -43,7 +43,8 @@ def test_no_tenant_starts_more_than_one_ahead_of_a_tenant_that_still_waits(
 
 
 def test_a_flood_of_another_tenant_counts_only_up_to_the_own_share() -> None:
-    # Until the 100 tokens of the prompt are computed, the flood gets 100 of its 50,000 tokens.
+    # The tenants take turns. So while the 100 tokens of the prompt are computed, the flood gets only 100 of its 50,000
+    # tokens.
     assert tokens_before("b", 100, {"a": 50_000}) == 100
     assert tokens_before("b", 100, {"a": 40}) == 40
     # 30 other tokens of b come before the prompt, so the flood gets 130.

@@ -301,6 +301,6 @@ def test_only_a_step_that_fills_a_block_registers_one() -> None:
         steps.append(list(registered))
         registered.clear()
         scheduler.update(rank.run(plan))
-    # 7 tokens fill block 0; then positions 7, 11 and 15 end a block, in the 1st, 5th and 9th decode.
+    # The prompt's 7 tokens fill block 0. Positions 7, 11 and 15 end the next blocks, in the 1st, 5th and 9th decode.
     assert steps == [[0], [1], [], [], [], [2], [], [], [], [3]]
     assert sequence.hashes(4, BLOCK_SIZE, 3) == sequence.hashes(4, BLOCK_SIZE)[3:]

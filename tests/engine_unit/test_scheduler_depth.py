@@ -120,8 +120,8 @@ def test_groups_stay_equal_while_sequences_end() -> None:
     scheduler = make_scheduler(200, depth=2, max_num_seqs=16, max_num_batched_tokens=64)
     for index in range(16):
         scheduler.add(make_sequence(f"{index}", prompt=(1, index), max_tokens=3 if index < 6 else 20))
-    # All prompts fit into one plan, which then splits into two groups of 8. Six sequences of the first group end, which
-    # leaves groups of 2 and 8. They become 5 and 5 when the result of the larger group arrives.
+    # All prompts fit into one plan, which then splits into two groups of 8. Six sequences of the first group end, so
+    # the groups have 2 and 8. When the result of the larger group arrives, both groups get 5 sequences.
     assert [len(group) for group in _groups(scheduler, 10)] == [16, 8, 8, 8, 8, 2, 5, 5, 5, 5]
 
 

@@ -77,7 +77,7 @@ def test_a_sequence_that_may_not_overtake_is_overtaken_within_its_own_bound() ->
 def test_nobody_is_overtaken_beyond_the_bound(arrivals, num_blocks, max_num_seqs) -> None:
     """Arrivals are (prompt, tokens, step of arrival). The test counts overtakers only from the plans.
 
-    A preempted sequence is not new: if it waits again before younger sequences, this is no overtaking.
+    A preempted sequence is still older than later arrivals. If it waits again in front of them, this is no overtaking.
     """
     scheduler = make_scheduler(num_blocks, max_num_seqs=max_num_seqs, max_num_batched_tokens=40)
     rank = SimulatedRank()
@@ -145,8 +145,8 @@ def test_prefills_alternate_with_decodes_that_fill_the_budget() -> None:
 def test_every_running_sequence_computes_within_as_many_steps_as_there_are(prompts, budget, depth) -> None:
     """With blocks for all, a sequence waits for at most one step of every other sequence, and `depth` steps in flight.
 
-    A prompt waits longer only while an older prompt is computed: prefills share the budget that decodes leave, oldest
-    first.
+    A prompt waits longer only while an older prompt is computed. Prefills share the budget that decodes leave, and the
+    oldest prefill comes first.
     """
     scheduler = make_scheduler(200, max_num_batched_tokens=budget, max_num_seqs=10, depth=depth)
     for number, num_prompt in enumerate(prompts):

@@ -58,8 +58,8 @@ class Arrival:
     num_generated: int  # more than 0 in a resume
     salt: bytes = b""
     has_prompt_logprobs: bool = False
-    # The number of steps for which masks are not ready. The masks are those of a grammar if the number is odd, and of a
-    # thinking budget if it is even and not 0.
+    # The number of steps for which masks are not ready. If the number is odd, the sequence has a grammar. If it is even
+    # and not 0, the sequence has a thinking budget.
     build_steps: int = 0
     poison_at: int | None = None  # the token at this position, modulo the prompt's length, gives NaN
 
@@ -106,7 +106,8 @@ def _arrival(
     )
 
 
-# A resumed fork names a slot to which the same plan appends blocks: ranks add the fork before they know these blocks.
+# A resumed fork names a slot, and the same plan appends blocks to this slot. Ranks add the fork before they know these
+# blocks.
 @example(
     arrivals=[_arrival((0, 0), 8, 0, num_forks=2)],
     num_blocks=9,
@@ -125,7 +126,8 @@ def _arrival(
     num_guesses=1,
     late_masks=False,
 )
-# The sequence that is next in turn finds no block and makes room. It does not compute, but the other sequences must.
+# The sequence whose turn it is finds no free block, and makes room. This sequence does not compute, but the other
+# sequences must.
 @example(
     arrivals=[_arrival((0,), 7, 1), _arrival((0,) * 4, 6, 1), _arrival((0,) * 11, 10, 0, num_generated=1)],
     num_blocks=9,
@@ -164,7 +166,8 @@ def _arrival(
     num_guesses=1,
     late_masks=False,
 )
-# A result names a slot whose mask is not ready. Its sequence was not postponed, because it has no block for its token.
+# A result names a slot whose mask is not ready. The slot's sequence was not postponed, because there is no block for
+# its token.
 @example(
     arrivals=[Arrival((0, 0), 4, "", 0, 0, None, 0, num_generated=3, build_steps=6)],
     num_blocks=9,

@@ -70,7 +70,7 @@ def test_the_tenant_whose_last_admission_is_longer_ago_comes_first() -> None:
 
 
 def test_a_tenant_that_returns_does_not_overtake_one_that_waits() -> None:
-    """y and z send one request at a time, and x still gets its turns."""
+    """y and z each have only one request at a time and return at once. Still x gets its turns."""
     scheduler, rank = make_scheduler(max_num_seqs=1), SimulatedRank()
     _flood(scheduler, 3, max_tokens=1)
     order = []
@@ -228,7 +228,10 @@ def test_the_queue_is_read_by_rank_and_whole(arrivals, num_running) -> None:
 def test_a_light_tenant_computes_in_the_step_after_its_request(
     num_flood, num_prompt, num_running, max_num_seqs, budget, num_blocks
 ) -> None:
-    """If two sequences of x run, the next step computes y's request, however many requests x has sent."""
+    """If at least two sequences of x run, the next step computes y's request.
+
+    The number of x's waiting requests does not matter.
+    """
     scheduler = make_scheduler(
         num_blocks, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, max_model_len=40, max_queued=100
     )

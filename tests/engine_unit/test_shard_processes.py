@@ -1,4 +1,4 @@
-"""Ranks that share layers, in separate processes over gloo, generate the tokens of one rank, for every architecture.
+"""Ranks that share layers generate the tokens of one rank, for every architecture, in separate processes over gloo.
 
 Together the variants have all features that need special cuts: biases, norms of heads, a tied head, windows.
 """
@@ -14,11 +14,11 @@ import pytest
 from rt_stages import RankProcesses, StagesInARow, answers, ids_by_request, load_stages, make_engine, stage_config
 from rt_tiny import VARIANTS, tiny_checkpoint
 
-# There are 2 key/value heads, so with 4 ranks each head is on two ranks. Vocabulary and feed-forward are not divisible
-# by 4.
+# There are 2 key/value heads, so with 4 ranks each head is on two ranks. Neither the vocabulary nor the feed-forward
+# size is divisible by 4.
 ODD_SIZES = {"vocab_size": 255, "intermediate_size": 97}
-# (tensor, pipeline). Two shards without stages are left out: two stages of two shards cut every matrix in the same way,
-# and test_lost_peers.py tests two shards.
+# (tensor, pipeline). (2, 1) is left out, because (2, 2) cuts every matrix in the same way. test_lost_peers.py tests two
+# shards without stages.
 LAYOUTS = ((4, 1), (2, 2))
 
 _epochs = itertools.count(1)

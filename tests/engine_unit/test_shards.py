@@ -1,6 +1,6 @@
 """A stage cut into shards (tensor parallelism): heads and rows of each rank, refusals, bytes read.
 
-The ranks of a stage must run at the same time, so test_shard_processes.py tests their results.
+test_shard_processes.py tests the results of ranks, because the ranks of a stage must run at the same time.
 """
 
 from __future__ import annotations

@@ -196,7 +196,10 @@ def test_a_rank_that_leaves_frees_those_that_wait_for_it(joined: Ranks) -> None:
 
 
 def test_a_rank_that_fails_frees_those_that_wait_for_it(joined: Ranks) -> None:
-    """The last rank has sent both of its bytes and waits for the first rank, which fails before it sends its bytes."""
+    """The last rank has sent both of its bytes, and waits for the bytes of the first rank.
+
+    The first rank fails before it sends.
+    """
     joined.send(2, "sums", 0, [4], torch.float32)
     joined.send(1, "wait_for", 2)
     assert joined.reply(1) is None

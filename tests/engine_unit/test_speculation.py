@@ -119,7 +119,7 @@ def test_a_sequence_that_must_not_speculate_gets_no_draft() -> None:
 
 
 class _OneAnswer(GuessedGrammars):
-    """Grammars that always return the same draft, and note the drafts that they get."""
+    """Grammars that return the same draft in every call, and record the drafts that they get."""
 
     def __init__(self, answer: tuple[int, ...] | None) -> None:
         """`answer`: None: the draft as it is."""

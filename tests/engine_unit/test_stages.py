@@ -51,7 +51,8 @@ def test_the_stage_with_a_large_head_has_fewer_layers(head_layers: float, sizes:
 
 
 def test_half_of_the_heads_weights_count_in_layers(tmp_path: Path) -> None:
-    # A layer has 64 x 64 twice, 32 x 64 twice, 3 x 96 x 64 and two norms of 64; the head has 256 x 64.
+    # A layer has two matrices of 64 x 64, two of 32 x 64, three of 96 x 64, and two norms of 64: 30,848 parameters. The
+    # head has 256 x 64 = 16,384.
     shape = read_shape(tiny_variant(tmp_path, "llama"))
     assert shape.head_layers == pytest.approx(0.5 * 16384 / 30848)
 
@@ -176,7 +177,7 @@ def test_a_rank_divides_memory_and_threads_by_the_ranks_on_its_host(tmp_path: Pa
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
-    # In one layer, a block has 16 tokens x 2 x 32 values x 4 bytes = 4 KiB; half of the memory is for blocks.
+    # In one layer, a block has 16 tokens x 2 x 32 values x 4 bytes = 4 KiB. Half of the memory is for blocks.
     assert [rank.kv.num_blocks for rank in ranks] == [8192, 4096]
 
 

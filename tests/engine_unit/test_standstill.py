@@ -66,7 +66,10 @@ def test_time_in_which_nothing_was_due_does_not_count() -> None:
 
 
 def _blamed(cpu_shares: list[float], waits: list[bool]) -> tuple[float, int] | None:
-    """Returns (time, rank) of the first blame, if ranks in a step do not advance and use these shares of a core."""
+    """Returns (time, rank) of the first blame.
+
+    The ranks are in a step, make no progress and use these shares of a core.
+    """
     watch = Standstill()
     for tick in range(400):
         now = tick / 4
@@ -83,7 +86,7 @@ def _blamed(cpu_shares: list[float], waits: list[bool]) -> tuple[float, int] | N
 @pytest.mark.parametrize(
     ("cpu_shares", "waits", "blamed"),
     [
-        # A slow rank, for which another rank waits, is blamed after 10 x 4 CPU seconds.
+        # Rank 1 waits for a slow rank. The slow rank is blamed after 10 x 4 CPU seconds.
         ([1.0, 0.0], [False, True], (40.25, 0)),
         # A peer that polls or spins while it waits does no work.
         ([0.0, 1.0], [False, True], (4.25, 0)),

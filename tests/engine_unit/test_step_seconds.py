@@ -117,7 +117,8 @@ def test_while_prompts_never_stop_both_costs_follow_the_time_of_the_steps() -> N
         _run(meter, _plan(2, (0, 10)), 2.8)
     costs = meter.costs()
     assert costs is not None
-    # A step with only decodes was measured less than 64 steps ago, so the whole change is attributed to the prompts.
+    # A step with only decodes was measured less than 64 steps ago. So the meter attributes the whole change to the
+    # prompts.
     assert (costs.decode_s(2), costs.token_s) == (1.0, pytest.approx(1.8 / 12))
     for _ in range(60):
         _run(meter, _plan(2, (0, 10)), 1.4)  # half of the time

@@ -1,7 +1,7 @@
 """The time at which a thread counts as hung.
 
-A blocked thread counts as hung after PATIENCE seconds. A busy thread counts as hung at the cap of CPU
-seconds, however busy the machine is.
+A blocked thread counts as hung after PATIENCE seconds. A busy thread counts as hung when its CPU seconds reach a cap.
+So it does not matter how busy the machine is.
 """
 
 from __future__ import annotations

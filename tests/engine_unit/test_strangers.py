@@ -1,4 +1,4 @@
-"""Strangers (connections before their greeting): the disconnected ones, and ranks that attach meanwhile."""
+"""Strangers (connections before their greeting): the core disconnects some of them, and ranks attach meanwhile."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def test_ranks_are_greeted_at_once_under_a_flood_of_silent_connections() -> None
     with contextlib.ExitStack() as stack:
         for _ in range(200):
             stack.enter_context(socket.create_connection(("127.0.0.1", ranks.port), timeout=30.0))
-        # A rank gives up its connection after 5 s. If the core served 64 strangers at a time for 5 s each, the rank
-        # would have to wait 15 s.
+        # A rank gives up its connection after 5 s. A core that serves 64 strangers at a time, each for 5 s, would make
+        # the rank wait 15 s.
         ranks.start(0)
         ranks.start(1)
         epoch, _ = ranks.assemble()

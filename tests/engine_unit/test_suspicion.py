@@ -1,4 +1,4 @@
-"""Exactly the sequences that cause deaths are condemned, after few deaths, with any other sequences in their steps."""
+"""Exactly the sequences that cause deaths are condemned, after few deaths. Their steps have any other sequences."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rayloom_engine.core.suspicion import Suspicion
 
 
 class Engine:
-    """A simulated engine: each sequence of a step gets a token, or kills the step if the sequence is poisonous."""
+    """A simulated engine: each sequence of a step gets a token, but a poisonous sequence makes the step fatal."""
 
     def __init__(self, num_sequences: int, poisonous: dict[str, int], choice: random.Random) -> None:
         """`poisonous`: id -> number of known tokens at which a step with this sequence dies."""
@@ -26,7 +26,10 @@ class Engine:
         self._choice = choice
 
     def step(self, is_unlucky: bool = False) -> bool:
-        """Computes a step. Returns True if its only sequence was the last suspect: such a step can condemn it."""
+        """Computes a step.
+
+        Returns True if the only sequence of this step was the last suspect. Only such a step can condemn the suspect.
+        """
         allowed = self.suspicion.trial({name: num - 1 for name, num in self.tokens.items()}) or list(self.tokens)
         batch = self._choice.sample(allowed, self._choice.randint(1, len(allowed)))
         is_lone_trial = len(self.suspicion.suspects) == 1 and batch == list(self.suspicion.suspects)

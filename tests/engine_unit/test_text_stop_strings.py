@@ -79,7 +79,8 @@ def test_the_outcome_does_not_depend_on_the_cuts(text: str, strings: list[str], 
     borders = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     stops = stop_strings(strings)
     shown = "".join(stops.add(text[a:b]) for a, b in pairwise(borders)) + stops.finish()
-    # The expected result: the first end of any stop string, and the longest of the strings that end there.
+    # The text must end at the first place where any stop string ends. Of several strings that end there, the longest
+    # counts.
     ends = [(end, -len(s), s) for s in strings for end in range(len(s), len(text) + 1) if text[:end].endswith(s)]
     if not ends:
         assert (shown, stops.found) == (text, None)

@@ -31,7 +31,7 @@ def begun(num_tokens: int, *, start: str = "", ends: tuple[str, ...] = (END,)) -
 
 
 def answer_of(thinking: Thinking, wanted: str) -> str:
-    """The text of a model that writes the characters of `wanted` where no token is forced."""
+    """The text of a model that writes the forced tokens, and between them the characters of `wanted`."""
     written = ""
     left = iter(wanted)
     while True:
@@ -117,7 +117,7 @@ def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "torch":
             patch.setenv("RAYLOOM_CPU_ISA", "torch")
-        # 14 blocks: the answers below do not fit at the same time, so sequences are preempted.
+        # With 14 blocks, the answers below do not fit at the same time. So sequences are preempted.
         with LLM(str(folder), dtype="float32", num_kv_blocks=14, max_model_len=160, threads=1) as llm:
             yield llm
 

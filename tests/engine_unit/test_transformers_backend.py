@@ -1,4 +1,4 @@
-"""Models of the transformers backend: tiny models' tokens equal transformers' greedy tokens; also sizes and refusals.
+"""Models of the transformers backend: the tokens of tiny models equal transformers' greedy tokens. Sizes and refusals.
 
 Covers features that differ between architectures: windows and soft caps, learned positions, experts whose tensors are
 stacked during the load, heads whose keys are wider than their values, sinks, biases. `make archs` compares all
@@ -48,9 +48,9 @@ ONE_RANK = {
     "mixtral": "native",
 }
 
-# Architectures whose ranks exchange different tensors, in this order: layers whose attention and MLP run in parallel;
-# biases, which one rank adds; experts; experts with an attention that every rank computes completely; a fused matrix
-# whose outputs are joined; soft caps. The values are the layout and the rank that is killed.
+# Architectures whose ranks exchange different tensors. cohere2: attention and MLP run in parallel. phi: one rank adds
+# the biases. dots1: experts. deepseek_v3: experts, and an attention that every rank computes completely. glm: a fused
+# matrix whose outputs are joined. vaultgemma: soft caps. The values are the layout and the rank that is killed.
 TWO_RANKS = {
     "cohere2": ("tensor", 1),
     "phi": ("tensor", 0),
@@ -112,7 +112,7 @@ def test_tokens_are_those_of_transformers_however_the_work_is_cut_and_repeated(n
     assert compared.passed == dict.fromkeys(CHECKS, True), compared
 
 
-# Stages run in separate processes only where the test kills a stage; the test above has stages in one process.
+# Stages run in separate processes only in cases where the test kills a stage. The test above has stages in one process.
 @pytest.mark.parametrize(
     ("name", "layout"),
     [(name, "tensor") for name in TWO_RANKS]
@@ -156,7 +156,7 @@ def test_an_inspection_names_the_backend_and_its_costs_sum_to_the_weights(cohere
         for index in (0, 1)
     )
     assert of_one == found.num_parameters
-    # A norm of 64 in each layer, and another norm after the layers, are on both ranks.
+    # Both ranks have a whole norm of 64 in each layer, and another one after the layers.
     assert of_two == (of_one + 5 * 64) // 2
     assert {kind.kv.elements for kind in costs.kinds} == {(2 * 2 * 16, 2 * 16)}
 
@@ -350,7 +350,8 @@ def test_stages_hold_their_own_weights_alone(cohere2: Path) -> None:
 
 
 def test_a_shard_reads_and_holds_its_part_of_each_matrix_and_one_adds_the_biases(models: _Models) -> None:
-    # Vocabulary 256, width 64, 4 query heads and 2 key/value heads of 16, feed-forward 96, 4 layers.
+    # The model has a vocabulary of 256, a width of 64, 4 query heads and 2 key/value heads of 16, a feed-forward of 96,
+    # and 4 layers.
     layer = (32 * 64 + 32) + 2 * (16 * 64 + 16) + 64 * 32 + (48 * 64 + 48) + 64 * 48 + 2 * 64
     ends = 128 * 64 + (128 * 64 + 128) + 2 * 64
     summed_biases = 2 * 64

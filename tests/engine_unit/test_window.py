@@ -38,7 +38,7 @@ def test_no_step_needs_more_blocks_than_were_reckoned(start: int, num: int, wind
     [
         ([5, 6, None, 8, 9], 5, (4, 5)),  # the token at 20 sees 16..20: only block 4
         ([5, 6, None, 8, 9], 6, (3, 5)),  # 15..20
-        ([5, 6, None, 8, 9], 10, (0, 2)),  # 11 is in the unknown block, so only two blocks are a hit
+        ([5, 6, None, 8, 9], 10, (0, 2)),  # position 11 is in the unknown block, so only two blocks are a hit
         ([5, 6, None, 8, 9], None, (0, 2)),
         ([None, None, None], 1, (0, 0)),
         ([None, 6], 1, (2, 2)),  # the token at 8 sees only itself and needs no earlier block
@@ -59,7 +59,8 @@ def test_a_long_sequence_holds_its_window_and_no_more() -> None:
 
 
 def test_two_long_sequences_fit_where_their_windows_do() -> None:
-    # The token at 20 sees 12..20, in blocks 3, 4 and 5: each of the two sequences holds three of its eight blocks.
+    # The token at 20 sees positions 12..20, which are in blocks 3, 4 and 5. So each of the two sequences holds three of
+    # its eight blocks.
     scheduler = make_scheduler(12, max_model_len=40, max_num_batched_tokens=4, window=9)
     for name in "ab":
         scheduler.add(make_sequence(name, range(20), max_tokens=12))
@@ -103,7 +104,7 @@ def test_only_a_model_whose_layers_all_have_a_window_has_a_span(variant: str, sp
 
 
 def test_a_windowed_model_gives_the_same_tokens_with_few_blocks_as_with_all(tmp_path: Path) -> None:
-    """The tiny model's window is 8. 6 blocks of 16 tokens hold two sequences of 90 tokens only because of windows."""
+    """The tiny model has a window of 8. So 6 blocks of 16 tokens are enough for two sequences of 90 tokens."""
     ranks = load_stages(stage_config(tiny_variant(tmp_path, "mistral-window")))
     prompts = {"a": [index * 7 % 256 for index in range(60)], "b": [index * 5 % 256 for index in range(60)]}
     said = []

@@ -1,7 +1,7 @@
 """Tests of the Triton kernels, which run on a GPU, or in Triton's interpreter: `make test-kernels`.
 
-The interpreter must be chosen before a kernel is defined. If it is not chosen and there is no GPU, these files are not
-collected.
+The interpreter must be chosen before a kernel is defined. Without the interpreter and without a GPU, pytest does not
+collect these files.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Triton's attention against its reference, on ragged batches. Pages have NaN at all positions that must not be read.
 
-The tests do not cover speed and races between programs: the interpreter runs one program after another.
+The tests cover neither speed nor races between programs, because the interpreter runs one program after another.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def make_case(
     block_size: int,
     **types: torch.dtype,
 ) -> tuple[AttentionBatch, torch.Tensor, torch.Tensor]:
-    """Returns a batch, its queries and its pages; everything beyond a context is NaN, and so is block 0."""
+    """Returns a batch, its queries and its pages. The pages are NaN beyond each context and in block 0."""
     dtype = types.get("dtype", torch.float32)
     num_heads, num_kv_heads = heads
     generator = torch.Generator().manual_seed(0)
@@ -56,7 +56,7 @@ def make_case(
         positions = torch.arange(context_len)
         shape = (context_len, 2, num_kv_heads, head_dim)
         pages[table[positions // block_size], positions % block_size] = torch.randn(shape, generator=generator)
-    # As in a layer, the queries are a slice of the fused projection, so they are strided over T.
+    # As in a layer, the queries are a slice of the fused projection. So they have a stride over T.
     fused = torch.randn(sum(query_lens), num_heads + 2 * num_kv_heads, head_dim, generator=generator)
     batch = AttentionBatch(
         query_lens=tuple(query_lens),

@@ -22,7 +22,7 @@ from rt_triton import DEVICE, DTYPES, assert_near, randn
 
 EPS = 1e-5
 # Roundings by which a kernel and its reference may differ. The interpreter truncates bfloat16 instead of rounding it,
-# which counts as two roundings, and the norm's input is a truncated sum.
+# and a truncation counts as two roundings. In addition, the input of the norm is a truncated sum.
 ROUNDINGS = {torch.float32: 4, torch.float16: 2, torch.bfloat16: 6 if is_interpreted() else 2}
 SEEDS = st.integers(0, 2**32)
 # The definition of the fused operation, which rounds after each part.
@@ -127,7 +127,7 @@ def test_norms_rotation_and_write_are_their_references(
     expected = REFERENCE(qkv.clone(), expected_pages, slots, tables, norms)
     found = triton_gpu.rotary_kv_write(qkv, pages, slots, tables, norms)
     assert found.shape == (num_tokens, num_queries, head_dim)
-    # The reference rounds the norm before it rotates, so each of the rotation's two products has an additional
+    # The reference rounds the norm before the rotation. So each of the two products of a rotation has an additional
     # rounding.
     steps = 4 * ROUNDINGS[dtype]
     assert_near(found, expected, steps=steps, scale=3.0)
@@ -143,7 +143,7 @@ def test_norms_rotation_and_write_are_their_references(
 
 
 def ratio(coarse: torch.dtype, fine: torch.dtype) -> float:
-    """The number of roundings of type `fine` that one rounding of type `coarse` is worth."""
+    """The error of one rounding in the type `coarse`, as a number of roundings in the type `fine`."""
     return torch.finfo(coarse).eps / torch.finfo(fine).eps
 
 

@@ -35,7 +35,10 @@ MAX_TOKENS = 8
 
 
 class Rank:
-    """A rank that can lose a step: its runner raises, and a new runner with an empty cache replaces it."""
+    """A rank that can lose a step.
+
+    Then its runner raises, and a new runner with an empty cache replaces the old runner.
+    """
 
     def __init__(
         self, folder: Path, backend: Backend, fails_at: int | None = None, limits: DecodeLimits | None = None
@@ -86,7 +89,7 @@ def answers(rank: Rank) -> tuple[dict[str, list[SequenceOutput]], Engine]:
     long_prompt = [index * 7 % 256 for index in range(3, 43)]
     short_prompt = [index * 5 % 256 for index in range(1, 16)]
     requests: dict[str, tuple[list[int], DecodingParams, str | None]] = {
-        # Each of these three sequences soon needs a second block, while the long prompt needs three blocks.
+        # The first three sequences soon need a second block each, while the long prompt needs three blocks.
         "short": (short_prompt, msgspec.structs.replace(greedy, frequency_penalty=0.5, repetition_penalty=1.2), None),
         "seeded": (short_prompt[1:], msgspec.structs.replace(greedy, temperature=1.0, seed=5, top_k=20), None),
         "fork": (short_prompt[1:], msgspec.structs.replace(greedy, temperature=1.0, seed=6, min_p=0.02), "seeded"),
