@@ -45,7 +45,7 @@ def module_names(paths, roots):
 
 
 def statements(tree):
-    """Every statement of a module. Expressions are left out, because they are most of a tree and import nothing."""
+    """Every statement of a module. The search skips expressions, because they are most of a tree and import nothing."""
     waiting = list(tree.body)
     while waiting:
         node = waiting.pop()
@@ -55,7 +55,10 @@ def statements(tree):
 
 
 def import_graph(paths, roots):
-    """Module -> imported modules among these files, including imports within functions and only for types."""
+    """Module -> imported modules among these files.
+
+    Imports within functions, and imports only for types, count as well.
+    """
     names = module_names(paths, roots)
     known = set(names.values())
     graph = {}

@@ -25,7 +25,7 @@ def text_of(page):
 def named_paths(page):
     """(line number, path below a base) of every repository path in backquotes.
 
-    A bare module in a table row that begins with a folder is a module of that folder.
+    If a table row begins with a folder, a module name without a path is a module of that folder.
     """
     for number, line in enumerate(text_of(page).splitlines(), 1):
         quoted = re.findall(r"`([^`]+)`", line)

@@ -17,7 +17,8 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 # A module whose docstring says "Pure." imports no module that reads clocks, random numbers or the machine.
 IMPURE = frozenset(("asyncio", "httpx", "os", "random", "secrets", "socket", "subprocess", "threading", "time"))
 PURE = re.compile(r"\bPure[.,]")
-# Every docstring that begins with a question word is such a string, and every class has such words in its file's text.
+# Searches in the text of a file: each docstring that begins with a question word matches the first pattern, and each
+# class matches the second.
 STRING_WITH_QUESTION = re.compile(r"""["'][\s\\]*(What|Who|Whom|Whose|Which|Whether)\b""")
 CLASS = re.compile(r"\bclass\s+(\w+)")
 

@@ -95,7 +95,8 @@ def test_ranks_of_a_pod_have_shared_memory_for_nccl():
 
 
 def test_a_rank_on_a_cpu_requests_the_memory_of_its_weights():
-    # 15,317 MiB of weights, 384 for the process and 168 for Ray; the small model needs less than the minimum.
+    # The big model needs 15,317 MiB for weights, 384 MiB for the process and 168 MiB for Ray. The small model needs
+    # less than the minimum.
     big = resolve(make_service(model=MODEL | {"maxModelLen": 8192}), "i", LLAMA31_8B)
 
     assert container(big)["resources"]["requests"]["memory"] == "15869Mi"

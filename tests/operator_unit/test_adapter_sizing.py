@@ -79,7 +79,7 @@ def test_worker_pods_request_the_memory_of_adapters():
     assert requested(adapted(SQL, **args(maxLoras=64))) == "1292Mi"
     # 3 x (32,215,680 + 128 x 6 MiB + 3,670,016 + 384 MiB) + 168 MiB are 3726.7 MiB.
     assert requested(adapted(SQL, parallelism={"tensor": 3}, **args(maxLoras=128))) == "3727Mi"
-    # Kubernetes uses the limit as the request, so the operator sets no request.
+    # If only a limit is set, Kubernetes uses it as the request. So the operator sets no request.
     limited = {"engine": {"resources": {"limits": {"memory": "2Gi"}}, "args": {"maxLoras": 64}}}
     assert requested(adapted(SQL, **limited)) is None
 
@@ -119,10 +119,10 @@ def test_another_number_of_slots_is_another_question():
 
 
 def test_the_kv_cache_leaves_adapters_free_where_half_of_the_memory_is_too_little_for_them():
-    # 2048 - 384 - 168 MiB less 96,506,496 bytes of weights are 1,472,163,200; half of it holds 1996 blocks of 368,640
-    # bytes. A step takes 512 x (3 x 576 + 3 x 1536) x 2 + 64 x 3 x 49152 x 4 = 44,236,800 bytes.
+    # 2048 - 384 - 168 MiB less 96,506,496 bytes of weights are 1,472,163,200 bytes. Half of these bytes hold 1996
+    # blocks of 368,640 bytes. A step takes 512 x (3 x 576 + 3 x 1536) x 2 + 64 x 3 x 49152 x 4 = 44,236,800 bytes.
     assert size(on_cpu(max_loras=64)).kv_tokens == 1996 * 16
-    # 128 x 10 MiB + 7,864,320 for adapters leave 77,884,800 bytes: 211 blocks.
+    # The adapters need 128 x 10 MiB + 7,864,320 bytes, which leaves 77,884,800 bytes for 211 blocks.
     assert size(on_cpu(max_loras=128)).kv_tokens == 211 * 16
     assert size(on_cpu(memory=None, max_loras=128)).kv_tokens == 11_650 * 16
 

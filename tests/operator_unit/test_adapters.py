@@ -282,8 +282,9 @@ def test_an_adapter_that_moves_to_another_claim_stays_on_old_engines_until_they_
     new = adapted({"name": "sql", "source": "pvc://new/sql"}, {"name": "late", "source": "pvc://new/late"})
     late = report("late", "/adapters/adapters/late")  # the adapter was added after the engine's start
     situation = situation_of(new, engine(old, 0, SQL_REPORT, late), engine(old, 1, late), engine(new, 2), old=[old])
-    # The first engine loads from the claims that its pods mount, so it needs no request. The other requests go to the
-    # second engine, which lost its list in a restart, and to the third, whose pods mount the new claim.
+    # The first engine has loaded all adapters from the claims that its pods mount, so it gets no request. The second
+    # engine lost its list in a restart. The pods of the third engine mount the new claim. Each of these two engines
+    # gets a request.
     assert [each.adapters for each in adapter_list_requests(situation)] == [
         (("sql", SQL_REPORT.path), ("late", late.path)),
         (("sql", "/adapters/new/sql"), ("late", "/adapters/new/late")),

@@ -235,7 +235,8 @@ def test_each_mistake_is_named_with_its_cure(path, value, sentence):
         parse(changed(path, value))
 
     (problem,) = caught.value.problems
-    # Expected sentences about unknown fields end before the list of all fields, which would only repeat the class.
+    # An expected sentence about an unknown field ends before the list of all fields. This list would only repeat the
+    # class.
     assert problem == sentence or (sentence.endswith((", ", ": ")) and problem.startswith(sentence))
 
 

@@ -308,7 +308,7 @@ def test_a_foreign_secret_is_never_deleted_and_soon_reported(monkeypatch):
     async def story(kube, _, applier):
         theirs = kube.put(stranger(SECRET))
         planned = Plan(wanted=(CONFIG_MAP, SECRET), new=frozenset({GROUP}))
-        # The Secret may belong to a deleted service, until Kubernetes removes it.
+        # At first the Secret may belong to a deleted service, and Kubernetes may still remove the Secret.
         for _ in range(3):
             with pytest.raises(OperatorError, match="exists already, perhaps from a deleted"):
                 await applier.carry_out(KEY, planned, 300)
@@ -316,7 +316,7 @@ def test_a_foreign_secret_is_never_deleted_and_soon_reported(monkeypatch):
         with pytest.raises(Refused, match=f"the Secret {GROUP}-admin exists and is not ours"):
             await applier.carry_out(KEY, planned, 300)
         assert kube.objects[path_of(SECRET)] == theirs
-        # No ConfigMap is left, because its existence would mean that the Secret is ours.
+        # The applier has created no ConfigMap, because a ConfigMap would mean that the Secret is ours.
         assert kube.named("ConfigMap") == []
         kube.remove(path_of(SECRET))
         await applier.carry_out(KEY, planned, 300)

@@ -53,7 +53,7 @@ def operators_container(*flags):
 
 
 def rendered_without_definitions(*flags):
-    """Like `rendered`, in half of the time, because the definitions are most of the text."""
+    """Like `rendered`, but without the definitions. They are most of the text, so this takes half of the time."""
     return rendered("--set=crds.install=false", *flags)
 
 
@@ -315,7 +315,7 @@ def test_the_definition_is_upgraded_with_the_release_and_kept_when_it_is_uninsta
     assert definitions == [yaml.load(path.read_text(), LOADER) for path in files]
     for each in definitions:
         assert each["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
-    # Helm would install definitions in this folder once, and never upgrade them.
+    # Helm installs definitions in the folder crds/ once, and never upgrades them. So this folder must be empty.
     assert list(CHART.glob("crds/*")) == []
     assert "CustomResourceDefinition" not in rendered_without_definitions()
 

@@ -1,4 +1,4 @@
-"""Requests have the same meaning as JSON and as YAML, and answers are decoded into the fields of a shape."""
+"""Requests mean the same in JSON and in YAML, and answers are decoded into the fields of a shape."""
 
 import json
 

@@ -1,6 +1,6 @@
 """The controller with a cluster that is a dictionary: objects that are recreated, left unchanged or dropped.
 
-Not covered: engines, which need an address, and the answers of a real API server, which e2e/api tests.
+Not covered: engines, because they need an address. e2e/api tests the answers of a real API server.
 """
 
 import pytest
@@ -117,7 +117,8 @@ def test_a_restarted_operator_uses_no_name_again_of_which_pods_are_left():
         await world.rest()
         left = head(world.kube)
         await end(world)
-        # KubeRay would count this pod for a new RayCluster of the same name, and would lack a pod when this pod ends.
+        # KubeRay would count this pod as one of a new RayCluster with the same name. When this pod ends, a pod of the
+        # new RayCluster would be missing.
         world.kube.put(left)
 
     async def second(world):
@@ -146,7 +147,7 @@ def test_a_cluster_whose_label_was_taken_away_gets_it_back():
         await world.rest()
         path = world.kube.path("RayCluster")
         before = world.kube.objects[path]
-        world.kube.remove(path)  # a watch reports an object that it no longer selects as deleted
+        world.kube.remove(path)  # a watch reports DELETED for an object that the watch no longer selects
         world.kube.objects[path] = before | {"metadata": before["metadata"] | {"labels": {}}}
         await world.until(lambda: world.kube.objects[path]["metadata"]["labels"])
         assert world.kube.named("RayCluster") == [before["metadata"]["name"]]

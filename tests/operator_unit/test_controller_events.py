@@ -50,7 +50,7 @@ def test_a_recreated_service_without_an_event_gets_a_status_of_its_own_at_once()
         del world.kube.objects[CLIENT_SERVICE]
         made = world.kube.put(service(uid="uid-2"))
         world.kube.statuses.clear()
-        # This event of the old service causes a reconcile that writes a status.
+        # This event is of the old service. It causes a reconcile that writes a status.
         edited = old | service(replicas=3) | {"metadata": old["metadata"] | {"generation": 2, "resourceVersion": "999"}}
         world.controller.set_service(edited, False)
         await world.until(lambda: world.kube.statuses)
@@ -175,7 +175,8 @@ def test_an_event_of_a_pod_that_comes_before_that_of_its_service_forgets_nothing
         assert forgotten == []
         world.controller.set_service(world.kube.objects[SERVICE], False)
         await world.until(lambda: world.kube.named("RayCluster"))
-        # A service that was deleted before kopf listed it is forgotten once the operator finds this out.
+        # The service "third" was deleted before kopf listed it. `compare` finds this out, and the controller forgets
+        # the service.
         world.kube.put(named("second"))
         world.controller._unreported["team", "third"] = "uid-third"
         await world.controller.missed_deletions.compare()

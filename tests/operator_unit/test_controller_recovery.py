@@ -15,7 +15,7 @@ GAVE_UP = crashed(70, "ranks died")
 
 
 def pod_of(world, number=0, *, name="head", node="n1", **kwargs):
-    """A pod of the group with this number. It has no address, so the operator sends it no requests."""
+    """A pod of the group with this number. The pod has no address, so the operator sends it no requests."""
     (cluster,) = [
         each["metadata"]
         for each in world.kube.objects.values()

@@ -45,8 +45,8 @@ class Engines:
 def engines(monkeypatch):
     found = Engines()
     monkeypatch.setattr(status_request, "ask", found.ask)
-    # The seconds between the end of an engine's endpoint and its drain. test_rollout.py tests the real value with a
-    # simulated clock.
+    # UNLISTED_S is the time from the end of an engine's endpoint to the engine's drain. test_rollout.py tests the real
+    # value with a simulated clock.
     for module in (planner, terminating):
         monkeypatch.setattr(module, "UNLISTED_S", 0.1)
     monkeypatch.setattr(planner, "_REQUEUE_S", 0.1)
@@ -84,7 +84,7 @@ async def settle(world, condition):
 
 @pytest.fixture
 def patched(monkeypatch):
-    """A patch that stores the patched labels; FakeKube's own patch does not store them."""
+    """Replaces FakeKube's patch, which does not store labels, by a patch that stores them."""
 
     async def patch(self, path, body):
         self._note("patch", path)
@@ -264,8 +264,8 @@ def test_an_engine_on_a_cordoned_node_is_moved(engines, patched, node):
         old = await serve(world)
         cordon(world, node)
         await settle(world, lambda: world.reason("Progressing") == "Moving" and budget(world) == 4)
-        # The cluster has only two nodes, so the new engine's pods are on the nodes of the first engine, and neither
-        # engine is deleted. Once the cordon has ended, there is one engine too many.
+        # The cluster has only two nodes, so the pods of the new engine are on the nodes of the first engine. The
+        # operator deletes neither of these engines. Once the cordon has ended, there is one engine too many.
         await settle(world, lambda: len(world.kube.named("RayCluster")) == 2)
         cordon(world, node, False)
         await settle(world, lambda: world.reason("Progressing") == "Complete" and budget(world) == 2)

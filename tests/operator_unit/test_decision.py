@@ -40,7 +40,7 @@ NO_KUBERAY = "The cluster has no KubeRay."
 
 
 def recorded():
-    """Situations: a start, both steps after a failure, a lost node, a roll, refusals."""
+    """Situations: a start, both reconciles after a failure, a lost node, a rollout, refusals."""
     yield "a first start", turn(ONE).situation
     yield "all serve", turn(TWO, [make_serving(TWO), make_serving(TWO, 1)]).situation
     failed = turn(TWO, [make_serving(TWO), GAVE_UP])
@@ -97,7 +97,7 @@ def test_objects_of_the_inspection_come_before_those_of_the_service():
 @pytest.mark.parametrize(
     ("facts", "seconds"),
     [
-        ({}, 20),  # the reading, 10 s old, is from an engine that does not serve
+        ({}, 20),  # the reading is 10 s old, and is from an engine that does not serve
         ({"spec_requeue_s": 10.0}, 10),
         ({"mounting_s": 0.0}, 2),
         ({"mounting_s": 60.0}, 10),

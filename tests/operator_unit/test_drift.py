@@ -1,4 +1,4 @@
-"""Changes of objects by others: a watch reports them, and a restarted operator finds them by comparing the objects."""
+"""Changes of objects by others: a watch reports a change, and a restarted operator finds a change by a comparison."""
 
 import asyncio
 import copy

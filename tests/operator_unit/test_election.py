@@ -73,8 +73,9 @@ def test_a_process_that_was_stopped_for_long_leads_on_if_no_other_led_in_the_mea
 class World:
     """Two processes and a Lease that the first process holds. Time is real time; each process has a clock of its own.
 
-    A turn is a read, and a write if the election wants one. Each request takes the turn's seconds, half of them until
-    it reaches the server. With `is_lost` there is no response. Then the process sleeps, perhaps for very long.
+    In its turn, a process reads the Lease, and writes it if the election wants a write. Each request takes the seconds
+    of the turn, and reaches the server after half of them. With `is_lost` there is no response. At the end of its turn,
+    the process sleeps, perhaps for very long.
     """
 
     def __init__(self, rates):

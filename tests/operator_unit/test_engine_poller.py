@@ -161,7 +161,7 @@ def test_progress_is_service_or_a_step_of_the_start(monkeypatch, before, after, 
             await until(lambda: poller.reading(KEY, "chat-0"))
             advanced_at = poller.reading(KEY, "chat-0").advanced_at
             answers[0] = after
-            # The request that is in flight may still get the answer before.
+            # A request that is already in flight may still get the previous answer.
             asked.clear()
             await until(lambda: len(asked) > 3)
             assert (poller.reading(KEY, "chat-0").advanced_at > advanced_at) is is_progress
@@ -247,8 +247,8 @@ def test_an_engine_that_falls_silent_at_its_drain_request_has_served(monkeypatch
             await until(lambda: poller.reading(KEY, "chat-0").failing_since)
             since, num_news = poller.reading(KEY, "chat-0").failing_since, len(news)
             poller.note_drain(KEY, "chat-0", True)
-            # A drain request that changes no state is no event. Otherwise a caller that repeats the request would be
-            # requeued each time.
+            # A drain request that changes no state is no event. If it were an event, a caller that repeats the request
+            # would be requeued each time.
             assert len(news) - num_news == (state == "serving")
             num_failures = poller.num_failures
             await until(lambda: poller.num_failures > num_failures + 2)

@@ -53,7 +53,7 @@ def test_a_gateway_pod_replaces_another_before_that_ends():
     assert spec["strategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
     labels = spec["template"]["metadata"]["labels"]
     assert spec["selector"]["matchLabels"].items() <= labels.items()
-    # The NetworkPolicy of the service selects the pod by this label, so it may reach the engines.
+    # The NetworkPolicy of the service selects the pod by this label, so the pod may reach the engines.
     assert labels["rayloom.dev/service"] == "chat"
     # The Service and the disruption budget of the engines select pods by these labels.
     assert not {"rayloom.dev/route", "ray.io/node-type", "rayloom.dev/group"} & labels.keys()
@@ -89,7 +89,7 @@ def test_probes_ask_for_requests_and_for_life():
     probes = container()
 
     assert probes["readinessProbe"]["httpGet"] == {"path": "/ready", "port": 8000}
-    # /health answers 503 until the gateway has a tokenizer, and a restart would not change that.
+    # /health is no liveness probe: it answers 503 until the gateway has a tokenizer, and a restart would not help.
     assert probes["livenessProbe"]["httpGet"] == {"path": "/version", "port": 8000}
 
 

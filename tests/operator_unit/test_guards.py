@@ -72,8 +72,8 @@ def test_every_port_of_a_container_is_open_to_somebody():
     }
 
     assert outside < ports
-    # Only pods of the service use the other port. The policy opens all ports between the pods that have its label, as
-    # all pods of the service do.
+    # Only pods of the service use the other port. The policy opens all ports between pods with its label, and all pods
+    # of the service have this label.
     assert ports - outside == {8002}
     for template in (head, workers["template"]):
         assert policy["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()

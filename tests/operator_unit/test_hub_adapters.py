@@ -59,7 +59,7 @@ def statuses(resolved, *replicas):
 
 
 def containers(model, hub=None):
-    """Returns name -> variables of the containers that read the model, in the head, the worker and the inspection."""
+    """Returns name -> variables of each container that reads the model: in the head, the worker and the inspection."""
     service = make_service(model=model)
     given = hub or Hub(endpoint="https://mirror", ca_config_map="ca")
     spec = ray_cluster(resolve(service, "i", hub=given), "abcd", 0)["spec"]

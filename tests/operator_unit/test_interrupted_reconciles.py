@@ -33,7 +33,7 @@ class Killed(BaseException):
 
 
 class Interrupted(FakeKube):
-    """A cluster that fails once, at request number `at`, before or after the API server has executed it."""
+    """A cluster in which the request with the number `at` fails, before or after the API server has executed it."""
 
     def __init__(self, at, error, is_done):
         super().__init__()
@@ -85,7 +85,7 @@ def test_a_reconcile_that_ends_at_any_request_is_finished_by_the_next(at, error,
 
 @pytest.mark.parametrize("failed", ["secrets", "configmaps"])
 def test_a_group_that_went_in_part_leaves_no_secret_that_nobody_owns(failed):
-    """The Secret is deleted first. If it were left, it would count as another owner's when the name is used again."""
+    """The Secret is deleted first. A Secret that is left would count as another owner's when its name is used again."""
 
     async def story():
         kube = FakeKube()
@@ -160,7 +160,8 @@ def test_the_owner_of_an_object_is_read_before_the_first_apply_alone(monkeypatch
         kube.calls.clear()
         await applier.carry_out(KEY, planned, 300)
         assert (kube.gets, len(kube.calls)) == ([], 4)
-        # No watch has reported this deletion: the API server refuses the uid, and the operator reads the owner.
+        # No watch has reported this deletion. So the API server refuses the applied uid, and the operator reads the
+        # object's owner.
         kube.remove(path_of(SERVICE))
         meta = {"name": "chat", "namespace": "team"}
         theirs = kube.put({"apiVersion": "v1", "kind": "Service", "metadata": meta})

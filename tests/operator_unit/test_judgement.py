@@ -115,8 +115,8 @@ def test_a_silent_engine_is_believed_for_eight_seconds(silent_s, reason):
 @pytest.mark.parametrize(
     ("pause_s", "silent_s", "reason"),
     [
-        # The engine counts as serving until 9 s after its last answer, and for at least 4.5 s without an answer to a
-        # request: the second request is sent after 4 s.
+        # The engine counts as serving until 9 s after its last answer. It also counts as serving during the first 4.5 s
+        # without an answer to a request, because the second request is sent only after 4 s.
         (1.0, 7.9, Reason.SERVING),
         (1.0, 8.0, Reason.ENGINE_UNREACHABLE),
         (4.0, 4.9, Reason.SERVING),
@@ -201,7 +201,7 @@ def test_the_message_for_too_little_memory_names_the_limit_to_raise():
     killed["lastState"]["terminated"]["reason"] = "OOMKilled"
     ended = "ended (OOMKilled, exit code 137): it left no message; see its log. Raise "
 
-    # This field applies only to worker pods; the head's containers have limits if a pod template sets them.
+    # This field applies only to worker pods. The containers of the head have limits only if a pod template sets them.
     assert judge(make_group(make_pod(), worker(engine=killed)), NOW).message.endswith(
         f"{ended}spec.engine.resources.limits.memory."
     )

@@ -1,4 +1,4 @@
-"""The client against an HTTP server: its counts, its errors, and no changes by a process that is no longer leader."""
+"""The client against an HTTP server: counts, errors, and no changes by a process that is no longer the leader."""
 
 import asyncio
 import json

@@ -122,7 +122,8 @@ def test_engine_replicas_are_neither_deleted_nor_recreated_while_kuberay_is_remo
         calls = [call for call in world.kube.calls if "llmservices" not in call[1] and "/events/" not in call[1]]
         # Without a plan, evictions are not blocked.
         assert [(verb, path.split("/")[-2]) for verb, path in calls] == [("apply", "poddisruptionbudgets")]
-        # No event reports the end of the RayCluster, so it counts as existing until its kind is known again.
+        # No event reports the end of the RayCluster. So the RayCluster counts as existing until its kind is known
+        # again.
         assert (
             world.controller.watches.clusters.of_service(("team", "chat"))[0]["metadata"]["uid"]
             == (made[cluster]["metadata"]["uid"])
@@ -195,7 +196,7 @@ def test_a_standby_changes_nothing_and_takes_services_once_it_leads():
         world.leads.set()
         await world.controller.is_ready.wait()
         assert world.kube.calls == []
-        # kopf begins now, and reports the service that the former leader has left.
+        # Only now kopf starts, and reports the service that the former leader has left.
         world.controller.set_service(world.kube.put(service(drainSeconds=31)), False)
         await world.until(lambda: world.reason("Accepted") == "Valid")
         assert {each["observedGeneration"] for each in world.kube.statuses} == {2}

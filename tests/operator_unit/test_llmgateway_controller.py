@@ -198,7 +198,7 @@ class Killed(BaseException):
 
 
 class Interrupted(FakeKube):
-    """A cluster that fails once, at write number `at`, before or after the API server has executed it."""
+    """A cluster in which the write with the number `at` fails, before or after the API server has executed it."""
 
     def __init__(self, at, error, is_done):
         super().__init__()
@@ -310,7 +310,7 @@ def test_a_service_event_during_a_reconcile_is_not_lost_with_the_timer_of_the_ev
         await world.until(lambda: world.status.get("readyReplicas") == 1)
         await world.rest()
         world.kube.may_replace.clear()
-        # No change is visible in the status, because a write of the status would be another event.
+        # These changes must not be visible in the status, because a write of the status would be another event.
         world.set_service(limited("chat", "2026-01-01T00:00:00Z", 100))
         world.kube.put(world.kube.objects[world.kube.path("Pod")])
         await world.until(lambda: world.kube.is_held)

@@ -73,7 +73,7 @@ def test_the_models_file_has_all_that_a_gateway_needs():
         },
         "adapters": {"chat": ["poems", "sql"]},
     }
-    # The service's engines read the same key from the Secret that the operator creates for them.
+    # The engines of the service read the same key. It is in the Secret that the operator creates for these engines.
     service = make_service(gateway={"replicas": 0})
     service = service.model_copy(update={"metadata": service.metadata.model_copy(update={"uid": "uid-chat"})})
     assert base64.b64decode(gateway_secret(service, SETTINGS.operator_key)["data"]["key"]).decode() == key

@@ -70,7 +70,7 @@ def situation(readings, *, progress=COMPLETE, services=(CHAT,), mono=100.0, prev
 
 
 def shown(*args, **facts):
-    """The status as (pods with their states, conditions with their messages by type)."""
+    """The status as a tuple: name and state of each pod; type -> status, reason and message of each condition."""
     status = gateway_status(situation(*args, **facts))
     conditions = {each.type: (each.status, str(each.reason), each.message) for each in status.conditions}
     return [(each.name, each.models) for each in status.pods], conditions

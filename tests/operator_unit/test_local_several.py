@@ -37,7 +37,7 @@ def start(tmp_path):
     for pid in pids_of(tmp_path):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    # The path of a test's temporary folder is too long, so these folders are elsewhere.
+    # `local` creates these folders elsewhere, because the path of the test's temporary folder is too long for them.
     for folder in {found for local in started for found in re.findall(r"/\S+/rayloom-[a-z0-9_]+", local.output)}:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,6 +1,7 @@
 """A tenant chooses the numbers in an inspection's result. No number blocks the operator when it reads the result.
 
-All tenants share the event loop. Without limits, some numbers would stop it for seconds or for ever.
+All tenants share the operator's event loop. Without limits, some numbers would block the event loop for seconds or for
+ever.
 """
 
 import contextlib
@@ -176,7 +177,7 @@ def test_a_split_is_the_best_of_all():
 
 
 def worst_costs():
-    """The largest numbers of layers, kinds of layers and ranks, with weights that fit nowhere or anywhere."""
+    """Costs with the largest numbers of layers, kinds of layers and ranks. Their weights fit nowhere, or anywhere."""
     many = tuple(sorted({n for n in range(1, 2521) if 2520 % n == 0} | {4096}))
     for layers, num_kinds in (("1000a", 1), ("ab" * 500, 2), ("".join(map(chr, range(97, 123))) * 38, 26)):
         for weights, kv in ((1, 1), (1 << 30, 1), (1 << 34, 1 << 30), (0, 0)):

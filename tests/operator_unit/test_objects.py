@@ -189,7 +189,7 @@ def test_rays_head_stays_as_long_as_the_file_of_an_engine_that_wrote_nothing_int
         ("10 10 0", 3),  # the third start ends at once
         ("300 100 150 250", 4),  # the first of four ends is 500 s ago
         ("10 100 300 190", 4),  # 590 s ago
-        ("10 100 300 210 100 0", 6),  # 610 s ago, so it starts again; the last start ends at once
+        ("10 100 300 210 100 0", 6),  # 610 s ago, so Ray starts again; the last start ends at once
     ],
 )
 def test_rays_head_is_started_again_in_its_container_unless_it_ends_at_once_or_too_often(ran, starts):
@@ -209,7 +209,8 @@ def test_pods_have_the_drain_and_a_little_more_to_end():
 
     assert head["terminationGracePeriodSeconds"] == worker["terminationGracePeriodSeconds"] == 115
     found = containers()
-    # Nodes need a moment to stop sending requests to the pod, and ranks stay while the engine drains.
+    # The engine's container waits, because nodes need a moment to stop sending requests to the pod. The ranks stay
+    # while the engine drains.
     assert before_the_end(found["engine"]) == ["sleep", "2"]
     assert before_the_end(found["ray-worker"])[:3] == ["python3", "-m", "rayloom_engine.linger"]
 

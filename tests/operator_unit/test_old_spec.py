@@ -1,4 +1,7 @@
-"""The resolved spec of a revision can be read back from its ControllerRevision; for unreadable data it is None."""
+"""The resolved spec of a revision can be read back from its ControllerRevision.
+
+For unreadable data, the result is None.
+"""
 
 import asyncio
 
@@ -72,7 +75,7 @@ def test_old_specs_are_read_once_and_another_services_never():
         assert list(await specs.of(KEY, DOCUMENT, [name, "00000000"])) == [name]
         kube.remove(path_of(kept))
         assert list(await specs.of(KEY, DOCUMENT, [name])) == [name]
-        # The spec is read neither for another LLMService of this name nor after the rolls that need it.
+        # The spec is not read for another LLMService of this name. It is also not read after the rollouts that need it.
         other = {"metadata": DOCUMENT["metadata"] | {"uid": "uid-2"}}
         assert await specs.of(KEY, other, [name]) == {}
         assert await specs.of(KEY, DOCUMENT, []) == {}

@@ -1,4 +1,7 @@
-"""Host paths and a user's own hub are refused unless the operator's settings allow them; running engines stay."""
+"""Host paths and a user's own hub need a setting of the operator.
+
+Without it, specs are refused and running engines stay.
+"""
 
 from dataclasses import replace
 

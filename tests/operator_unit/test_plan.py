@@ -146,7 +146,7 @@ def test_a_place_whose_cluster_is_gone_gets_another_name_and_leftovers_are_delet
 
     assert made(found) == ["-2"]
     assert deleted(found) == [f"{gone}-admin", gone]
-    # Until the deletion is done, no status is written, and the next reconcile plans the same.
+    # Until the deletion has succeeded, no status is written. So the next reconcile plans the same deletion.
     assert deleted(turn(two, [make_serving(two, 1), make_serving(two, 2)], previous=before)) == deleted(found)
     later = turn(two, [make_serving(two, 1)], previous=found.document, taken=frozenset({gone}))
     assert (made(later), deleted(later)) == (["-2"], [])
@@ -209,8 +209,8 @@ def test_pods_on_a_lost_node_are_taken_away_at_once():
 
 
 def test_the_pods_of_an_engine_whose_head_is_lost_are_kept_until_their_cluster_is_deleted():
-    # If these pods were deleted, KubeRay would replace them. Their nodes are not ready, so the pods are not ready
-    # either.
+    # If the operator deleted these pods, KubeRay would replace them. The pods are not ready, because their nodes are
+    # not ready.
     pods = (make_pod("head0", ready=False), make_pod("worker0", is_head=False, node="n2", ready=False))
     found = turn(ONE, [make_serving(ONE, pods=pods)], lost_nodes=frozenset({"n1", "n2"}))
 
@@ -238,7 +238,7 @@ def test_an_engine_that_cannot_use_its_settings_is_left_to_its_kubelet():
 
 
 def test_a_held_budget_counts_every_pod_that_there_is():
-    # The engine is of an old revision whose spec is unknown, and has a head and three workers.
+    # This engine has a head and three workers. It is of an old revision, whose spec is unknown.
     other = make_group(make_pod(), *(make_pod(f"w{each}", is_head=False) for each in range(3)), name="chat-00000001-0")
     found = turn(ONE, [make_serving(ONE), other])
     (budget,) = [each for each in found.plan.wanted if each["kind"] == "PodDisruptionBudget"]
@@ -269,8 +269,8 @@ def test_the_last_engine_with_a_route_keeps_it_beside_one_that_is_to_go():
 
 
 def test_no_route_changes_before_the_next_rollout_state_is_written():
-    # The planner takes the last engine back, because too few serve. Until this state is written, the engine counts as
-    # terminating.
+    # The planner takes the last engine back, because too few engines serve. Until this new state is written, the engine
+    # counts as terminating.
     group = make_serving(ONE, pods=(make_pod("head0"), make_pod("worker0", is_head=False)))
     rollout = replace(settled(ONE), terminating={group.name: ""}, has_served=True)
     previous = {"rollout": RolloutStatus.of(rollout).model_dump(mode="json", by_alias=True)}

@@ -94,7 +94,7 @@ VALUES = st.one_of(st.sampled_from(["x", "y"]), st.integers(0, 3), st.booleans()
 
 
 def elements(*keys, **values):
-    """Lists whose elements have these keys and perhaps these values, each key once."""
+    """Lists of elements with these keys and perhaps these values. No two elements have the same keys."""
     element = st.fixed_dictionaries(dict.fromkeys(keys, NAMES), optional=values)
     return st.lists(element, max_size=3, unique_by=lambda each: tuple(each[key] for key in keys))
 

@@ -169,7 +169,7 @@ def test_each_field_needs_the_setting_that_the_message_names(spec, field, privil
         other(securityContext={"procMount": "Default", "appArmorProfile": {"type": "RuntimeDefault"}}),
         other(livenessProbe={"httpGet": {"port": 80, "httpHeaders": [{"name": "Host", "value": "h"}]}}),
         other(livenessProbe={"tcpSocket": {"port": 80, "host": ""}}, lifecycle={"preStop": {"sleep": {"seconds": 1}}}),
-        # Kubernetes refuses these, so the operator need not.
+        # Kubernetes itself refuses these values, so the operator need not refuse them.
         other(livenessProbe={"httpGet": 5}, lifecycle={"preStop": [1]}),
     ],
 )
@@ -226,7 +226,7 @@ def test_a_template_cannot_send_the_token_to_a_hub_of_its_own():
         "spec.podTemplate.worker.spec.containers[0].env[0]: the token of tokenSecretRef would be sent"
     )
     assert problems(model={"source": "hf://a/b"}, **spec) == ()
-    # Another container gets no token, so it may have any HF_ENDPOINT.
+    # A container that the user adds gets no token, so it may have any HF_ENDPOINT.
     assert problems(model=model, **other(env=[{"name": "HF_ENDPOINT", "value": "https://hub.example"}])) == ()
 
 

@@ -30,7 +30,7 @@ from rt_operator import (
 ONE = make_resolved()
 TWO = make_resolved(replicas=2)
 UNREADY = {"ready": False, "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}
-# The container has ended several times, over years; its kubelet restarts it at once.
+# A container that has ended several times over years. The kubelet restarts such a container at once.
 ENDED = {"ready": False, "state": {"terminated": {"exitCode": 1, "reason": "Error"}}}
 YOUNG = "2026-01-02T03:00:00Z"  # 245 s before the test's clock
 UNSCHEDULABLE = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes"}]
@@ -67,13 +67,14 @@ def cause(*pods, reading=None, lost=(), **facts):
         # The engine gave up, or a container of the head keeps ending.
         ((make_pod(engine=gave_up()),), {}, Reason.ENGINE_FAILED),
         ((make_pod(engine=crashed(1, "boom") | {"restartCount": 3}),), {}, Reason.ENGINE_FAILED),
-        # The engine has answered, and now neither it nor its kubelet's probe succeeds.
+        # The engine has answered earlier. Now the operator gets no answer, and the kubelet's probe of the engine fails,
+        # too.
         ((make_pod(engine=UNREADY),), {"reading": silent(20, make_said())}, Reason.ENGINE_UNREACHABLE),
         # The engine reports a start or a recovery without progress.
         ((make_pod(), worker()), {"reading": stuck()}, Reason.ENGINE_STUCK),
         ((make_pod(), worker()), {"reading": stuck("recovering")}, Reason.ENGINE_STUCK),
         ((make_pod(engine=UNREADY), worker()), {"reading": silent(631, advanced_at=-521)}, Reason.ENGINE_STUCK),
-        # KubeRay creates more pods than are allowed: twice the 2 pods, plus the restart budget of 5.
+        # KubeRay has created 10 pods, and 9 are allowed: twice the 2 pods, plus the restart budget of 5.
         ((make_pod(), worker()), {"num_new_pods": 10}, Reason.CONTAINER_FAILED),
     ],
 )
@@ -95,7 +96,7 @@ def test_a_failure_that_nothing_else_repairs_recreates_the_engine(pods, facts, r
         ((make_pod(engine=restarted(70)),), {}),
         ((make_pod(engine=ENDED | {"restartCount": 9}),), {}),
         ((make_pod(), worker(engine=crashed(1) | {"restartCount": 9})), {}),
-        # A model, image, node or folder that is missing would be missing for a new engine as well.
+        # A model, image, node or folder is missing. A new engine would not have it either.
         ((make_pod(engine=crashed(78, "no model") | {"restartCount": 9}),), {}),
         ((make_pod(engine=waiting("ImagePullBackOff")),), {"reading": stuck()}),
         ((make_pod(), worker(node="", conditions=UNSCHEDULABLE, engine=waiting(""))), {"reading": stuck()}),
@@ -107,7 +108,7 @@ def test_a_failure_that_nothing_else_repairs_recreates_the_engine(pods, facts, r
         ((make_pod(engine=UNREADY),), {"reading": silent(19.9, make_said())}),
         ((make_pod(engine=UNREADY),), {"reading": silent(100.0)}),
         ((make_pod(engine=UNREADY),), {"reading": silent(100.0, make_said("starting", None))}),
-        # The engine's kubelet reaches it, and only the operator does not, because of a firewall or another key.
+        # The kubelet reaches the engine. Only the operator does not reach it, because of a firewall or another key.
         ((make_pod(),), {"reading": silent(9999, make_said(), advanced_at=-9999)}),
         # The engine was asked to drain.
         ((make_pod(), worker()), {"reading": stuck("draining")}),
@@ -136,7 +137,7 @@ def hung(seconds, said=None, started="2026-01-01T00:00:00Z"):
 
 def test_a_new_operator_reads_from_the_status_that_a_silent_engine_had_served():
     serving = turn(ONE, [make_serving(ONE)])
-    # Twice the hang limit of 10 s pass under two operators, and neither operator gets an answer from the engine.
+    # Twice the hang limit of 10 s passes under each of two operators. No operator gets an answer from the engine.
     for seconds in (0, 19.9, 0, 19.9):
         serving = turn(ONE, [hung(seconds)], previous=serving.document)
         assert (serving.status.groups[0].state, serving.status.groups[0].restarts) == ("Recovering", 0)
@@ -259,7 +260,7 @@ def test_an_engine_whose_head_was_evicted_is_recreated_without_a_restart():
     assert conditions(draining.document)["Available"] == ("False", "Draining")
     assert (gone.document["groups"][0]["restarts"], gone.document["groups"][0]["failure"]["reason"]) == (0, "HeadLost")
     assert [each.uid for each in second.plan.deletions] == ["a"]
-    # The next engine is created at once, and the record of the failure is dropped when it serves.
+    # The next engine is created at once. When this engine serves, the record of the failure is dropped.
     name = second.status.groups[0].name
     third = turn(ONE, previous=second.document, taken=frozenset({name}))
     fourth = turn(ONE, previous=third.document, taken=frozenset({name}))

@@ -1,11 +1,11 @@
 """Invariants while engines, pods, nodes and operators fail at random and specs change. Every run must end well.
 
-The invariants of every reconcile: No RayCluster is created beyond replicas + maxSurge. None is created for a revision
-that failed. None gets a name that another RayCluster has, or had within the last minute. A serving engine loses its
-route only under three conditions: the status lists the engine as terminating, enough others serve, and there is an
-engine too many or the new revision has served. An engine that has not failed for good is deleted only after it has
-drained and clients no longer find it. Pods are deleted without a grace period only on lost nodes. Engines are created
-no more often than their back-off allows.
+The invariants of every reconcile: No RayCluster is created beyond replicas + maxSurge. No RayCluster is created for a
+revision that failed. A new RayCluster never gets a name that another RayCluster has, or had within the last minute. A
+serving engine loses its route only if three conditions hold together. The status lists the engine as terminating.
+Enough other engines serve. There is an engine too many, or the new revision has served. Before an engine that has not
+failed for good is deleted, it has drained, and clients no longer find it. Pods are deleted without a grace period only
+on lost nodes. Engines are created no more often than their back-off allows.
 """
 
 import pytest
@@ -16,7 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from rt_operator import conditions
 from rt_simulation import FAILS_REQUESTS, NODES, Simulation
 
-# The delays in ARCHITECTURE.md are 0, 10, 20, 40, 80 and then 300 s: at most 8 creations within 10 minutes.
+# The delays in ARCHITECTURE.md are 0, 10, 20, 40, 80 and then 300 s. So there are at most 8 creations within 10
+# minutes.
 _MAX_MADE = 8
 _WINDOW_S = 600.0
 _ALL_THREADS = (1, 2, FAILS_REQUESTS)

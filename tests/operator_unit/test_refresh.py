@@ -29,7 +29,8 @@ RUNNING = {"running": {}}
 GIVEN = {"parallelism": {"tensor": 1, "pipeline": 1}}
 GPU = {"accelerator": {"memory": "80Gi", "perNode": 8}}
 SERVICES = [("team", f"chat-{number}") for number in range(10)]
-# The status that an operator of version 0.1.0 wrote: the shape in camelCase, and a sizing with the hash of its inputs.
+# The status that an operator of version 0.1.0 wrote. The shape is in camelCase, and the sizing has the hash of its
+# inputs.
 OLD_STATUS = {
     "model": {
         "source": "hf://meta-llama/Llama-3.1-70B",

@@ -79,7 +79,7 @@ def used():
         world.ask_for(service(model={"source": "file:///models/x"}) | known("file:///models/x"))
         await world.until(lambda: kube.named("RayCluster"))
         await world.rest()
-        # This pod waits for a volume that it cannot get, and must lose its route label.
+        # This pod waits for a volume that does not come, so the operator must remove the pod's route label.
         event = {"apiVersion": "v1", "kind": "Event", "metadata": {"name": "e", "namespace": "team"}}
         kube.put(event | {"involvedObject": {"uid": "uid-head"}, "message": 'no "model"', "lastTimestamp": "then"})
         waiting = head(kube)
@@ -107,8 +107,8 @@ def used():
         await world.until(lambda: ("ray.io", "rayclusters", "delete") in kube.used)
         await world.until(lambda: ("ray.io", "rayclusters", "get") in kube.used)
         await world.rest()  # A running reconcile would overwrite the status that follows.
-        # A rollout begins with a revision whose engine replicas may have to be recreated; in the end the revision is
-        # forgotten.
+        # At the beginning of this rollout, engine replicas of the old revision may have to be recreated. In the end the
+        # operator forgets the old revision.
         rollout = {"currentRevision": "00000000", "updateRevision": "00000000", "currentRevisionServed": True}
         memory = {"status": {"rollout": rollout | {"enginesPerRevision": {"00000000": 1}}}}
         rolling = service(engine={"args": {"threads": 3}}) | memory
@@ -146,7 +146,7 @@ def used():
             world.ask_for(changed)
             await world.until(lambda: bool(kube.named("Deployment")) is ("gateway" in kube.objects[SERVICE]["spec"]))
             await world.rest()
-        # The service is recreated, and its status is written before the event.
+        # The service is recreated. The controller writes a status before an event reports the new service.
         edited = service(replicas=2)
         edited["metadata"]["generation"] = 10
         edited = kube.put(edited)
@@ -252,8 +252,8 @@ def test_it_can_read_no_secret_and_there_is_no_wildcard():
     rules = [rule for each in found if each["kind"] in ("Role", "ClusterRole") for rule in each["rules"]]
 
     assert all("*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"] for rule in rules)
-    # The operator must not patch Secrets, because the response to a patch has the whole object. The response to an
-    # update has only the object that was sent.
+    # The operator must not have the right to patch Secrets, because the response to a patch has the whole object. The
+    # response to an update has only the object that was sent.
     assert {verb for _, resource, verb in granted(found, "ClusterRole") if resource == "secrets"} == {
         "create",
         "update",

@@ -140,7 +140,7 @@ def test_a_bad_revision_is_rolled_back_and_not_tried_again(revision, reason, wit
 def test_the_analysis_of_an_engine_with_few_requests_lasts_until_it_has_enough():
     world = serving(replicas=2)
     world.ask(revision=SLOW)
-    # The engine serves after 16 s, and 6 of its requests end within holdSeconds (20). The analysis needs 10.
+    # The engine serves after 16 s, and 6 of its requests end within holdSeconds (20). The analysis needs 10 requests.
     world.run(40)
     assert (world.stored.step, world.stored.failure) == ("Analyzing", None)
 
@@ -254,7 +254,8 @@ def test_the_first_revision_needs_no_rollout_and_neither_does_one_after_a_revisi
     assert (world.stored.step, world.stored.failure) == ("Scaling", None)
     world.ask(revision="b")
 
-    # One engine more than `replicas` may exist, so the second new engine waits until an old engine is deleted.
+    # One engine more than `replicas` may exist. So the second new engine is created only after an old engine is
+    # deleted.
     assert [step for step in story(world, 60) if step[0] != "Scaling"] == [
         ("Replacing", "b", 0),
         ("Complete", "bb", 2),
@@ -324,7 +325,7 @@ def well(names):
 
 
 def test_an_old_engine_that_was_to_make_room_stays_once_there_may_be_one_more_also_while_paused():
-    # The state was stored with maxSurge 0, when one of two engines had to be terminated first.
+    # The state is from a time with maxSurge 0. Then one of the two old engines had to be terminated first.
     state = RolloutState(current_revision="a", update_revision="b", has_served=True, counts={"a": 1, "b": 1})
     view = View(engines=well("a-0 a-1 b-0"))
     with_surge = make_desired("b", 2, maxSurge=1, paused=True)

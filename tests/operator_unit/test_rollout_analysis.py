@@ -25,7 +25,10 @@ def judged(new, old=None, *, is_over=True, begin=None):
 
 
 def latencies(upper, number=100):
-    """Requests whose first tokens are all in the bucket that ends at `upper`. The edges are the engine's."""
+    """Requests with all first tokens in the bucket that ends at `upper`.
+
+    The bucket edges are some of the engine's edges.
+    """
     edges = (0.1, 0.25, 0.5, 0.75, 1.0, 2.5)
     return RequestCounts(
         requests=number, first_token_seconds={str(edge): number if edge >= upper else 0 for edge in edges}
@@ -54,7 +57,8 @@ def test_requests_that_fail_in_both_revisions_are_no_fault_of_the_new_one():
 
 
 def test_one_failure_of_one_old_request_excuses_little():
-    # The failures of the old revision count as 1 of at least 20 requests, which is 5 %. So 6 % may fail.
+    # The old revision counts as having at least 20 requests. Its failure is 1 of 20, which is 5 %. So 6 % of the new
+    # revision's requests may fail.
     assert judged(figures(20, 2), figures(1, 1))
 
 
@@ -80,7 +84,7 @@ def test_ten_times_slower_first_tokens_are_a_problem_once_the_time_is_over():
 def test_neighbouring_buckets_prove_nothing():
     # Times of 0.24 s and 0.26 s would have the same buckets.
     assert judged(latencies(0.5), latencies(0.25)) == ""
-    # More than 0.5 s is not certainly more than twice 0.25 s.
+    # The new times are only known to be above 0.5 s, and 0.5 s is not more than twice 0.25 s.
     assert judged(latencies(0.75), latencies(0.25)) == ""
     assert judged(latencies(1.0), latencies(0.25)) != ""
 
@@ -132,7 +136,7 @@ def test_a_comparison_lasts_three_times_as_long_while_only_the_new_revision_has_
 @pytest.mark.parametrize(
     ("hold_s", "num_new", "num_old", "ends_after_s"),
     [
-        (5, 0, 1000, 40),  # 5 s after gateways have found the new engine, which takes at most 35 s
+        (5, 0, 1000, 40),  # gateways find the new engine within 35 s, and the hold is 5 s
         (5, 1, 1, 40),
         (5, 20, 1000, 5),  # The gateways have found the engine.
         (5, 0, 0, 5),  # Without requests there is nothing to wait for.

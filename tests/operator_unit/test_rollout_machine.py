@@ -98,7 +98,7 @@ class Rolls(RuleBasedStateMachine):
     @precondition(lambda self: self.world.running)
     @rule()
     def the_stored_state_is_lost(self):
-        # The failure is lost as well, so the revision may be tried again.
+        # The record of a failure is lost as well, so the failed revision may be tried again.
         self.world.stored = type(self.world.stored)()
 
     def teardown(self):
@@ -124,7 +124,8 @@ class Rolls(RuleBasedStateMachine):
         assert not (world.step.holds_evictions and state.eviction_hold_time), "evictions are held for ever"
         state, desired = world.stored, world.desired
         if state.step in ("Complete", "RolledBack"):
-            # In the other steps engines exist that never serve, and the budget protects the engines that serve.
+            # In the other steps, some engines never serve. So the disruption budget still protects the engines that
+            # serve.
             assert not has_cordoned, "an eviction is refused"
         asked, failure = desired.revision, state.failure
         if state.step == "Complete":
@@ -138,8 +139,8 @@ class Rolls(RuleBasedStateMachine):
             assert not desired.rollout.auto_rollback
             assert asked in BAD or failure.reason == "DeadlineExceeded"
         else:
-            # There is no revision for a rollback: the spec's revision is the first, or the state of an earlier one was
-            # lost.
+            # There is no revision for a rollback. The spec's revision is the first, or the state with an earlier
+            # revision was lost.
             assert state.step in ("Scaling", "Replacing") and asked in (CRASHES, NEVER_STARTS), state
             assert state.current_revision == asked
 
@@ -189,6 +190,6 @@ class ManyRollsAndDrains(RollsAndDrains):
 
 ManyRolls.TestCase.settings = settings(Rolls.TestCase.settings, max_examples=2000)
 ManyRollsAndDrains.TestCase.settings = settings(Rolls.TestCase.settings, max_examples=500)
-# Each takes half a minute on an idle machine, and ten times as long on a busy machine.
+# Each of the two takes half a minute on an idle machine, and ten times as long on a busy machine.
 TestManyRolls = pytest.mark.slow(pytest.mark.timeout(900)(ManyRolls.TestCase))
 TestManyRollsAndDrains = pytest.mark.slow(pytest.mark.timeout(900)(ManyRollsAndDrains.TestCase))

@@ -93,7 +93,7 @@ def test_routes_that_are_not_wanted_are_deleted():
 
 
 def test_a_route_of_the_other_kind_stays_until_the_wanted_one_is_accepted():
-    """A webhook may refuse the new route, the cluster may not know its kind, or no controller may accept it."""
+    """The new route may fail: a webhook refuses it, the cluster does not know its kind, or no controller accepts it."""
     refused = report(refused="Accepted", reason="NotAllowedByListeners", message="no listener")
     entry = seen("Ingress", address="192.0.2.1")
     for resolved, routes, facts in (

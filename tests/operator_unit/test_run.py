@@ -71,7 +71,11 @@ class Operator:
         return (self.folder / "log").read_text()
 
     def end(self):
-        """The exit code. Fails if the main thread sleeps for 4 s, because kopf waits 5 s for tasks that do not end."""
+        """The exit code.
+
+        Fails if the main thread sleeps for 4 s: kopf waits 5 s for tasks that do not end, so such a sleep shows a task
+        that did not end.
+        """
         began, busy_s = time.monotonic(), self._busy_s()
         end = os.pidfd_open(self.process.pid)
         select.select([end], [], [])  # the process has ended, and its files in /proc are still there
@@ -91,7 +95,7 @@ class Operator:
 
 @pytest.fixture
 def cluster(tmp_path):
-    """Yields (server, a function that starts an operator which uses the server)."""
+    """Yields a server and a function. The function starts an operator that uses the server."""
     operators = []
 
     def start(*more, port=0, is_fork=True):

@@ -19,7 +19,7 @@ ZERO = Bounds(least=0, most=8, idle_s=600.0)
         (1, 0.71, 2),
         (2, 1.4, 2),
         (2, 1.5, 3),
-        (2, 2.9, 5),  # 2.9 / 0.7 = 4.14: at once, because it is more than twice as many
+        (2, 2.9, 5),  # 2.9 / 0.7 = 4.14 needs 5 engines; 5 is more than twice 2, so all are added at once
         (2, 50.0, 8),  # maxReplicas
         (2, 0.51, 2),  # one engine would be 51 % used
         (2, 0.5, 1),
@@ -89,7 +89,7 @@ def test_engines_that_find_no_node_are_given_up_by_the_load_only(replicas, load,
     found = decided(fleet)
     assert found.write == after
     assert found.state.reason == ("WaitingForCapacity" if after is None else "ScaledDown")
-    # Another engine starts, so it is unknown whether the other engines are enough.
+    # While an engine starts, the scaler does not know whether the other engines are enough.
     assert decided(replace(fleet, num_available=serving - 1)).write is None
 
 
@@ -99,7 +99,7 @@ def test_a_stopped_rollout_counts_engines_without_requests_apart():
     assert decided(stopped).write == 4
     low = make_fleet(3, 0.5, rollout=RolloutActivity.STOPPED, num_available=2, num_for_load=2, num_unproven=1)
     assert decided(low).write == 2
-    # With a surge, the failed engine is not one of `replicas` if `replicas` is lowered.
+    # With a surge, the failed engine does not count as one of `replicas` when `replicas` is lowered.
     assert decided(replace(low, num_surge=1)).write == 1
 
 

@@ -89,7 +89,8 @@ def test_a_document_from_before_the_last_write_decides_nothing():
 
 
 def test_a_change_of_the_goal_keeps_the_samples_under_the_new_goal():
-    # 1000 tokens take a second, which is the load of one engine with a goal of 2 s, and of half an engine with 4 s.
+    # 1000 tokens take a second. With a goal of 2 s this is the load of one engine, and with a goal of 4 s that of half
+    # an engine.
     _, gatherer = looks(30, queued_tokens=1000, running_tokens=20)
     before = [each.at for each in gatherer._histories[KEY].samples]
     looks(1, gatherer=gatherer, begin=110.0, ttft_s=4, queued_tokens=1000, running_tokens=20)

@@ -102,7 +102,8 @@ def test_engines_without_a_node_are_given_up_once_the_load_does_not_take_them():
     it = Scaled(2, capacity=2)
     it.load = 2.0
     it.run(60)
-    # A third engine finds no node. The load needs it, so it waits, and the scaler adds no other engine.
+    # A third engine finds no node. The load needs this engine, so the engine waits, and the scaler adds no further
+    # engine.
     assert (it.rolling.stored.step, it.rolling.desired.replicas, it.serving("a")) == ("WaitingForCapacity", 3, 2)
     it.load = 4.0
     it.run(60)

@@ -1,4 +1,7 @@
-"""Queues and batch schedulers see a RayCluster with the labels of its LLMService; the status names queued clusters."""
+"""RayClusters have the labels of their LLMService, which queues and batch schedulers read.
+
+The status names queued ones.
+"""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Sizings are computed in a separate thread, and a computation that takes too long is no fault of the spec."""
+"""Sizings are computed in a separate thread. A computation that takes too long is no fault of the spec."""
 
 import asyncio
 import threading
@@ -83,7 +83,7 @@ def test_a_slow_sizing_changes_no_status_and_the_service_is_made_once_it_ends(mo
 
         world.controller._reconciler.reconcile = noted
         world.ask_for(service())
-        # If the thread has not started when the time is over, nothing was computed, and the reconcile is tried again.
+        # The thread has not started when the time is over, so nothing was computed. The reconcile is tried again.
         await world.until(lambda: failures and asked.is_set())
         assert world.kube.statuses == []
         monkeypatch.setattr(sizer, "_LIMIT_S", 30)

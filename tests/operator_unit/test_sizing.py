@@ -35,13 +35,14 @@ def refusal(kind, *args, **changes):
         ("Llama-3-8B", 40, ("TP1xPP1", "TP1xPP1", "TP1xPP1", "TP1xPP1")),
         ("Llama-3-8B", 80, ("TP1xPP1", "TP1xPP1", "TP1xPP1", "TP1xPP1")),
         ("Llama-3-8B", 141, ("TP1xPP1", "TP1xPP1", "TP1xPP1", "TP1xPP1")),
-        # 6 x (24 - 1.5) GiB are 135 GiB. But with 6 stages, a stage has 14 layers, which take 22.3 of its 22.5 GiB.
+        # 6 x (24 - 1.5) GiB are 135 GiB, more than the weights. But with 6 stages, a stage has 14 layers, which take
+        # 22.3 of its 22.5 GiB.
         ("Llama-3-70B", 24, ("TP1xPP7", "TP2xPP4", "TP4xPP2", "TP8xPP1")),
         ("Llama-3-70B", 40, ("TP1xPP4", "TP2xPP2", "TP4xPP1", "TP4xPP1")),
         ("Llama-3-70B", 80, ("TP1xPP2", "TP2xPP1", "TP2xPP1", "TP2xPP1")),
-        # 141 - 1 - 131.4 GiB, less 1.8 GiB for a step, are 6.8 GiB; 8192 tokens need 2.5 GiB.
+        # 141 GiB less 1 GiB, 131.4 GiB of weights and 1.8 GiB for a step are 6.8 GiB. 8192 tokens need 2.5 GiB.
         ("Llama-3-70B", 141, ("TP1xPP1", "TP1xPP1", "TP1xPP1", "TP1xPP1")),
-        # 3 x (24 - 1.5) GiB less 61 GiB are 6.5 GiB; 40960 tokens need 10 GiB.
+        # 3 x (24 - 1.5) GiB less 61 GiB of weights are 6.5 GiB. 40960 tokens need 10 GiB, so 3 stages are too few.
         ("Qwen3-32B", 24, ("TP1xPP4", "TP2xPP2", "TP4xPP1", "TP4xPP1")),
         ("Qwen3-32B", 40, ("TP1xPP2", "TP2xPP1", "TP2xPP1", "TP2xPP1")),
         ("Qwen3-32B", 80, ("TP1xPP1", "TP1xPP1", "TP1xPP1", "TP1xPP1")),
@@ -53,7 +54,7 @@ def refusal(kind, *args, **changes):
     ],
 )
 def test_the_cheapest_that_fits_on_1_2_4_and_8_accelerators_of_a_node(model, gib, winners):
-    # The context is the model's whole context where it fits: 8192 tokens, for Qwen3 40960.
+    # Where it fits, the context is the model's whole context: 8192 tokens, and 40960 tokens for Qwen3.
     assert tuple(shape_of(MODELS[model], gib, per_node) for per_node in (1, 2, 4, 8)) == winners
 
 
@@ -76,8 +77,8 @@ def test_the_cheapest_that_fits_on_1_2_4_and_8_accelerators_of_a_node(model, gib
         # Embedding and head are the same matrix, which counts once: 134,515,008.
         (SMOLLM2, 1, 1, 269_030_016),
         # Both stages have the embedding. A layer: 576 x (576 + 2 x 192) + 576 x 576 + 3 x 576 x 1536 + 2 x 576 =
-        # 3,540,096. The head costs as much as 4 layers, so the stages have 17 and 13: 17 x 3,540,096 + 49152 x 576 =
-        # 88,493,184.
+        # 3,540,096. The head costs as much as 4 layers, so the stages have 17 and 13 layers. The first stage has 17 x
+        # 3,540,096 + 49152 x 576 = 88,493,184 parameters.
         (SMOLLM2, 1, 2, 176_986_368),
     ],
 )
@@ -87,8 +88,8 @@ def test_weights_of_the_largest_rank(shape, tensor, pipeline, num_bytes):
 
 def test_kv_tokens_of_an_8b_model_on_24_gib():
     # 24 - 1 GiB less 16,060,522,496 bytes of weights are 8,635,539,456. A step takes 8192 x (3 x 4096 + 3 x 14336) x 2
-    # + 3 x 64 x 128256 x 4 = 1,004,470,272, which is more than a tenth; 7,631,069,184 are left. A token takes
-    # 2 x 32 x 1024 x 2 = 131,072 and a block 16 times that: 3638 blocks.
+    # + 3 x 64 x 128256 x 4 = 1,004,470,272 bytes. This is more than a tenth, so 7,631,069,184 bytes are left. A token
+    # takes 2 x 32 x 1024 x 2 = 131,072 bytes, and a block takes 16 times as many. So there are 3638 blocks.
     found = size(make_question(LLAMA3_8B, 24, 1))
 
     assert step_bytes(LLAMA3_8B.costs, 1, element_bytes=2, num_tokens=8192, num_seqs=64) == 1_004_470_272
@@ -96,13 +97,13 @@ def test_kv_tokens_of_an_8b_model_on_24_gib():
 
 
 def test_kv_tokens_where_a_tenth_of_the_free_memory_is_enough_for_a_step():
-    # 80 - 1 GiB less the weights are 68,765,081,600 bytes; nine tenths of it hold 29,510 blocks of 2 MiB.
+    # 80 - 1 GiB less the weights are 68,765,081,600 bytes. Nine tenths of these bytes hold 29,510 blocks of 2 MiB.
     assert size(make_question(LLAMA3_8B, 80, 1)).kv_tokens == 29_510 * 16
 
 
 def test_two_nodes_for_sixteen_long_conversations():
-    # 80 - 1.5 GiB less 8,820,375,552 are 75,468,357,632 bytes. A rank has 40 layers and one of 8 key/value heads, a
-    # block 16 x 2 x 40 x 128 x 2 = 327,680 bytes. Nine tenths hold 207,280 blocks.
+    # 80 - 1.5 GiB less 8,820,375,552 are 75,468,357,632 bytes. A rank has 40 layers and one of 8 key/value heads, so a
+    # block has 16 x 2 x 40 x 128 x 2 = 327,680 bytes. Nine tenths hold 207,280 blocks.
     found = size(make_question(LLAMA31_70B, num_requests=16, max_model_len=131_072))
 
     assert (found.shape, found.pods, found.nodes) == ("TP8xPP2", 2, 2)
@@ -131,7 +132,7 @@ def test_the_engine_takes_no_more_blocks_than_its_sequences_can_use():
 
 
 def test_on_a_cpu_the_cap_of_the_engine_decides():
-    # 4 GiB; a token takes 2 x 30 x 192 x 2 = 23,040 bytes, a block 368,640.
+    # The cap is 4 GiB. A token takes 2 x 30 x 192 x 2 = 23,040 bytes, and a block takes 368,640.
     found = size(make_question(SMOLLM2, None, None, tensor=1, pipeline=1))
 
     assert (found.kv_tokens, found.pods, found.alternatives) == (11_650 * 16, 1, ())
@@ -140,7 +141,8 @@ def test_on_a_cpu_the_cap_of_the_engine_decides():
 
 
 def test_on_a_cpu_the_cache_takes_half_of_the_memory_limits_rest():
-    # 2048 - 384 - 168 MiB less 96,506,496 bytes of weights are 1,472,163,200; half of it holds 1996 blocks.
+    # 2048 - 384 - 168 MiB less 96,506,496 bytes of weights are 1,472,163,200 bytes. Half of these bytes hold 1996
+    # blocks.
     assert size(make_question(SMOLLM2, 2, None, tensor=1, pipeline=1)).kv_tokens == 1996 * 16
 
 
@@ -160,7 +162,7 @@ def test_quantised_weights_count_as_dense_where_no_rank_keeps_them(quantization)
         (8, 8, 2, (2, 2)),  # a stage a node
         (8, 2, 4, (1, 1)),  # four stages in a pod
         (4, 2, 6, (3, 3)),  # two stages in a pod
-        (4, 2, 3, (3, 2)),  # 3 is odd, so each pod has a stage; a node has room for two pods
+        (4, 2, 3, (3, 2)),  # 3 stages are odd, so each pod has one stage; a node has room for two pods
         (None, 3, 2, (2, 2)),  # CPU: a stage a pod
     ],
 )

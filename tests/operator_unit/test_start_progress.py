@@ -1,6 +1,7 @@
 """The status has the progress of starting engines, with a bounded rate of writes.
 
-test_controller_events.py tests that a changed text of a reading triggers a reconcile, which writes it to the status.
+test_controller_events.py tests that a changed text of a reading triggers a reconcile, and that the reconcile writes the
+text to the status.
 """
 
 import asyncio

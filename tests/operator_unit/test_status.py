@@ -247,7 +247,8 @@ def test_a_state_that_ends_by_itself_is_no_fault():
 
 
 def test_an_engine_that_serves_is_available_whatever_its_revision():
-    # The spec was changed and changed back: the first engine failed, and the second serves until it is recreated.
+    # The spec was changed and changed back. The first engine failed. The second engine is of the other revision, and
+    # serves until it is recreated.
     failed = make_serving(ONE, uid="a", is_headless=True, pods=())
     before = turn(ONE, [failed], previous=turn(ONE, [failed]).document).document
     before["groups"][0]["restarts"] = 2

@@ -1,7 +1,7 @@
 """The fields of the spec whose change recreates engines: this file and the docs list each field of the schema.
 
-For a new field, the first test fails until CHANGES has the effect of its change. The last test fails until the page has
-the field.
+If the schema has a new field, the first test fails until CHANGES has the effect of a change of this field. The last
+test fails until the page has the field.
 """
 
 import re
@@ -28,7 +28,7 @@ COMMITS = {None: MAIN, "main": MAIN, MAIN: MAIN, "v2": OTHER}  # revision on the
 HUB: dict[str, Any] = {"model": {"source": "hf://a/b"}, "accelerator": {"memory": "80Gi", "perNode": 8}}
 CPU: dict[str, Any] = {"model": {"source": "builtin://smollm2-135m"}}
 ADAPTED = CPU | {"model": {"source": "builtin://smollm2-135m", "adapters": [{"name": "sql", "source": "pvc://a/b"}]}}
-# With a given length, the context is not shortened, and the model gets several GPUs if one is too small.
+# A given maxModelLen is not shortened to fit. If one GPU is too small, the model gets several GPUs.
 LONG = HUB | {"model": {"source": "hf://a/b", "maxModelLen": 131_072}}
 CUT = HUB | {"accelerator": {"memory": "24Gi"}}  # 54560 tokens fit
 STAGES = HUB | {"parallelism": {"tensor": 2, "pipeline": 4}}
@@ -248,7 +248,7 @@ def field_of(path):
 
 
 def template_change(path):
-    """The change of a field in a pod template that has only the parts which the field needs."""
+    """The change of the field at `path` in a pod template. The template has only the parts that this field needs."""
     *names, last = path.split(".")
     pod = names[1]
     part = spec = {"model": CPU["model"], "podTemplate": {pod: {"spec": {}}}}

@@ -91,7 +91,7 @@ def test_while_events_never_end_known_services_get_one_reconcile_of_eight_and_ne
     def prepare(queue):
         for key in ("endless-1", "endless-2"):
             queue.add(key)
-        # The keys that have waited longest are not first, because there may be thousands of them.
+        # Keys that have waited longest do not come first, because thousands of keys may have waited long.
         for number in range(3):
             queue.add(f"new-{number}", is_new=True)
         for number in range(9):
@@ -131,5 +131,5 @@ def test_an_edit_waits_for_events_alone_while_new_services_bring_more_events_tha
 
     asyncio.run(run())
     assert turns.index("edited") < 1000 + 8 + 4
-    # By then all services that have begun are finished, except the last few.
+    # After 1000 turns, all services that have begun are finished, except the last few.
     assert len(set(turns[:1000])) < 1000 / 16 + 30

@@ -329,7 +329,7 @@ def test_a_requeue_asked_for_during_a_reconcile_survives_its_end_though_an_earli
         queue.add_after("a", 0.4)
         may_end.set()
         await until(lambda: seen == [1, 2] and is_at_rest(queue))
-        # At the start of the second reconcile, no requeue was pending except the one that caused it.
+        # At the start of the second reconcile, the only pending requeue was the one that caused this reconcile.
         assert queue._timers["a"].when() - asyncio.get_running_loop().time() > 250
         await stop([worker])
 
