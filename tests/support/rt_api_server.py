@@ -22,7 +22,7 @@ _KINDS = {
 
 
 def _discovery(path):
-    """Returns the API server's discovery document at a path without an object; None for other paths."""
+    """Returns the API server's discovery document at `path`, or None if the path has no such document."""
     groups = [each.removeprefix("/apis/").split("/") for each in _KINDS if each.startswith("/apis/")]
     if path == "/api":
         return {"kind": "APIVersions", "versions": ["v1"]}

@@ -33,7 +33,7 @@ class Compared:
 
     @property
     def passed(self) -> dict[str, bool | None]:
-        """Check -> True if the tokens are equal; None if the engine refuses to compute the model in this way."""
+        """Check -> True if the tokens are equal. None: the engine refuses to compute the model in this way."""
         equal = {check: self.found[check] == self.expected if self.found[check] else None for check in CHECKS}
         return {**equal, "preempted": equal["preempted"] and self.num_preemptions > 0}
 
@@ -65,5 +65,5 @@ def _of_two_stages(folder: Path) -> list[list[int]]:
 
 
 def _before_death(rank: OneRank) -> Sequence[Sequence[int]]:
-    """The first tokens of each answer, from an engine whose KV cache is not used afterwards."""
+    """The first tokens of each answer. The KV cache of the engine that generates them is not used afterwards."""
     return greedy(rank.engine(), PROMPTS, _NUM_BEFORE_DEATH)

@@ -24,7 +24,7 @@ _COMMON: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": 0,
-    # Large enough that the most likely token is never nearly as likely as another.
+    # With random weights of this size, no second token is nearly as likely as the most likely token.
     "initializer_range": 0.2,
 }
 _EXPERTS: dict[str, Any] = {

@@ -24,7 +24,7 @@ REPLY_S = 60.0
 _FLAGS = (
     "--headless=new",
     "--remote-debugging-pipe",
-    "--no-sandbox",  # the tests run as root in containers, where chromium refuses its sandbox
+    "--no-sandbox",  # the tests run as root in containers, and chromium refuses its sandbox there
     "--disable-gpu",
     "--disable-dev-shm-usage",
     "--disable-background-networking",
@@ -185,7 +185,7 @@ def browser_page(folder: Path, chromium: str) -> Iterator[Page]:
 
 
 def _pipe() -> tuple[int, int]:
-    """A pipe whose file descriptors differ from those that the shell redirects."""
+    """A pipe with file descriptors from 10 on. The shell redirects smaller ones."""
     made = os.pipe()
     read_end, write_end = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in made)
     for end in made:

@@ -33,7 +33,10 @@ def byte_model(folder: Path, template: str | None = TEMPLATE) -> Path:
 
 
 def byte_alphabet() -> list[str]:
-    """GPT-2's character for each byte: a printable byte has its own character, the others U+0100 and up, in order."""
+    """GPT-2's character for each byte.
+
+    A printable byte has its own character. The other bytes have the characters from U+0100 on, in order.
+    """
     others = iter(range(0x100, 0x200))
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]

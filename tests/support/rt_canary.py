@@ -74,15 +74,15 @@ def _ask(url: str, front: psutil.Process, found: Canary, stop: threading.Event) 
                 found.failures.append(f"HTTP {answer.status}")
         except (OSError, http.client.HTTPException) as error:
             found.failures.append(f"{type(error).__name__}: {error}")
-        # The time in which the front waits for a processor is not caused by the front. The front can have delayed this
-        # answer only by the CPU time that it used since the request.
+        # Waits for a processor do not count as a delay by the front. So the delay of this answer is at most the CPU
+        # time that the front used since the request.
         found.delays_s.append(min(time.monotonic() - started_s, _cpu_s(front) - cpu_s))
         found.peak_bytes = max(found.peak_bytes, front.memory_info().rss)
         stop.wait(EVERY_S)
 
 
 def _cpu_s(process: psutil.Process) -> float:
-    """CPU seconds of all threads of a process, to the nanosecond if the kernel counts so, otherwise to a clock tick."""
+    """CPU seconds of all threads of a process, in nanoseconds if the kernel counts them, and else in clock ticks."""
     total = 0
     for task in Path(f"/proc/{process.pid}/task").iterdir():
         with contextlib.suppress(OSError, ValueError):  # the thread has just ended

@@ -1,6 +1,6 @@
 """A core without a model: it speaks the protocol, and answers each sequence with the tokens of a script.
 
-A script is a function of the Submit. Token k of a sequence is script(submit)[k], so a sequence that is submitted again
+A script is a function of the Submit. Token k of a sequence is script(submit)[k]. So a sequence that is submitted again
 continues exactly, as with the real core.
 """
 
@@ -94,7 +94,7 @@ class FakeCore:
         self.num_blocks, self.num_free_blocks = 10, 7
         self.hellos: list[Hello] = []
         self.num_refused_hellos = 0
-        # adapters in the status, reported by the front or set by a test; None: the front has not reported them yet
+        # adapters in the status, which the front reports or a test sets; None: the front has not reported them yet
         self.adapters: tuple[ServedAdapter, ...] | None = ()
         self.adapter_lists: list[tuple[ServedAdapter, ...]] = []  # all lists that the front has sent
         self.drains: list[bool] = []  # `is_draining` of each message of the front about its drain
@@ -119,7 +119,7 @@ class FakeCore:
         self.script: Script = say("Hello there.")
         self.tokens_per_output = 1
         self.hold_after: int | None = None  # number of tokens after which each sequence waits for `release`
-        # function: token ids -> most likely next tokens; None: only "!"
+        # function of the token ids that returns the most likely next tokens; None: the only such token is "!"
         self.alternatives: Alternatives | None = None
         self.refusal: tuple[str, str] | None = None  # reason and message for every Submit
         self.is_silent = False  # ignores Submits
@@ -165,7 +165,7 @@ class FakeCore:
         self._released.set()
 
     def die(self) -> None:
-        """Behaves as after kill -9 and a restart: ends every connection, forgets all sequences, begins an epoch."""
+        """Behaves as if killed and restarted: ends every connection, forgets all sequences, begins an epoch."""
         for task in self._tasks.values():
             task.cancel()
         self._tasks.clear()

@@ -143,7 +143,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, handler)
     signal.signal(signal.SIGTERM, handler)
     if "FAKE_ENGINE_PIDS" in os.environ:
-        # This child outlives an engine that ends by itself, unless the whole group is killed.
+        # This child outlives the engine, except if somebody kills the whole process group.
         child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
         with Path(os.environ["FAKE_ENGINE_PIDS"]).open("a") as pids:
             pids.write(f"{os.getpid()} {child.pid}\n")

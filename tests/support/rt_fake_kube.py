@@ -53,8 +53,8 @@ class FakeKube:
         self.version = 100
         self.may_write = lambda: True
         self.lists_endpoints = True
-        # False: `managedFields` does not name the writer of `replicas`, as after an apply that created the object
-        # without `replicas`
+        # If False, `managedFields` does not name the writer of `replicas`. The real API server does this after an apply
+        # that created the object without `replicas`.
         self.records_scale_manager = True
         self._watches = []  # (path of the collection, params, queue)
         self._events = []  # (version, kind of event, path, object)
@@ -250,7 +250,7 @@ def _without_status(found):
 
 
 def _is_of(path, collection):
-    """True if the object at `path` is in this collection, which is that of one namespace or of the whole cluster."""
+    """True if the object at `path` is in this collection, of one namespace or of the whole cluster."""
     plural = path.split("/")[-2]
     start = collection.removesuffix(f"/{plural}")
     return collection.endswith(f"/{plural}") and path.startswith(start + "/")

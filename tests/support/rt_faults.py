@@ -103,8 +103,8 @@ def breakable_server(folder: Path, *arguments: str) -> Iterator[RunningServer]:
 def slow_steps(folder: Path) -> Iterator[None]:
     """Within the block, every step of the ranks of `breakable(folder)` takes 0.2 s longer.
 
-    Otherwise a test that acts at an early token could be too late, because it may wait for a CPU for seconds. A step is
-    so slow that streams of 64 tokens are long enough for such a test.
+    A test that acts at an early token may have to wait for a CPU for seconds. With usual steps the test could then be
+    too late. With slow steps, streams of 64 tokens are long enough for such a test.
     """
     flag = _slow_flag(folder)
     flag.touch()
@@ -117,7 +117,8 @@ def slow_steps(folder: Path) -> Iterator[None]:
 def aim(server: RunningServer, victim: str, fault: str) -> Callable[[], None]:
     """Finds the present process of "rank N", "core", "launcher" or "front". Returns a function that causes the fault.
 
-    The fault is "killed" or "stopped", or for ranks "stuck": a stuck rank sends heartbeats, but never ends its step.
+    The fault is "killed" or "stopped", and for ranks also "stuck". A stuck rank sends heartbeats, but never ends its
+    step.
     """
     if fault == "stuck":
         flag, number = _stuck_flag(server.log.parent), victim.removeprefix("rank ")
@@ -144,7 +145,7 @@ def outlive_supervisor(server: RunningServer) -> list[psutil.Process]:
         if process.name() == "raylet":
             # Ray's shutdown gives the raylet one second to record that it ends on purpose. If the raylet takes longer,
             # as on a busy machine, Ray's agents try for 60 s to report a fault. A suspended raylet always takes longer.
-            # So only `local_ray`, which kills the agents, can end the agents in time.
+            # So the agents end in time only because `local_ray` kills them.
             process.suspend()
     server.process.kill()
     return psutil.wait_procs(family, timeout=50.0)[1]

@@ -6,7 +6,7 @@ from rayloom_bench.fleet.step_cost import points_of_sweeps
 
 
 def best_hit_tokens(arrivals, block_size):
-    """Returns the number of prompt tokens that an infinite cache would contain, so that each block is computed once."""
+    """Returns the number of prompt tokens that an infinite cache would contain: each block is computed only once."""
     seen = set()
     num_hits = 0
     for arrival in arrivals:

@@ -1,7 +1,8 @@
 """Processes of tests that start as forks of one process, which has imported their modules.
 
 The imports of a rank or of a front take a second of CPU time, longer than most tests. A fork has the environment of the
-test that starts it. But modules that read environment variables at their import have the values of the first test.
+test that starts it. There is one exception: modules that read environment variables at their import have the values of
+the first test.
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ def _number_of(file: Any) -> int:
 def _be_front(arguments: Sequence[str], api: socket.socket, admin: socket.socket, stderr: int) -> None:
     from rayloom_engine.front.process import main
 
-    os.dup2(stderr, 2)  # Otherwise the stderr would be that of the fork server, which pytest has closed.
+    os.dup2(stderr, 2)  # The stderr that this fork inherits is that of the fork server, and pytest has closed it.
     own = ["--api-fd", str(api.detach()), "--admin-fd", str(admin.detach()), "--parent", str(os.getppid())]
     sys.argv = ["front", *arguments, *own]
     sys.exit(main())

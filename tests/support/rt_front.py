@@ -134,8 +134,8 @@ def running_front(
         stop.append(asyncio.Event())
         is_started.set()
         await stop[0].wait()
-        # The tasks are cancelled, because uvicorn would need up to 0.2 s to end: it reads `should_exit` only every
-        # 0.1 s, and then waits for another 0.1 s.
+        # The tasks are cancelled, because uvicorn would need up to 0.2 s to end. It reads `should_exit` only every 0.1
+        # s, and then waits for another 0.1 s.
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)

@@ -73,7 +73,8 @@ def write_gguf(
         stored_as = kinds.get(name.split(".")[-2], kind) if values.ndim == 2 else gguf.GGMLQuantizationType.F32
         rows = values
         if arch == "llama" and ("q_proj" in name or "k_proj" in name):
-            # llama.cpp rotates neighbouring elements, so its converter interleaves the halves of each head.
+            # llama.cpp rotates pairs of neighbouring elements. So its converter interleaves the two halves of each
+            # head, as is done here.
             rows = values.reshape(-1, 2, head_dim // 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
         data = gguf.quantize(np.ascontiguousarray(rows), stored_as)
         tensors[name] = gguf.dequantize(gguf.quantize(values, stored_as), stored_as).reshape(values.shape)

@@ -2,7 +2,7 @@
 
 One service has an engine of each of `rt_hostile_engine.KINDS`. Some services have models whose costs would block an
 operator that had no limits. 20 services are healthy. Prints figures as JSON. The program is a process of its own, so
-that the process's memory is that of the operator.
+that the measured memory is only that of the operator.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from rt_ports import free_port
 SERVICES = "/apis/rayloom.dev/v1alpha1/namespaces/team/llmservices"
 HUGE = 10**12
 LOOPING = SHAPE | dict.fromkeys(("num_heads", "num_kv_heads", "intermediate_size", "vocab_size"), HUGE)
-# The largest allowed numbers of tensor sizes and layers, with alternating kinds of layers, and weights that fit
+# Costs with the largest allowed numbers of tensor sizes and layers. The kinds of layers alternate, and the weights fit
 # nowhere.
 MANY = list(range(1, 65))
 LARGE = {"elements": [1 << 38] * len(MANY)}
@@ -88,7 +88,8 @@ class Clock:
 class Watchdog:
     """The longest stalls of the event loop: in seconds by the clock, and in CPU time of the loop's thread.
 
-    CPU time does not include the time in which another thread of this process, such as that of sizing, holds the GIL.
+    CPU time does not include the time in which another thread of this process holds the GIL, such as the thread of
+    sizing.
     """
 
     def __init__(self):
@@ -160,7 +161,7 @@ class World:
         self.ask_for(document)
 
     def touch(self, number):
-        """Queues a healthy service, as an event of it would."""
+        """Queues a healthy service, as an event of this service would."""
         key = ("team", f"well-{number}")
         if key not in self._began:
             self._began[key] = self._clock()
@@ -225,8 +226,8 @@ async def scenario(seconds, world):
         world.ask_for(service(f"well-{number}"))
     await until(lambda: all(world.reason(f"well-{n}", "Available") == "Serving" for n in range(NUM_WELL)))
     before_kib = _rss_kib()
-    # A full collection of Python's garbage would be the longest stall of most rounds, and its time depends on the
-    # objects of this program.
+    # A full garbage collection would be the longest stall of most rounds. Its time would depend on the objects of this
+    # program.
     gc.collect()
     gc.freeze()
     watchdog = Watchdog()
@@ -236,7 +237,8 @@ async def scenario(seconds, world):
     choice = random.Random(1)
     stalls_s = []
     for number in range(ROUNDS):
-        # Every round has new models, and models whose sizing is computed again: all work that the tenants can cause.
+        # Every round has new models, and models whose sizing is computed again. This is all work that the tenants can
+        # cause.
         if number:
             for name in (*MODELS, "stored"):
                 world.ask_for_requests(f"{name}-{number - 1}", number + 1)
@@ -253,8 +255,8 @@ async def scenario(seconds, world):
     walls_ms, cpus_ms = ([round(each * 1000, 1) for each in column] for column in zip(*stalls_s, strict=True))
     return {
         "seconds": time.monotonic() - began,
-        # Other programs, and a host that pauses this machine, stall the loop in some rounds; tenants stall it in all
-        # rounds. So each result is the longest stall of the best round.
+        # Tenants stall the loop in all rounds. Other programs, and a host that pauses this machine, stall it only in
+        # some rounds. So each result is the longest stall of the best round.
         "loop_cpu_ms": min(cpus_ms),
         "loop_cpu_ms_of_rounds": cpus_ms,
         "loop_wall_ms": min(walls_ms),

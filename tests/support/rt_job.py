@@ -35,7 +35,8 @@ def running_job(
 ) -> Iterator[RunningJob]:
     """A server of several ranks, started by torchrun or rank by rank. The block begins once `until(job)` is true.
 
-    `environs`: further environment variables of each rank, if the ranks are started one by one.
+    `environs`: additional environment variables for each rank. They have an effect only if the ranks are started one by
+    one.
     """
     master_port, _, api_port, admin_port = free_ports(4)  # ranks also use the port after MASTER_PORT
     serve = ["-m", "rayloom_engine", "serve", "--port", str(api_port), "--admin-port", str(admin_port), *arguments]

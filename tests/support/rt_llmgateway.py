@@ -21,7 +21,10 @@ def make_gateway_document(name="public", **spec):
 
 
 def make_service_document(name="chat", *, labels=None, created="2026-01-01T00:00:00Z", available="Serving", **spec):
-    """A selected service with a port for gateways. The service serves only if `available`, a reason, is Serving."""
+    """A selected service with a port for gateways.
+
+    `available`: the reason of the condition Available. The service serves only if this reason is Serving.
+    """
     labels = {"public": "yes"} if labels is None else labels
     condition = {
         "type": "Available",

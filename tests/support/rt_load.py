@@ -47,7 +47,10 @@ class Seen:
 
 
 class LinearRank:
-    """The times of SmolLM2-135M on 2 cores: 5.2 ms for a step, 0.36 ms for a decode, 0.245 ms for a prompt's token."""
+    """A rank with the times of SmolLM2-135M on 2 cores.
+
+    A step takes 5.2 ms. A decode adds 0.36 ms, and a token of a prompt adds 0.245 ms.
+    """
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -70,7 +73,7 @@ class LoadedEngine:
     """A warmed-up engine with a token budget of 512, for measurements under several loads."""
 
     def __init__(self, work: StepWork = WORK) -> None:
-        """`work`: without operation counts, the engine measures no costs, and only the token budget limits steps."""
+        """`work`: operation counts. Without them, the engine measures no costs, and only the budget limits steps."""
         self._rank = LinearRank()
         sizes = {"block_size": 16, "max_num_seqs": 64, "max_num_batched_tokens": 512, "max_model_len": 4096}
         scheduler = make_scheduler(4000, enable_prefix_caching=False, **sizes)

@@ -55,7 +55,7 @@ class Local:
         arguments = ["local", "-f", manifest, "--port", "0", "--admin-port", "0", *flags]
         output, theirs = os.pipe()
         self._output = output
-        # `local` looks for the engine beside sys.executable, so sys.executable is a Python beside the fake engine.
+        # `local` looks for the engine beside sys.executable. So sys.executable is here a Python beside the fake engine.
         self._process = warm_python("rayloom_operator.__main__").start(
             "rayloom_operator.__main__:main",
             arguments,

@@ -140,7 +140,7 @@ def gguf_file(
     version: bytes = struct.pack("<I", 3),
     cut: Callable[[bytes], bytes] = bytes,
 ) -> bytes:
-    """A small file. The arguments change or add entries and tensors; with the value None they remove them."""
+    """A small file. The arguments change or add entries and tensors. The value None removes an entry or a tensor."""
     made_entries = [value for value in {**ENTRIES, **(entries or {})}.values() if value is not None]
     made_tensors = [value for value in {**TENSORS, **(tensors or {})}.values() if value is not None]
     head = magic + version
@@ -154,7 +154,7 @@ def gguf_file(
 
 @contextlib.contextmanager
 def own_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Restores the logging and the number of torch's threads, which the command sets, at the end of the block."""
+    """At the end of the block, restores the logging and the number of torch's threads. The command sets both."""
     monkeypatch.setenv("RAYLOOM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1"))
     monkeypatch.setenv("MKL_NUM_THREADS", os.environ.get("MKL_NUM_THREADS", "1"))

@@ -42,8 +42,8 @@ def greedy(
 ) -> list[list[int]]:
     """The greedy tokens of all prompts, computed in one batch.
 
-    `resumed`: the tokens that another engine generated for each prompt before it died. As after a real crash, the
-    sequences are submitted with these tokens.
+    `resumed`: the tokens that another engine generated for each prompt before it died. The sequences are submitted with
+    these tokens, as after a real crash.
     """
     ids: dict[str, list[int]] = {}
     params = DecodingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)

@@ -1,8 +1,8 @@
 """Checks answers against OpenAI's published schemas in tests/data/openai-answers.json.
 
-The schemas are corrected where OpenAI's servers and documentation contradict the schemas. OpenAPI 3.0's `nullable` is
-written as JSON Schema. Other corrections allow null: for the log-probability of the first token of an echoed prompt,
-and for the finish reason and the usage of a completion's chunks.
+The check corrects the schemas where they differ from OpenAI's servers and documentation. OpenAPI 3.0's `nullable` is
+written as JSON Schema. Other corrections allow null for three values: the log-probability of an echoed prompt's first
+token, and the finish reason and the usage in a completion's chunks.
 """
 
 from __future__ import annotations

@@ -206,9 +206,9 @@ def turn(
 
     `document`: the status as it is written.
 
-    `previous`: the document of the previous reconcile. By default it is that of the spec's first reconcile. `old`: the
-    resolved specs of earlier revisions, or revision -> resolved spec. `own`: the revision of `resolved`, if it is
-    known. `endpoints`: the addresses that clients find; None: the addresses of head pods with the route label.
+    `previous`: the document of the previous reconcile. By default it is the document of the spec's first reconcile.
+    `old`: the resolved specs of earlier revisions, or revision -> resolved spec. `own`: the revision of `resolved`, if
+    it is known. `endpoints`: the addresses that clients find; None: the addresses of head pods with the route label.
     """
     previous, seen, now = previous or {}, observed(groups, endpoints, **facts), Now(clock, now)
     memory, rollout, step, parts = remembered(previous), stored_rollout(previous), None, ()

@@ -7,8 +7,8 @@ import random
 import socket
 
 # The ports are below Kubernetes' NodePorts, and below the ports that Linux assigns to outgoing connections and to
-# listeners at port 0. Local clusters (`Place.port`) may run beside these tests. The last port of their etcd is 22,470,
-# and the first port of their API servers is 26,443, so clusters use no port in between.
+# listeners at port 0. Local clusters (`Place.port`) may run beside these tests. The last port of a cluster's etcd is
+# 22,470, and the first port of an API server is 26,443. So clusters use no port in between.
 FIRST, LAST = 22_500, 26_399
 _reserved: list[socket.socket] = []  # until this process ends
 
@@ -18,13 +18,16 @@ def free_port() -> int:
 
 
 def free_ports(number: int) -> tuple[int, ...]:
-    """Returns consecutive ports without a listener. While this process runs, no process gets them again from here."""
+    """Returns consecutive ports without a listener.
+
+    While this process runs, this function returns these ports to no process again.
+    """
     while True:
         first = random.randrange(FIRST, LAST + 2 - number)
         ports = tuple(range(first, first + number))
         with contextlib.ExitStack() as names, contextlib.ExitStack() as listeners, contextlib.suppress(OSError):
-            # The kernel keeps the name of an abstract socket until its last process ends, even if that process is
-            # killed.
+            # A bound abstract socket claims a port for this process. The kernel keeps its name until the last process
+            # with this socket ends or is killed.
             claims = [names.enter_context(socket.socket(socket.AF_UNIX)) for _ in ports]
             for port, claim in zip(ports, claims, strict=True):
                 claim.bind(f"\0rayloom-test-port-{port}")

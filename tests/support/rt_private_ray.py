@@ -30,7 +30,8 @@ def check_private_ray(server: RunningServer, home: Path) -> Path:
     token = run_dir / "ray_token"
     assert oct(token.stat().st_mode)[-3:] == "600"
     assert len(token.read_text()) == 64
-    # Ray makes the folders of its session writable for all users, so these folders are within the run folder.
+    # Ray makes the folders of its session writable for all users. So they must be within the run folder, which other
+    # users cannot enter.
     assert (run_dir / "ray" / "session_latest" / "sockets" / "raylet").exists()
 
     (raylet,) = (each for each in processes if _is_named(each, "raylet"))

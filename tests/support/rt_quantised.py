@@ -19,7 +19,10 @@ _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # order of the outputs in an int32, from 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """`quantise`: matrix -> its tensors by suffix, and the weights that these tensors represent."""
+    """A format.
+
+    `quantise`: function of a matrix that returns its tensors by suffix, and the weights that they represent.
+    """
 
     config: Mapping[str, Any]
     quantise: Callable[[torch.Tensor], tuple[Tensors, torch.Tensor]]
@@ -100,7 +103,7 @@ def w8a8(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
 
 
 def float8(weight: torch.Tensor, kind: str, suffix: str) -> tuple[Tensors, torch.Tensor]:
-    """`kind`: tensor, channel, or block (of 64 x 32, so that a matrix has several blocks, some of them cut)."""
+    """`kind`: tensor, channel or block. Blocks are 64 x 32, so a matrix has several, and some of them are cut."""
     rows, columns = {"tensor": weight.shape, "channel": (1, weight.shape[1]), "block": (64, 32)}[kind]
     scales = torch.stack(
         [

@@ -16,7 +16,7 @@ from rayloom_operator.decide.rollout.planner import next_step
 START_S = 15
 # The first letter of a revision determines the fault of its engines. Engines of revisions with other letters work.
 FAILS_LATE, SLOW, CRASHES, FAILS_REQUESTS, NEVER_STARTS = "vwxyz"
-FOUND_AFTER_S = 30  # seconds until gateways find an engine of FAILS_LATE; its requests fail from then on
+FOUND_AFTER_S = 30  # seconds until gateways find an engine of FAILS_LATE; from then on its requests fail
 
 __all__ = [
     "BEGIN",
@@ -145,7 +145,10 @@ class Rolling(SimulatedService):
         self.delete(engine.name)
 
     def reconcile(self, num_acts=None):
-        """Runs a reconcile. `num_acts`: the operator dies after this number of changes, before it writes the status."""
+        """Runs a reconcile.
+
+        `num_acts`: number of changes after which the operator dies, before it writes the status.
+        """
         written = RolloutStatus.of(self.stored).model_dump_json(by_alias=True, exclude_none=True)
         stored = RolloutStatus.model_validate_json(written).state()
         assert stored == self.stored

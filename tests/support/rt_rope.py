@@ -28,7 +28,7 @@ LONGROPE: dict[str, Any] = {
     "short_factor": [],
     "long_factor": [],
 }
-# field of LONGROPE -> the number for a pair; the length of the lists depends on the size of a head
+# field of LONGROPE -> function: index of a pair -> its factor; the lists have an entry for each pair of a head
 FACTORS: dict[str, Callable[[int], float]] = {
     "short_factor": lambda pair: 1.0 + pair / 100,
     "long_factor": lambda pair: 1.0 + pair / 4,

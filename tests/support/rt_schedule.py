@@ -1,7 +1,7 @@
 """Assigns test files to the processes of a run: the longest files first, the shortest at the end.
 
-Otherwise a process would begin a long file when the other processes have nothing left to do. Files that share a server
-are one unit, which one process runs.
+In another order, a process might begin a long file when the other processes have nothing left to do. Files that share a
+server are one unit, and one process runs a whole unit.
 """
 
 from __future__ import annotations
@@ -55,10 +55,11 @@ def starts_servers(unit: str) -> bool:
 
 
 def next_unit(waiting: Iterable[str], running: Iterable[str]) -> str:
-    """The first waiting unit, or the first one without servers if `MOST_WITH_SERVERS` processes run units with servers.
+    """The first waiting unit, if fewer than `MOST_WITH_SERVERS` processes run units with servers.
 
-    `running`: the unfinished units of other processes. If many tests ran servers at the same time, the servers would
-    compete for the cores.
+    Otherwise it is the first waiting unit without servers, or the first unit if there is no such unit. `running`: the
+    unfinished units of other processes. If many tests ran servers at the same time, the servers would compete for the
+    cores.
     """
     units = list(waiting)
     if sum(map(starts_servers, running)) < MOST_WITH_SERVERS:

@@ -26,7 +26,7 @@ from rayloom_engine.core.step import (
 
 BLOCK_SIZE = 4
 VOCAB = 50
-POISON = 1000  # a token that makes its KV and that of all later tokens NaN; never sampled
+POISON = 1000  # a token that makes its own KV and the KV of all later tokens NaN; never sampled
 
 
 def make_sequence(request_id: str = "a", prompt: SequenceOf[int] = (1, 2, 3), max_tokens: int = 4, **other) -> Sequence:
@@ -67,12 +67,12 @@ def expected_ids(prompt: SequenceOf[int], num: int) -> list[int]:
 
 
 class SimulatedRank:
-    """A rank that stores the ids from which the KV of each position of each block was computed. It checks all reads.
+    """A rank that stores, for each position of each block, the ids from which its KV was computed. It checks all reads.
 
-    Like every stage except the last, it knows the ids that are in plans. For placeholders in plans, it also keeps the
-    ids that it has sampled. Logits after POISON are not finite, and the id sampled from them is 0. A sequence must not
-    read a block with another sequence's KV of POISON, even at a masked position. The logprob of a prompt token is minus
-    its position.
+    The rank learns ids from plans, like every stage except the last. Because of placeholders in plans, it also keeps
+    the ids that it has sampled. Logits after POISON are not finite, and the id sampled from them is 0. A sequence must
+    not read a block with another sequence's KV of POISON, even at a masked position. The logprob of a prompt token is
+    minus its position.
     """
 
     def __init__(
@@ -219,9 +219,9 @@ class SimulatedRank:
         return next_token([*ids, 8]) % (num + 1) if self._late_masks and new.params.has_mask else num
 
     def _verified(self, ids: SequenceOf[int], draft: SequenceOf[int], most: int) -> tuple[list[int], bool]:
-        """Returns a slot's tokens after a draft, and True if the draft is dirty. Then some tokens are missing.
+        """Returns a slot's tokens after a draft, and True if the draft is dirty.
 
-        `most`: draft tokens that may be accepted.
+        If the draft is dirty, some tokens are missing. `most`: draft tokens that may be accepted.
         """
         tokens = [next_token(ids)]
         for token_id in draft[:most]:
@@ -251,7 +251,7 @@ class SimulatedRank:
                 yield slot
 
     def forget_all(self, keeps_memory: bool = False) -> None:
-        """Empties all slots. `keeps_memory`: True if the rank's process survives, so that blocks keep their content."""
+        """Empties all slots. `keeps_memory`: True if the rank's process survives. Then blocks keep their content."""
         self._slots = {}
         self._unsent = {}
         self._adapters = {}
@@ -272,7 +272,7 @@ def _contents(ids: SequenceOf[int], draft: SequenceOf[int]) -> list[tuple[int, .
 
 
 class GuessedGrammars:
-    """Grammars that cut each draft to its first tokens, or force the right tokens, or are not built yet, in turn."""
+    """Grammars that in turn cut a draft to its first tokens, force the right tokens, or are not built yet."""
 
     def __init__(self) -> None:
         self.turns: Counter[str] = Counter()
@@ -313,7 +313,10 @@ class GuessingDrafter(Drafter):
 
 
 def run_to_end(scheduler: Scheduler, rank: SimulatedRank, max_steps: int = 10_000) -> list[SequenceOutput]:
-    """Runs steps until no sequence is left, with as many plans in flight as allowed. Each step checks integrity."""
+    """Runs steps until no sequence is left, with as many plans in flight as allowed.
+
+    Checks the integrity after each step.
+    """
     outputs: list[SequenceOutput] = []
     in_flight: deque[StepPlan] = deque()
     for _ in range(max_steps):

@@ -95,8 +95,8 @@ def wait_until(
 ) -> None:
     """Returns once `condition` holds; fails with `message` after `seconds`.
 
-    `every_s`: the pause between checks, in seconds. If a check sends a request to a server that is starting, frequent
-    checks delay the start.
+    `every_s`: the pause between checks, in seconds. While a server starts, checks that send it requests must not be
+    frequent, because they delay the start.
     """
     deadline = time.monotonic() + seconds
     while not condition():

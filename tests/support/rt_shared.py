@@ -1,7 +1,7 @@
 """Servers that several test files use: a server starts with the first of its files and ends with the last.
 
 The files of a server run in one process of `make test`, one after the other. Otherwise each process would start a
-server of its own. A server that is not used any more ends, because it would take a second or two of CPU time a minute.
+server of its own. A server ends after its last file, because an idle server takes a second or two of CPU time a minute.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # tests/conftest.py imports this module in environments without the modules that servers need
+if TYPE_CHECKING:  # tests/conftest.py imports this file, also in environments without the modules that servers need
     from rt_server import RunningServer
 
 # fixture of tests/engine_real/conftest.py -> the files that use it

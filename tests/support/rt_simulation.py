@@ -26,8 +26,8 @@ class Simulation:
         self.clusters = {}
         self.endpoints = frozenset()  # addresses that clients find
         self.gone_at = {}  # name of a RayCluster -> time at which it was gone
-        # `gone_at` as the present operator knows it, with None for existing RayClusters; None before the first
-        # observation
+        # `gone_at` as the present operator knows it. The map has the value None for existing RayClusters. Before the
+        # first observation there is no map (None).
         self.known_gone_at = None
         self.line_of = {}  # uid of an engine -> its line
         self.document = {}
@@ -36,7 +36,7 @@ class Simulation:
         self.has_stuck_streams = False  # running requests never end
         self.asked = {}  # revision -> Resolved, for all specs so far
         self.old_specs = {}  # the same, for revisions with a ControllerRevision
-        self.proven = set()  # revisions with an engine that has served since the operator recorded the spec's revision
+        self.proven = set()  # revisions of which an engine has served since the operator recorded the spec's revision
         self.bounds = {}  # additional fields of spec.rollout
         self.serial = 0
         self.ask()
@@ -133,7 +133,7 @@ class Simulation:
     def seen(self):
         if self.known_gone_at is None:
             self.known_gone_at = dict.fromkeys(each["name"] for each in self.document.get("groups", ()))
-            # A RayCluster that was deleted while no operator ran is known only if the status names it.
+            # If a RayCluster was deleted while no operator ran, the operator knows it only from the status.
             self.gone_at = {name: at for name, at in self.gone_at.items() if name in self.known_gone_at}
         known = self.known_gone_at
         known |= {name: self.t for name, at in known.items() if at is None and name not in self.clusters}

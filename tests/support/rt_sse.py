@@ -41,8 +41,8 @@ def read_stream(response: httpx.Response, *, num_choices: int, include_usage: bo
     The rules: An event is one `data:` line; other lines are comments. `[DONE]` comes once, at the end. Every chunk is
     valid by OpenAI's schema. All chunks have the same id, time, model, object and fingerprint. A chunk has one choice,
     and no index is missing. In chats the role comes once, in the first chunk. Each choice has one finish reason, in its
-    last chunk. If the request asks for usage, `usage` is null except in the last chunk, which has no choices. Otherwise
-    the key is missing.
+    last chunk. If the request asks for usage, the last chunk has the usage and no choices, and `usage` is null in all
+    other chunks. Otherwise the key `usage` is missing.
     """
     assert response.status_code == 200, response.text
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"

@@ -71,7 +71,7 @@ class QueueLink:
 class StagesInARow:
     """Runs every plan on each stage in turn. Returns the last stage's result. Results of other stages have only times.
 
-    To the engine, this object is a rank in this process: pass it to a LocalExecutor.
+    For the engine, this object is a rank in this process. It is passed to a LocalExecutor.
     """
 
     def __init__(self, ranks: list[LoadedRank], epoch: int = EPOCH) -> None:
@@ -189,7 +189,7 @@ class RankProcesses:
             self.start(rank)
 
     def join(self, epoch: int, limit_s: float = 30.0) -> tuple[int, list[int]]:
-        """Makes all ranks leave the old group, join a group at a new store, and create runners for `epoch`.
+        """Makes all ranks leave the old group, join a new group at a new store, and create runners for `epoch`.
 
         Returns the store's port, and the weight bytes that each rank has read since its process started.
         """
@@ -239,7 +239,7 @@ class RankProcesses:
                 self._connections[rank].send((what, *details))
 
     def _replies(self, ranks: Any, what: str) -> list[Any]:
-        # replies of all ranks are received first, because no reply may stay in a connection
+        # all replies are received before an error is raised, because no reply may stay in a connection
         replies = [self._answer(rank, what) for rank in ranks]
         for reply in replies:
             if isinstance(reply, Exception):

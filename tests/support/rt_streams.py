@@ -1,8 +1,8 @@
 """Runs many streams at once, and checks that a fault causes only a pause of these streams.
 
 The rules: Clients do not retry. New requests arrive continuously. The fault happens when every stream has at least 16
-of its tokens, and at most three quarters of them. Weights are float32. A request has failed if there is any HTTP error
-or error event, or if [DONE] or a token is missing, or if a token differs.
+of its tokens, and at most three quarters of them. Weights are float32. A request has failed in each of these cases: an
+HTTP error, an error event, no [DONE], a missing token, a different token.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rt_faults import slow_steps
 from rt_server import RunningServer, Stream, wait_until
 
 NUM_STREAMS = 4
-NUM_TOKENS = 64  # enough that streams still run when a fault happens, because steps are slow until then
+NUM_TOKENS = 64  # steps are slow until a fault happens, so streams of this length still run then
 LATE_TOKENS = 16
 LATE_EVERY_S = 0.3
 MOST_LATE = 16  # the most requests that arrive after a fault
@@ -71,9 +71,9 @@ def start_streams(server: HasApi, bodies: list[dict[str, object]]) -> tuple[list
 def _start_together(
     server: RunningServer, bodies: list[dict[str, object]]
 ) -> tuple[list[Stream], list[threading.Thread]]:
-    """Like `start_streams`, but the ranks have built the grammars of the streams before.
+    """Like `start_streams`, but the ranks build the grammars before the streams start.
 
-    Otherwise streams without a grammar, or with a small grammar, would begin long before the other streams.
+    Without this, streams with no grammar or a small grammar would begin long before the other streams.
     """
     slow = [body for body in bodies if body.keys() & {"tools", "structured_outputs"}]
     streams, threads = start_streams(server, [{**body, "max_tokens": 1} for body in slow])
@@ -125,7 +125,7 @@ class Disturbance:
         return {f"rank {rank['rank']}": rank["pid"] for rank in (self.after if after else self.before)["ranks"]}
 
     def survivors_read_nothing(self) -> bool:
-        """True if no rank that kept its process has read a byte of weights since the fault."""
+        """True if the ranks that kept their processes have read no byte of weights since the fault."""
         read = {rank["pid"]: rank["weight_bytes_read"] for rank in self.before["ranks"]}
         return all(
             read.get(rank["pid"], rank["weight_bytes_read"]) == rank["weight_bytes_read"] > 0

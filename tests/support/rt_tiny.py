@@ -38,7 +38,7 @@ _COMMON: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": 0,
-    # Large enough that the logits of two positions differ by far more than the tolerance of the tests.
+    # With random weights of this size, the logits of two positions differ by far more than the tolerance of the tests.
     "initializer_range": 0.2,
 }
 _GEMMA: dict[str, Any] = {"head_dim": 32, "tie_word_embeddings": True}

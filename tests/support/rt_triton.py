@@ -11,8 +11,8 @@ DEVICE = torch.device("cpu" if is_interpreted() else "cuda")
 # Half of the relative distance between neighbouring numbers. A result that is rounded once may differ by this, and
 # additionally by the rounding of earlier float32 arithmetic.
 EPSILON = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
-# All types work in the interpreter, too. It computes bfloat16 in float32, except in matrix products, and no kernel here
-# has matrix products.
+# All types work in the interpreter, too. The interpreter computes bfloat16 in float32, except in matrix products. No
+# kernel that uses DTYPES has matrix products.
 DTYPES = tuple(EPSILON)
 
 

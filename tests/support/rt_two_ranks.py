@@ -1,4 +1,7 @@
-"""Two ranks in processes of their own. They load one tiny model after the other, and divide the layers of each."""
+"""Two ranks in processes of their own.
+
+They load one tiny model after the other, and divide the layers of each model.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ class TwoRanks:
         pipeline: int = 1,
         killed: int | None = None,
     ) -> list[list[int]]:
-        """The greedy tokens after each prompt, with a small pool and budget; empty if the engine refuses the layout.
+        """The greedy tokens after each prompt, with a small pool and budget. Empty if the engine refuses the layout.
 
         `killed`: the rank whose process is killed before the seventh step. Its replacement joins the other rank. Raises
         RuntimeError if a rank fails.

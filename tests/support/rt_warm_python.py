@@ -1,8 +1,8 @@
 """Python programs of tests that start as forks of a process which has imported their modules.
 
 The imports of a command take several times as much CPU time as the command itself. Each fork has the environment, the
-streams and the exit of an own interpreter. But modules that read the environment at their import have read that of the
-first test.
+streams and the exit of a separate interpreter. There is one exception: modules that read the environment at their
+import have read the environment of the first test.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _tell(reply: socket.socket, number: int) -> None:
 
 
 def _prepared(order: dict[str, Any], stdout: int, stderr: int) -> Callable[[], Any]:
-    """Gives this fork its streams, its environment and a new interpreter's signal handlers."""
+    """Gives this fork its streams and its environment, and the signal handlers of a new interpreter."""
     os.setsid()
     os.dup2(stdout, 1)
     os.dup2(stderr, 2)

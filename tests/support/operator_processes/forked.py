@@ -28,7 +28,7 @@ def _context() -> ForkServerContext:
 
 
 class ForkedOperator:
-    """`rayloom-operator` with these arguments and this environment, with its output in the file `log`.
+    """`rayloom-operator` with these arguments and this environment. The file `log` gets its output.
 
     The interface is that of subprocess.Popen. If two threads call `wait` at the same time, one of them may get the exit
     code 255.
@@ -41,7 +41,8 @@ class ForkedOperator:
         self._process.start()
         assert self._process.pid is not None
         self.pid: int = self._process.pid
-        # The fork server reaps the process when it ends, so the process id may soon belong to another process.
+        # The fork server reaps the process at the end of the process. Soon afterwards another process may get the same
+        # id.
         self._process_fd = os.pidfd_open(self.pid)
         weakref.finalize(self, os.close, self._process_fd)
 

@@ -1,6 +1,6 @@
-"""The last import of the fork server of operators: exempts all modules that it has imported from garbage collections.
+"""The last import of the operators' fork server: exempts all modules imported before from garbage collections.
 
-Otherwise each forked operator would visit all objects of these modules at its start, which takes 60 ms of CPU time.
+Without this, each forked operator would visit all objects of these modules at its start. This takes 60 ms of CPU time.
 """
 
 import gc

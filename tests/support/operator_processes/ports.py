@@ -9,7 +9,7 @@ import random
 import socket
 from collections.abc import Iterator
 
-# The ports are above those of rt_ports.py and of local clusters, whose last port is 28,172 (of a KubeRay). They are
+# The ports are above those of rt_ports.py and above the last port of local clusters, 28,172 (of a KubeRay). They are
 # below the ports that the kernel assigns to outgoing connections. Each worker of `pytest -n` has NUM ports; there is
 # room for five workers.
 FIRST, NUM = 28_200, 800

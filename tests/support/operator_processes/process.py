@@ -46,9 +46,9 @@ class OperatorProcess:
     ) -> None:
         """Starts an operator that connects to simulated engines.
 
-        `server` is the operator's proxy, or the cluster entry of a kubeconfig. Only this process uses `folder`, which
-        also gets its log. `arguments` are added to the arguments of every operator. `command` is a Python command line
-        such as OPERATOR. Without `command` the process is forked.
+        `server` is the operator's proxy, or the cluster entry of a kubeconfig. Only this operator uses `folder`, and
+        the operator's log is in it. `arguments` are added to the arguments of every operator. `command` is a Python
+        command line such as OPERATOR. Without `command` the process is forked.
         """
         folder.mkdir(parents=True)
         if isinstance(server, Proxy):
@@ -153,7 +153,7 @@ def wait_until(
 ) -> float:
     """Waits until `is_so()` is true, and returns the seconds. Fails with `what` and `story()` after `timeout_s`.
 
-    A check that sends many requests has a longer pause, because otherwise it would be a load for the API server.
+    Checks that send many requests need a longer `pause_s`, so that they do not load the API server.
     """
     assert callable(is_so)
     began = time.monotonic()

@@ -1,7 +1,7 @@
 """Simulated clients and kube-proxy: requests at a steady rate to the pods in a service's EndpointSlices.
 
-The real controllers decide by the operator's labels which pods a request may reach. A request to an engine that has
-ended or drains is an error, as for real clients.
+The operator sets labels on pods, and by these labels the real controllers choose the pods for the EndpointSlices. As
+for real clients, a request to an engine that has ended or drains is an error.
 """
 
 from __future__ import annotations

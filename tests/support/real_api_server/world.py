@@ -70,7 +70,8 @@ class World:
         self._numbers = itertools.count()
         self._operators: list[OperatorProcess] = []
         self._credentials: Credentials | None = None
-        # Half of this process's CPU time is TLS and sockets, which asyncio's own loop handles in Python.
+        # Half of this process's CPU time goes into TLS and sockets. asyncio's own loop handles them in Python, and
+        # uvloop in C.
         self._loop = uvloop.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="simulated-nodes", daemon=True).start()
         self.do(self._start())
@@ -99,7 +100,7 @@ class World:
                     past.append(each)
 
     async def _record_drain(self, ip: str) -> None:
-        """Sets `found_at_drain`: how clients can still reach an engine when it receives the request to drain."""
+        """Sets `found_at_drain`: the ways by which clients still reach an engine at its request to drain."""
         pod, engine = self.kubelets.pod_at(ip), self.engines.by_ip[ip]
         assert pod is not None
         meta = pod["metadata"]
@@ -147,7 +148,7 @@ class World:
             return None
 
     def delete(self, path: str) -> None:
-        """Deletes the object, unless it does not exist or is already being deleted."""
+        """Deletes the object. Does nothing if the object does not exist or is being deleted."""
         try:
             self.request("DELETE", path, {"propagationPolicy": "Background"})
         except ApiError as error:
@@ -318,7 +319,8 @@ class World:
     def wait_replaced(self, namespace: str, service: str, uids: set[str]) -> None:
         """Returns once none of the RayClusters with these uids exists, and all others serve.
 
-        To wait for Available would not suffice: immediately after the loss of an engine, the condition is still True.
+        A wait for Available would not suffice, because the condition is still True immediately after the loss of an
+        engine.
         """
 
         def is_so() -> bool:
