@@ -1,8 +1,8 @@
 """Cuts OpenAI's published API description down to the answers that tests check.
 
-`python tools/cut_openai_schema.py openapi.json`, with the file of https://github.com/openai/openai-openapi, writes
-tests/data/openai-answers.json: the schemas of `ROOTS` and all schemas that they reference, without descriptions and
-examples.
+`python tools/cut_openai_schema.py openapi.json` writes tests/data/openai-answers.json. openapi.json is the file of
+https://github.com/openai/openai-openapi. The output has the schemas of `ROOTS` and all schemas that they reference,
+without descriptions and examples.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def _without_prose(schema: Any) -> Any:
 
 
 def _is_prose(key: str, value: Any) -> bool:
-    # A "description" whose value is not a text is a property of this name with its schema, and stays.
+    # If the value of "description" is not a text, it is the schema of a property with the name "description". Such a
+    # schema stays.
     return key != "description" or isinstance(value, str)
 
 

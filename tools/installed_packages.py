@@ -5,7 +5,7 @@
 
 CACHE is a folder, and KEY identifies the pins of the packages. Files are hard links, so the cache takes no disk space
 in addition to an environment with the same files. `store` does nothing if the cache is on another file system. pip
-replaces files and never writes into them, so environments that share files do not change each other. Our own packages
+replaces files and never writes into them. So environments that share files do not change each other. Our own packages
 are not kept: they belong to one checkout.
 """
 
@@ -23,10 +23,10 @@ import tempfile
 import time
 from pathlib import Path
 
-MOST_KEPT = 2  # environments that are kept, newest first: the present one, and that of another branch
+MOST_KEPT = 2  # number of kept environments: the present one, and the newest of the others
 INCOMPLETE = "incomplete"  # a file in an environment that `restore` has not finished; `make` then clears it
 _UNFINISHED = ".new-"  # beginning of the name of a folder that `store` has not finished
-_UNFINISHED_S = 3600.0  # an unfinished folder of this age is left from a process that was killed
+_UNFINISHED_S = 3600.0  # age from which an unfinished folder counts as left by a killed process
 _PREFIX_FILE = "made-in"  # has the path of the environment in which the scripts were installed
 # Beginnings of the names of files that belong to one environment.
 _OWN = ("installed-", "cpu-library-", "triton-cache", "pyvenv.cfg", "lib64", ".lock")
@@ -75,7 +75,7 @@ def _remove_old(kept: Path) -> None:
 def restore(venv: Path, kept: Path) -> None:
     """Makes `venv` with the packages in `kept`. Raises OSError and CalledProcessError.
 
-    If `venv` is then not complete, it has the file INCOMPLETE.
+    If an error leaves `venv` incomplete, `venv` has the file INCOMPLETE.
     """
     venv.parent.mkdir(parents=True, exist_ok=True)
     _check_device(kept, venv.parent)

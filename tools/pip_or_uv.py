@@ -1,11 +1,11 @@
-"""Does `pip install` by uv, which needs a fifth of pip's processor time, and by pip where uv cannot do it.
+"""Does `pip install` by uv, which needs a fifth of pip's processor time, or by pip if uv cannot do it.
 
     python tools/pip_or_uv.py PYTHON ARGUMENTS...
 
 PYTHON is an environment's interpreter, and ARGUMENTS are arguments of `pip install` that uv has as well. uv reads none
 of pip's settings, so this program passes them on: indexes, certificates, constraints. uv and its cache are in a folder
-in the environment, so that files become hard links, and are removed at the end. No module is compiled: Python compiles
-it when it is first imported.
+in the environment, so that the installed files become hard links. The folder is removed at the end. No module is
+compiled, because Python compiles a module at its first import.
 """
 
 from __future__ import annotations

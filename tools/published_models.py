@@ -2,8 +2,8 @@
 
 The files have the fields that determine sizes, with the values that the repositories publish. Fields that no engine
 reads are left out. A file in gguf/ is the config.json that the engine writes for a GGUF file. `billions` and `active`
-are the numbers of parameters on the model's card. Tests compare them with the numbers that the engine and transformers
-count.
+are the numbers of parameters on the model's card. Tests compare these numbers with those that the engine and
+transformers count.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """`make client-tests`: runs tests/clients against one real server, in an environment that has the clients.
 
-`make client-packages` only installs that environment, by the flag `--install` instead of pytest's flags.
+`make client-packages` only installs that environment. It passes the flag `--install` instead of flags for pytest.
 
-The environment is outside of the checkout, in the engine's cache, and its folder's name has a checksum of the pins. The
-clients need other versions of packages than the server, so they cannot be in `.venv`.
+The environment is outside of the checkout, in the engine's cache. The name of its folder has a checksum of the pins.
+The clients need other versions of packages than the server, so they cannot be in `.venv`.
 
 The server has the built-in model, with the chat template in tests/clients. Unlike the model's own template, this
 template can request reasoning. Otherwise both are equal.

@@ -1,8 +1,8 @@
 """Prints the CPU time of a decode step of the embedded model, with and without random LoRA adapters.
 
-A step with adapters is measured right after the same step without adapters, on one thread, so that other work of the
-machine changes both alike. The throughput is the median of the ratios of all such pairs. A chunk of a prompt is
-measured in the same way.
+A step with adapters is measured right after the same step without adapters, on one thread. So other work of the machine
+changes both alike. The throughput is the median of the ratios of all such pairs. A chunk of a prompt is measured in the
+same way.
 
     python tools/time_adapters.py
 """

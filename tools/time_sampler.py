@@ -1,8 +1,8 @@
 """Times the samplers of a CPU rank side by side: torch (worker/sampler.py) and the C library (worker/cpu_sampler.py).
 
 `python tools/time_sampler.py` prints a table in Markdown. Its figures are milliseconds of CPU time for one row on one
-thread. A figure is the median of many calls, which alternate between the samplers and each have a new seed. `--isa`
-chooses another instruction set, `--spread` chooses the standard deviation of the logits.
+thread. A figure is the median of many calls. The calls alternate between the samplers, and each call has a new seed.
+`--isa` chooses another instruction set, `--spread` chooses the standard deviation of the logits.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from rayloom_engine.front.routes import ROUTES
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "api.md"
 Schema = dict[str, Any]
-# Table -> two lists of requests. The table has the fields that all requests of the first list have and no request of
-# the second list has.
+# Table -> two lists of requests. The table has a field if all requests of the first list have it, and no request of the
+# second list has it.
 FIELD_TABLES = {
     "shared fields": (("ChatRequest", "CompletionRequest"), ()),
     "chat fields": (("ChatRequest",), ("CompletionRequest",)),

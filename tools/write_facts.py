@@ -1,4 +1,4 @@
-"""Writes the facts of published models, which `rayloom-operator plan` uses without an engine: `make facts`.
+"""`make facts`: writes the facts of published models. `rayloom-operator plan` uses these facts without an engine.
 
 The facts of a model are the output of `rayloom-engine inspect` for its config.json. If the engine cannot serve the
 model, the file has the reason instead. tools/published_models.py names the models.

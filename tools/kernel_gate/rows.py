@@ -44,7 +44,7 @@ def all_rows() -> list[Row]:
 def rows_to_compile(
     rows: Sequence[Row], recorded: Mapping[tuple[str, str], str], versions: Mapping[tuple[str, str], str], seed: int
 ) -> list[Row]:
-    """Returns the rows whose version differs from the recorded one, and a random share of the others, in order."""
+    """Returns the rows whose version differs from the recorded version, and a random share of the other rows."""
     changed = [row for row in rows if recorded.get(row.key) != versions[row.key]]
     same = [row for row in rows if recorded.get(row.key) == versions[row.key]]
     chosen = random.Random(seed).sample(same, round(SHARE * len(same)))
@@ -66,7 +66,7 @@ def source_version(shipped: Shipped) -> str:
 
 
 def _sources(kernel: Any) -> dict[str, str]:
-    """Returns qualified name -> text, for the code of a kernel and its callees, and for the constants in this code."""
+    """Returns qualified name -> text: for a kernel, its callees, and the constants in the code of these functions."""
     found: dict[str, str] = {}
     waiting = [kernel]
     while waiting:

@@ -1,4 +1,4 @@
-"""The table on file: figures of each kernel on each GPU, with the version of the code for which they were read."""
+"""The table on file: the figures of each kernel on each GPU, and the version of the code that had these figures."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 In the engine's own decoder, tensor parallelism cuts rows of q, k, v, gate, up, embedding and head. It cuts columns of o
 and down. Experts are divided equally: each rank has whole experts, or a part of the rows and columns of all experts.
-Every rank has all other tensors. Modules of transformers are cut by transformers' own plan, but embedding and head are
-cut by rows. The table in docs/models.md gives the bytes of a quantised weight.
+Every rank has all other tensors. For models of the transformers backend, transformers' own plan cuts the modules, but
+embedding and head are cut by rows. The table in docs/models.md gives the bytes of a quantised weight.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def weights_of(tensors: Iterable[Tensor]) -> int:
 
 
 def active_weights_of(tensors: Iterable[Tensor], config: Mapping[str, Any]) -> int:
-    """Returns the number of weights that a token uses: all except the experts that it does not select."""
+    """Returns the number of weights that a token uses: all but those of the experts that the token does not select."""
     total = 0
     for tensor in tensors:
         number = tensor.num_weights
@@ -148,7 +148,7 @@ class _Held:
         self.cut_unit = group or _SMALLEST_GROUP
 
     def bytes_of_all(self, tensor: Tensor, layers: range, tensor_size: int) -> float:
-        """Returns the bytes of a weight, with its part of the scales, times the number of layers."""
+        """Returns the bytes of a weight, with its share of the scales, summed over these layers."""
         if self._given["quant_method"] == "gguf":
             return sum(self._gguf_bytes(tensor, layer) for layer in layers)
         if not _is_quantised(tensor, self._config):
@@ -185,7 +185,7 @@ def _is_quantised(tensor: Tensor, config: Mapping[str, Any]) -> bool:
 
 
 def _stored(config: Mapping[str, Any]) -> float:
-    """Returns the bytes of a quantised weight in a checkpoint, including its part of scale and zero point."""
+    """Returns the bytes of a quantised weight in a checkpoint, with its share of the group's scale and zero point."""
     given = config["quantization_config"]
     bits, group, _ = _integers(given)
     if group is None:

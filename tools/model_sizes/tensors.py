@@ -93,7 +93,10 @@ def read_tensors() -> dict[str, tuple[Tensor, ...]]:
 
 
 def tensors_text(tensors: Mapping[str, tuple[Tensor, ...]]) -> str:
-    """Returns the text of tensors.json. A model has only the name of an earlier model if their tensors are equal."""
+    """Returns the text of tensors.json.
+
+    If a model has the same tensors as an earlier model, its entry is only the name of that model.
+    """
     names: dict[tuple[Tensor, ...], str] = {}
     lines = []
     for name, found in tensors.items():

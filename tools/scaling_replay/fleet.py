@@ -13,7 +13,7 @@ from scaling_replay.traces import Request
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     rule: str
-    seconds_over: int  # number of seconds with an arrival whose first token took longer than the goal
+    seconds_over: int  # number of seconds in which a request arrived whose first token took longer than the goal
     percent_over: float  # percentage of all requests whose first token took longer than the goal
     ttft_p50_s: float
     ttft_p99_s: float
@@ -22,7 +22,7 @@ class Outcome:
 
 
 def replay(requests: list[Request], rule: Rule, *, start_s: float, ttft_s: float) -> Outcome:
-    """Returns the outcome of a service that begins with one engine, or with the number of engines of a fixed rule.
+    """Returns the outcome of a service. It begins with one engine, or with a fixed rule's number of engines.
 
     A request is sent to the serving engine with the fewest waiting tokens. A removed engine finishes its requests, and
     its time counts until their end.

@@ -41,7 +41,8 @@ class Kpa:
     """Knative's rule: the number of engines follows from the mean concurrency over 60 s, and in a panic also over 6 s.
 
     https://knative.dev/docs/serving/autoscaling/kpa-specific/. A panic begins when the mean over 6 s needs at least
-    twice the ready engines. It ends when this has not happened for 60 s. In a panic the number only rises.
+    twice the ready engines. The panic ends when the mean has been below this bound for 60 s. In a panic the number only
+    rises.
     """
 
     def __init__(self, target: float, most: int) -> None:

@@ -1,7 +1,7 @@
 """Requests of a service, drawn from the reduced traces in `azure_2023.json`.
 
-A reduced trace has the number of requests in each 10 s of a real hour, and lognormal distributions of prompt and output
-lengths that were fitted to the trace. Source: Azure Public Dataset, AzureLLMInferenceTrace 2023, CC-BY 4.0
+A reduced trace has the number of requests in each 10 s of a real hour. It also has lognormal distributions of the
+prompt and output lengths, fitted to the trace. Source: Azure Public Dataset, AzureLLMInferenceTrace 2023, CC-BY 4.0
 (https://github.com/Azure/AzurePublicDataset). `reduce` made the file from the original CSV files.
 """
 

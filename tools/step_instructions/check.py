@@ -3,9 +3,10 @@
     .venv/bin/python tools/step_instructions/check.py [--record]
 
 A count does not depend on the load of the machine. valgrind does not know AVX-512, so it executes the AVX2 kernels,
-which have the same sources. Start and loading do not count: a figure is the difference of two runs with different
-numbers of steps. Compilers give different counts, so instructions.json has numbers for each compiler. The check fails
-if it has no numbers for the library's compiler, or if a tool is missing. --record adds the present counts.
+which have the same sources. The start and the loading do not count, because a figure is the difference of two runs with
+different numbers of steps. Compilers give different counts, so instructions.json has numbers for each compiler. The
+check fails if the file has no numbers for the library's compiler, or if a tool is missing. --record adds the present
+counts.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ MOST_LOST = 0.10  # as a share of the instructions on file
 
 
 def losses(expected: Mapping[str, int], counted: Mapping[str, int], most_lost: float = MOST_LOST) -> list[str]:
-    """Returns a sentence for each workload that needs more than `most_lost` more instructions, or is not on file."""
+    """Returns a sentence for each workload that is not on file, or whose instructions grew by more than `most_lost`."""
     found = []
     for workload, count in counted.items():
         before = expected.get(workload)
