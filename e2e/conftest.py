@@ -2,12 +2,12 @@
 
     cluster      a Cluster (local_kubernetes/clusters/interface.py): kubeconfig, load_image(name), node_names(),
                  stop_node(name), start_node(name)
-    kubectl      kubectl("get", "pods") returns text, kubectl.json("get", "llm", "--namespace", ns) returns it parsed,
+    kubectl      kubectl("get", "pods") returns text, kubectl.json("get", "llm", "--namespace", ns) returns an object,
                  kubectl.apply({...}, ...) applies dictionaries server-side, kubectl.succeeds(...) returns a bool
     operator     the same kubectl, in a cluster that has the images and the operator in namespace rayloom-system
     namespace    the name of a new namespace, deleted with all its objects after the test
     client       a pod in `namespace` to send requests from: client.request("http://svc:8000/v1/models") returns
-                 (status, body), with a second argument it posts that as JSON; client.python("code") returns the
+                 (status, body), and posts a second argument as JSON; client.python("code") returns the
                  standard output of the code
 
 A running cluster, a built image and an installed release are reused, so a second run starts at once. `make

@@ -4,9 +4,9 @@ If the setting `repeat_url` is empty, there are no retries. Otherwise each strea
 connection of a stream breaks, the client sends the request again, to `repeat_url` and with the same key.
 
 stdin has a JSON object a line: first the settings, then {"do": "start_arrivals"} after the fault, and {"do": "stop"}.
-stdout has {"ready": time} when every stream has `strike_at` tokens, {"ended": time} when no request runs and none will
-arrive, and at the end the records of all streams and probes. Times are Unix times. The program that reads stdout
-compares the tokens.
+stdout gets {"ready": time} when every stream has `strike_at` tokens, and {"ended": time} when no request runs and none
+will arrive. At the end it gets the records of all streams and probes. Times are Unix times. The program that reads
+stdout compares the tokens.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Traefik as a process of this machine: a controller of HTTPRoutes and of Ingresses, and clients of its ports.
 
-It connects to the pods directly, so it can be used only with a local cluster: this machine reaches the pods there.
+Traefik connects to the pods directly. So it works only with a local cluster, whose pods this machine can reach.
 """
 
 from __future__ import annotations

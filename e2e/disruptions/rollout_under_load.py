@@ -110,8 +110,8 @@ def roll_out(
 ) -> RolloutRecord:
     """Calls `change` while streams run. `expected` is the result of `undisturbed` with NUM_TOKENS tokens.
 
-    `events`: words of Events. The timeline ends only when it has these Events: the operator creates an Event after it
-    has written the status.
+    `events`: words of Events. The timeline ends only when it has these Events, because the operator creates an Event
+    after it has written the status.
     """
     wait(lambda: _has_no_leaving_pods(service), DRAIN_SECONDS + STATUS_SECONDS, service.story)
     load: dict[str, Any] = {"steady": NUM_STEADY, "late_tokens": LATE_TOKENS, "strike_at": STRIKE_AT}

@@ -58,7 +58,7 @@ class RunningLoad:
 def running_load(service: Service, **settings: Any) -> Iterator[RunningLoad]:
     """Runs streams by the `settings` of LoadAgent. When the block begins, each stream has `strike_at` tokens.
 
-    At the end of the block `stop` is called, unless the block has already called it or has failed.
+    Calls `stop` at the end of the block, except if the block has failed or has called `stop` itself.
     """
     agent = LoadAgent(service, **settings)
     try:

@@ -108,7 +108,7 @@ def containers_of(pod: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def is_restricted(container: dict[str, Any]) -> bool:
-    """True if the container's manifest takes away every right that no container of ours needs."""
+    """True if the container's manifest removes all rights that our containers do not need."""
     rights = container.get("securityContext", {})
     return (
         rights.get("readOnlyRootFilesystem") is True

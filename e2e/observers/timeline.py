@@ -92,7 +92,7 @@ class Timeline:
         return self._version >= int(self._service.get()["metadata"]["resourceVersion"])
 
     def judge_status(self, probes: Sequence[tuple[float, float, str]], over_at: float) -> list[str]:
-        """Returns in words the periods of more than LATE_S until `over_at` in which Available was wrong.
+        """Returns, in words, the periods before `over_at` in which Available was wrong for more than LATE_S.
 
         Records periods of more than NOTED_S in the timeline. `probes`: (sent at, answered at, failure or empty) of each
         probe.

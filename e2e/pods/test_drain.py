@@ -91,9 +91,9 @@ def _seconds_to_delete(service: Service, pod: str) -> float:
 
 @contextlib.contextmanager
 def _dead_control_store(service: Service, cluster: str) -> Iterator[None]:
-    """Kills Ray's control store, and until the end of the block pauses the command that would restart the store.
+    """Kills Ray's control store, and pauses the command that would restart the store.
 
-    A worker pod that starts in this time waits for its head.
+    The pause lasts until the block ends. A worker pod that starts in this time waits for its head.
     """
     heads = [pod["metadata"] for pod in service.pods("head")]
     head = next(meta["name"] for meta in heads if meta["labels"]["ray.io/cluster"] == cluster)

@@ -243,7 +243,7 @@ def test_ray_asks_for_its_token(service: Service) -> None:
     def ask(*environment: str) -> str:
         return service.kubectl(*command, *environment, "python3", "-c", _ASK_RAY, address).strip()
 
-    # On a busy machine a request may take longer than Ray's own limits, so it is tried again.
+    # On a busy machine a request may take longer than Ray's own limits. So the request is repeated.
     wait(lambda: ask().isdigit(), STATUS_SECONDS, ask)
     for environment in (("--unset=RAY_AUTH_TOKEN", "RAY_AUTH_MODE=disabled"), ("RAY_AUTH_TOKEN=a-guess",)):
 

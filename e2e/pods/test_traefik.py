@@ -89,7 +89,7 @@ class Place:
         return self.route()
 
     def wait_serving(self, url: str) -> None:
-        """Returns once Traefik, which writes a status before it uses a route, serves this base URL."""
+        """Returns once Traefik serves this base URL. Traefik writes the status of a route before it uses the route."""
 
         def is_served() -> bool:
             # Until Traefik has the Secret's certificate, it uses its own default certificate, which the client refuses.

@@ -24,7 +24,7 @@ class Trend:
 
     @property
     def verdict(self) -> str:
-        """"GROWS" if the growth exceeds both MOST_GROWTH of the mean and twice the standard error, else "flat".
+        """Returns "GROWS" if the growth exceeds MOST_GROWTH of the mean and also twice the standard error, else "flat".
 
         With fewer than LEAST_SAMPLES samples, the verdict is "too few samples".
         """

@@ -2,8 +2,9 @@
 
 If a connection breaks because a gateway or its node is lost, the client repeats the request with its Idempotency-Key.
 Clients repeat no other requests. The exit code is 1 if a request failed, an answer changed, memory grows, or an engine
-or gateway is not ready at the end. It is also 1 if something was not tested: the client sent no records, no fault
-happened, or the memory of a role was never measured. A run of 10 minutes or more also needs enough samples for a trend.
+or gateway is not ready at the end. The exit code is also 1 if something was not tested: the client sent no records, no
+fault happened, or the memory of a role was never measured. A run of 10 minutes or more also needs enough samples for a
+trend.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The block that starts the server runs in the background. Meanwhile other blocks send requests to this server. Then the
 server gets Ctrl-C, and all of its processes must end. `make test` inside `make test` would never end. So targets of
-make other than `run` are only expanded by `make -n`, and benchmarks only parse their flags (`rt_blocks.runnable`).
+make are only expanded by `make -n`, except `run`. Benchmarks only parse their flags (`rt_blocks.runnable`).
 
 Benchmarks and Python clients run in this process. In a process of its own, most of their CPU time would go into
 imports.

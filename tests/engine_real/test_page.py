@@ -1,6 +1,6 @@
 """The built-in page in Debian's chromium: with the real front and a fake core, and with a real server that has faults.
 
-Every test also requires that the browser's console stays empty, that no policy is violated, and that the page sends no
+Every test also has three conditions: the browser's console stays empty, no policy is violated, and the page sends no
 request to another host.
 """
 

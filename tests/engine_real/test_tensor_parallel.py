@@ -24,7 +24,7 @@ LAYOUTS = {
 # The ranks that are killed cover each stage and each shard. In 4 x 1, rank 0 does not itself notice the loss of rank 2.
 VICTIMS = {"2 x 2": ["rank 0", "rank 3"], "4 x 1": ["rank 2"]}
 STOPS = {"2 x 2": [signal.SIGINT], "4 x 1": [signal.SIGTERM, signal.SIGTERM]}
-ENDS_S = 60.0  # how long a process takes to end depends on the load; this only bounds a failing test
+ENDS_S = 60.0  # limit of a failing test; the load decides how long the end of a process takes
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Acceptance: the lengths of drafts follow from costs and past drafts, and drafting pauses where it saves no time."""
+"""Acceptance: the lengths of drafts follow from costs and past drafts. Drafting pauses where it saves no time."""
 
 from __future__ import annotations
 

@@ -36,9 +36,9 @@ def test_each_part_is_that_of_the_rank_with_most_of_it():
     assert costs.both.elements == (536, 280, 152)
     full, windowed = costs.kinds[1], costs.kinds[0]
     assert (windowed.window, full.window, costs.layers) == (16, None, "ab")
-    # q and o have 8 x 16 elements, k and v have 8 x 8, the feed-forward has 3 x 8 x 15, and the norms have 2 x 8. One
-    # of two ranks has at most 8 of 15 rows, one of four ranks has 4. Each of four ranks has one of the two key/value
-    # heads.
+    # q and o have 8 x 16 elements, k and v have 8 x 8, the feed-forward has 3 x 8 x 15, and the norms have 2 x 8. Of 15
+    # rows, one of two ranks has at most 8, and one of four ranks at most 4. Each of four ranks has one of the two
+    # key/value heads.
     assert full.weights.elements == windowed.weights.elements == (760, 400, 240)
     assert full.kv.elements == (16, 8, 8)
     # 3 x 8, and the larger of 3 x 15 / tensor (rounded up) and 2 x (16 + 8) / tensor.

@@ -1,6 +1,6 @@
 """LoRA adapters on the C library: results equal PEFT's in float32 and do not depend on the batch.
 
-A token's logits do not depend on the other tokens of its step, whatever adapters those tokens have.
+A token's logits do not depend on the other tokens of its step or on the adapters of these tokens.
 """
 
 from __future__ import annotations

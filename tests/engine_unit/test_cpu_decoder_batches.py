@@ -1,7 +1,7 @@
 """On the C library a token's logits do not depend on its batch.
 
-The logits are equal bit for bit whether the token is computed alone, in a batch, in chunks or after a prefix hit, and
-with any number of threads.
+The logits are equal bit for bit in all of these cases: the token is computed alone, in a batch, in chunks, after a
+prefix hit, and with any number of threads.
 """
 
 from __future__ import annotations

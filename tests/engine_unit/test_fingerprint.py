@@ -1,4 +1,4 @@
-"""Fingerprints: which engines continue a sequence exactly or up to rounding, and which models differ."""
+"""Fingerprints: engines that continue a sequence exactly or up to rounding, and models that differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory of bodies: tenants share it, a body holds it until it is parsed, and tenants take turns in parsing."""
+"""The memory of bodies: tenants share it, a body holds its part until parsed, and tenants take turns in parsing."""
 
 from __future__ import annotations
 

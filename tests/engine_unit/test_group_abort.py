@@ -1,4 +1,4 @@
-"""The waits that an Abort ends, and the connections that it shuts down. test_lost_peers.py has real ranks."""
+"""The waits that an Abort ends, and the connections that an Abort shuts down. test_lost_peers.py has real ranks."""
 
 from __future__ import annotations
 

@@ -42,7 +42,8 @@ def test_the_copied_modules_convert_a_model(tmp_path):
     assert dense != quantised
     assert (Path(dense) / "model.safetensors").exists()
     assert (Path(quantised) / "model.safetensors").exists()
-    # source.py imports our module for the hub at once, but imports the hub's library only for a model of the hub.
+    # source.py imports hub.py, our module for the hub. But hub.py imports the hub's library only for a model of the
+    # hub.
     assert sorted(f"{tmp_path}/build/{name}" for name in copied) == used
 
 

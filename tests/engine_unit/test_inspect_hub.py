@@ -30,7 +30,7 @@ CONFIG = {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A model of two files. Its weights are missing, because `inspect` must not read them."""
+    """A model of two files. The weights are missing, because `inspect` must not read them."""
     folder = tmp_path_factory.mktemp("model")
     (folder / "config.json").write_text(json.dumps(CONFIG))
     (folder / "model.safetensors.index.json").write_text("{}")
@@ -38,7 +38,7 @@ def model(tmp_path_factory):
     return folder
 
 
-# Imports of `inspect`, without the hub library, which reads settings at its import.
+# Imports of `inspect`. The hub library is not among them, because it reads settings at its import.
 MODULES = (
     "rayloom_engine.cli.commands",
     "rayloom_engine.models.inspection",

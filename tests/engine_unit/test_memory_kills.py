@@ -1,4 +1,4 @@
-"""Kills for lack of memory, and the time for which the message about a lost rank mentions them."""
+"""Kills for lack of memory, and the time for which the message about a lost rank mentions such a kill."""
 
 from __future__ import annotations
 

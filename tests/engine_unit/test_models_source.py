@@ -140,7 +140,7 @@ print(json.dumps([answers, told]))
 
 
 def ask_hub(url: str, home: Path, *models: tuple[str, str | None], is_offline: bool = False) -> tuple[list, list]:
-    """Resolves models in a process of its own, because the hub library reads its settings when it is imported."""
+    """Resolves models in a process of its own, because the hub library reads its settings at its import."""
     environ = {**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1" if is_offline else "0"}
     done = subprocess.run(
         [sys.executable, "-c", HUB_SCRIPT, json.dumps(models)], env=environ, capture_output=True, text=True, timeout=120

@@ -1,4 +1,4 @@
-"""Installations that `make venv`, the client tests and the images do by uv, with pip's settings, or else by pip."""
+"""Installations by uv with pip's settings, or else by pip, as in `make venv`, the client tests and the images."""
 
 from __future__ import annotations
 

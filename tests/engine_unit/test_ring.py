@@ -1,4 +1,7 @@
-"""The positions in a ring, compared with a model that knows every byte of a message until the reader has read it."""
+"""The positions in a ring, compared with a model.
+
+The model knows every byte of each message until the reader has read the message.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings that a request omits come from the model's generation_config.json, unless the server turns this off.
+"""Settings that a request omits come from the model's generation_config.json, except if the server turns this off.
 
 Covers the API and `LLM`.
 """

@@ -1,7 +1,7 @@
 """Random histories of the scheduler: after every step the properties below hold.
 
-The histories have arrivals of one or several tenants, forks, aborts, too few blocks and losses of ranks, with one plan
-or several in flight, with and without placeholders.
+The histories have arrivals of one or several tenants, forks, aborts, too few blocks and losses of ranks. They have one
+plan or several plans in flight, with and without placeholders.
 
 - nothing leaks: at the end every block and slot is free
 - nothing starves: every request that is not aborted finishes, with exactly the ids that it would get alone

@@ -1,4 +1,4 @@
-"""Chat templates: rendered as transformers renders the embedded model's, and safe if templates are hostile."""
+"""Chat templates: the embedded model's template is rendered as by transformers, and hostile templates do no harm."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Models of the transformers backend: the tokens of tiny models equal transformers' greedy tokens. Sizes and refusals.
 
-Covers features that differ between architectures: windows and soft caps, learned positions, experts whose tensors are
-stacked during the load, heads whose keys are wider than their values, sinks, biases. `make archs` compares all
-architectures.
+Covers features that differ between architectures: windows, soft caps, learned positions, sinks and biases. It also
+covers experts whose tensors are stacked during the load, and heads whose keys are wider than their values. `make archs`
+compares all architectures.
 """
 
 from __future__ import annotations

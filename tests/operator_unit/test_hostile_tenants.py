@@ -1,8 +1,8 @@
 """One tenant's engines and models are hostile. The operator serves the other tenants as fast as before.
 
 The operator's own controller and poller run against engines on loopback; only the cluster is a dictionary. Without the
-operator's limits, the models would block the operator's event loop for ever, and the engines would block it for more
-than a second.
+operator's limits, the models would block the operator's event loop for ever. The engines would block it for more than a
+second.
 """
 
 import json

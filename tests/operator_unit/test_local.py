@@ -137,7 +137,7 @@ def test_an_engine_whose_operator_is_killed_ends_too(start, engine_pids):
     engine, _ = engine_pids()
     local.kill()
 
-    wait_until_gone(engine)  # This file does not test that the engine's child ends with it.
+    wait_until_gone(engine)  # this file does not test that the engine's child ends with the engine
 
 
 def test_an_engine_that_cannot_start_is_shown_with_the_end_of_its_log(start):

@@ -1,8 +1,8 @@
 """The next release replaces the operator in the middle of a rollout.
 
 tests/data/rollouts_of_the_release_before.json has data of the previous release's planner for each step. The data are
-the stored state (with the former names), the input, all changes until no change was left, and the state after these
-changes.
+the stored state (with the former names), the input, all changes until the planner had no change left, and the state
+after these changes.
 """
 
 import json

@@ -1,6 +1,6 @@
 """The operator's process with an API server that is a dictionary: start, work, standby, stop, and a lost Lease.
 
-Not covered: two processes under load or cut off from the API server, which tests with a real API server cover.
+Not covered: two processes that are under load or cut off from the API server. Tests with a real API server cover them.
 """
 
 import contextlib
@@ -73,8 +73,8 @@ class Operator:
     def end(self):
         """The exit code.
 
-        Fails if the main thread sleeps for 4 s: kopf waits 5 s for tasks that do not end, so such a sleep shows a task
-        that did not end.
+        Fails if the main thread sleeps for 4 s. Such a sleep shows a task that did not end, because kopf waits 5 s for
+        such tasks.
         """
         began, busy_s = time.monotonic(), self._busy_s()
         end = os.pidfd_open(self.process.pid)

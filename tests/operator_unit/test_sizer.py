@@ -83,7 +83,8 @@ def test_a_slow_sizing_changes_no_status_and_the_service_is_made_once_it_ends(mo
 
         world.controller._reconciler.reconcile = noted
         world.ask_for(service())
-        # The thread has not started when the time is over, so nothing was computed. The reconcile is tried again.
+        # The thread may not have started when the time is over. Then nothing was computed, and the reconcile is tried
+        # again.
         await world.until(lambda: failures and asked.is_set())
         assert world.kube.statuses == []
         monkeypatch.setattr(sizer, "_LIMIT_S", 30)

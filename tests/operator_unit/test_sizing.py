@@ -61,18 +61,18 @@ def test_the_cheapest_that_fits_on_1_2_4_and_8_accelerators_of_a_node(model, gib
 @pytest.mark.parametrize(
     ("shape", "tensor", "pipeline", "num_bytes"),
     [
-        # A layer: 4096 x (4096 + 2 x 1024) + 4096 x 4096 + 3 x 4096 x 14336 + 2 x 4096 = 218,112,000 parameters.
-        # 32 of them, 2 x 128256 x 4096 and 4096 are 8,030,261,248, of 2 bytes each.
+        # A layer: 4096 x (4096 + 2 x 1024) + 4096 x 4096 + 3 x 4096 x 14336 + 2 x 4096 = 218,112,000 parameters. 32
+        # layers, 2 x 128256 x 4096 and 4096 are 8,030,261,248 parameters, of 2 bytes each.
         (LLAMA3_8B, 1, 1, 16_060_522_496),
-        # A layer: 855,654,400. 80 of them, 2 x 128256 x 8192 and 8192 are 70,553,706,496.
+        # A layer: 855,654,400. 80 layers, 2 x 128256 x 8192 and 8192 are 70,553,706,496.
         (LLAMA3_70B, 1, 1, 141_107_412_992),
-        # An eighth of a layer: 8192 x (1024 + 2 x 128) + 8192 x 1024 + 3 x 8192 x 3584, and both norms whole, are
-        # 106,971,136. 80 of them, 2 x 16032 x 8192 and 8192 are 8,820,367,360.
+        # A rank's part of a layer: 8192 x (1024 + 2 x 128) + 8192 x 1024 + 3 x 8192 x 3584 + 2 x 8192 (both norms are
+        # whole) = 106,971,136. 80 such parts, 2 x 16032 x 8192 and 8192 are 8,820,367,360.
         (LLAMA3_70B, 8, 1, 17_640_734_720),
-        # 40 of them and either embedding or head. The head's rank also has the final norm: 4,410,187,776.
+        # 40 such parts, and either the embedding or the head. The head's rank also has the final norm: 4,410,187,776.
         (LLAMA3_70B, 8, 2, 8_820_375_552),
-        # A layer: 5120 x (8192 + 2 x 1024) + 8192 x 5120 + 3 x 5120 x 25600 + 2 x 5120 + 2 x 128 = 487,598,336.
-        # 64 of them, 2 x 151936 x 5120 and 5120 are 32,762,123,264.
+        # A layer: 5120 x (8192 + 2 x 1024) + 8192 x 5120 + 3 x 5120 x 25600 + 2 x 5120 + 2 x 128 = 487,598,336. 64
+        # layers, 2 x 151936 x 5120 and 5120 are 32,762,123,264.
         (QWEN3_32B, 1, 1, 65_524_246_528),
         # Embedding and head are the same matrix, which counts once: 134,515,008.
         (SMOLLM2, 1, 1, 269_030_016),

@@ -84,7 +84,10 @@ def is_benchmark(command: str) -> bool:
 
 
 def install_stand_in_curl(folder: Path) -> Path:
-    """Writes a `curl` with the features that the pages' examples need, for machines without it. Returns its folder."""
+    """Writes a `curl` for machines without curl.
+
+    It has the features that the pages' examples need. Returns its folder.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / "curl"
     script.write_text(f"#!{sys.executable}\n{_CURL}")

@@ -1,4 +1,4 @@
-"""Streams of tool calls that a grammar forces and that never end, so that a fault always happens within a call."""
+"""Streams of endless tool calls, which a grammar forces. So a fault always happens within a call."""
 
 from __future__ import annotations
 

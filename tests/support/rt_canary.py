@@ -82,7 +82,10 @@ def _ask(url: str, front: psutil.Process, found: Canary, stop: threading.Event) 
 
 
 def _cpu_s(process: psutil.Process) -> float:
-    """CPU seconds of all threads of a process, in nanoseconds if the kernel counts them, and else in clock ticks."""
+    """CPU seconds of all threads of a process.
+
+    They are exact to a nanosecond if the kernel counts so, and else to a clock tick.
+    """
     total = 0
     for task in Path(f"/proc/{process.pid}/task").iterdir():
         with contextlib.suppress(OSError, ValueError):  # the thread has just ended

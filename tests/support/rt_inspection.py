@@ -24,7 +24,8 @@ SHAPE = {
     "tie_word_embeddings": False,
     "checkpoint_dtype": "bfloat16",
 }
-# A layer has 8 x (8 + 8) + 8 x 8 + 3 x 8 x 16 + 2 x 8 weights, embedding and head 32 x 8 each, the last norm 8.
+# A layer has 8 x (8 + 8) + 8 x 8 + 3 x 8 x 16 + 2 x 8 weights. Embedding and head have 32 x 8 each, and the last norm
+# has 8.
 COSTS = {
     "tensor": [1, 2],
     "embedding": {"elements": [256, 128]},

@@ -31,7 +31,7 @@ class RawClient:
         return self.received
 
     def vanish(self) -> None:
-        """Breaks the connection with a reset, as if the client or its machine had died."""
+        """Breaks the connection with a reset, as if the client's process or machine had died."""
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._socket.close()
 

@@ -57,9 +57,9 @@ def starts_servers(unit: str) -> bool:
 def next_unit(waiting: Iterable[str], running: Iterable[str]) -> str:
     """The first waiting unit, if fewer than `MOST_WITH_SERVERS` processes run units with servers.
 
-    Otherwise it is the first waiting unit without servers, or the first unit if there is no such unit. `running`: the
-    unfinished units of other processes. If many tests ran servers at the same time, the servers would compete for the
-    cores.
+    Otherwise returns the first waiting unit without servers, or the first unit if all units have servers. `running`:
+    the unfinished units of other processes. If many tests ran servers at the same time, the servers would compete for
+    the cores.
     """
     units = list(waiting)
     if sum(map(starts_servers, running)) < MOST_WITH_SERVERS:

@@ -161,7 +161,10 @@ class Simulation:
         raise AssertionError(f"decides without end: {self.rollout}")
 
     def run_turn(self, num_actions=None):
-        """Runs a reconcile. `num_actions`: the operator dies after so many changes, and before it writes the status."""
+        """Runs a reconcile.
+
+        `num_actions`: number of changes after which the operator dies, before it writes the status.
+        """
         seen = self.seen()
         facts = {
             "previous": self.document,

@@ -1,4 +1,7 @@
-"""Runs a measurement in a fresh Python process, which reads a JSON job and prints JSON lines, the result last."""
+"""Runs a measurement in a fresh Python process.
+
+It reads a JSON job and prints JSON lines, of which the last is the result.
+"""
 
 from __future__ import annotations
 

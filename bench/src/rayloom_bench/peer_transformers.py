@@ -1,4 +1,4 @@
-"""Measures `generate` of transformers in a process of its own. peer.py writes its job and reads its result."""
+"""Measures `generate` of transformers in a process of its own. peer.py writes the job and reads the result."""
 
 from __future__ import annotations
 

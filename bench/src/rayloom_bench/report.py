@@ -106,7 +106,7 @@ def document(result: RunResult) -> dict[str, object]:
 def _distrust(result: RunResult) -> str:
     """A warning if other processes used more than DISTURBED_PERCENT of the CPU time, else an empty string.
 
-    The threads of a server wait for each other, so a server loses more than the CPU time that other processes use.
+    The threads of a server wait for each other. So a server loses more than the CPU time that other processes use.
     """
     return " (DISTURBED: do not quote these figures)" if max(result.others_percent.values()) > DISTURBED_PERCENT else ""
 

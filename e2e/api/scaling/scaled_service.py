@@ -58,8 +58,8 @@ class ScaledService:
     def __init__(self, setting: Setting, **spec: Any) -> None:
         self.world = world = setting.world
         self.namespace = namespace = setting.namespace
-        # The service is not created by server-side apply, because for such a service the API server would record no
-        # field manager for writes to the scale subresource.
+        # The service is created by POST instead of server-side apply. For an applied service, the API server would
+        # record no field manager for writes to the scale subresource.
         path = f"{LLM}/namespaces/{namespace}/llmservices"
         self.path = f"{path}/chat"
         world.request("POST", path, llm_service(namespace, "chat", **spec), fieldValidation="Strict")

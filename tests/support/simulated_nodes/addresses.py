@@ -1,4 +1,4 @@
-"""Addresses of simulated pods: each pod has its own, and the operator reaches it on this machine's loopback.
+"""Addresses of simulated pods: each pod has its own address, which the operator reaches on this machine's loopback.
 
 EndpointSlices must not have loopback addresses, and only root could add addresses to this machine. So the status of a
 pod has an address in 198.18.0.0/15, a range reserved for benchmarks (https://www.rfc-editor.org/rfc/rfc2544). After a
@@ -48,7 +48,7 @@ def redirect() -> None:
 
 
 def _main(kind: str, what: str, *arguments: str) -> None:
-    # Python has put this file's folder first on sys.path, so the operator could import the modules in it.
+    # Python has put the folder of this file first on sys.path. The operator must not import the modules in this folder.
     del sys.path[0]
     redirect()
     sys.argv = [kind, *arguments]

@@ -17,7 +17,7 @@ Document = dict[str, Any]
 
 MERGE = "application/merge-patch+json"
 _GONE = 410
-# Codes with which the API server refuses a request that it has not carried out, so that it may be repeated.
+# With these codes the API server refuses a request without carrying it out, so the client may repeat the request.
 _FOR_THE_MOMENT = (429, 503)
 _NUM_REPEATS = 60
 _REPEAT_S = 0.5
@@ -46,9 +46,9 @@ class Api:
     ) -> Document:
         """The parsed answer. Raises ApiError.
 
-        Like client-go, it repeats a request that the API server refuses temporarily, for example while the storage of a
-        CRD is replaced. It does not repeat an eviction that a PodDisruptionBudget refuses, although the API server
-        answers with the same code.
+        Like client-go, the client repeats a request that the API server refuses temporarily, for example while the
+        storage of a CRD is replaced. A PodDisruptionBudget refuses an eviction with the same code, but the client does
+        not repeat an eviction.
         """
         data = None if body is None else json.dumps(body)
         for _ in range(_NUM_REPEATS):
@@ -80,8 +80,8 @@ class Api:
     async def follow(self, path: str, **params: str) -> AsyncIterator[tuple[str, Document]]:
         """Yields (type, object): ADDED for each existing object, and then every event, endlessly.
 
-        After a broken watch, it yields ADDED again for each existing object, and DELETED for objects that were deleted
-        in between.
+        After a broken watch, yields ADDED again for each existing object, and DELETED for objects that were deleted in
+        between.
         """
         known: dict[str, Document] = {}  # uid -> object
         while True:

@@ -146,8 +146,7 @@ class Kubelets:
             if delay:
                 await asyncio.sleep(delay)
             elif uid not in self._again:
-                # There must be no await between the check and this line, or an update that is requested in between
-                # would be lost.
+                # An await between the check and this line would lose an update that is requested in between.
                 del self._tasks[uid]
                 return
 
@@ -199,8 +198,8 @@ class Kubelets:
     async def _start_gateway(self, ip: str, pod: Document) -> float:
         """Starts the gateway of a pod. The gateway gets its tokenizer from any serving engine of its services.
 
-        Returns the seconds until the next attempt; 0 when the gateway has a tokenizer. A gateway with several models
-        reads its models file again whenever its pod changes, because the kubelet updates the file then.
+        Returns the seconds until the next attempt; 0 when the gateway has a tokenizer. When a pod changes, the kubelet
+        updates the models file of the pod's gateway. So a gateway with several models then reads its models file again.
         """
         meta = pod["metadata"]
         gateway = self._engines.gateways.get(ip)

@@ -1,8 +1,9 @@
 """`rayloom-bench fleet`: plans a fleet of engines in virtual time, with the real scheduler and the real router.
 
 Requests come from a generator fitted to a production trace, or from a trace file. Each routing policy serves the same
-requests. The printed table has a row for each policy and rate. A step takes the time of a cost model, by default that
-of SmolLM2-135M on 2 cores; `rayloom-engine bench step --plot FILE.svg --json FILE` measures other costs for --cost.
+requests. The printed table has a row for each policy and rate. A cost model gives the time of a step, by default the
+model of SmolLM2-135M on 2 cores. `rayloom-engine bench step --plot FILE.svg --json FILE` measures other costs for
+--cost.
 
   rayloom-bench fleet --traffic chat --engines 4 --rate 4,8 --seconds 300
   rayloom-bench fleet --traffic long-chat --divisor 12 --engines 8 --rate 4 --mean-hours-between-failures 0.5

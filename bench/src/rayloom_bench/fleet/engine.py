@@ -57,8 +57,8 @@ class EngineShape:
     max_num_batched_tokens: int = 512
     max_model_len: int = 8192
     max_queued: int = 1024
-    # Seconds of a step outside of the model. On a CPU, core and front use the same cores as the model: 22 us for a
-    # streamed token (docs/design/engine-front.md) and 3 us for a decode in the scheduler (docs/design/engine-core.md).
+    # Seconds of a step outside of the model. On a CPU, core and front use the same cores as the model. A streamed token
+    # takes 22 us (docs/design/engine-front.md), and a decode takes 3 us in the scheduler (docs/design/engine-core.md).
     host_s: float = 0.0005
     host_token_s: float = 25e-6  # seconds for each sequence with a new token
 

@@ -1,7 +1,7 @@
 """`rayloom-engine bench gpu`: one rank on a GPU with random weights of a model's sizes, and the card's limits.
 
-Prints the time of decode steps with and without CUDA graphs, of prompts, of steps of a whole engine, and the time of
-each kernel. No checkpoint is read: speed does not depend on the weights' values.
+Prints the times of decode steps (with and without CUDA graphs), of prompts, of steps of a whole engine, and of each
+kernel. No checkpoint is read: speed does not depend on the weights' values.
 """
 
 from __future__ import annotations

@@ -92,8 +92,8 @@ def _measure(server: Server, workload: Workload, seed: int, vocab_size: int) -> 
     if outcome.failures:
         return list(outcome.failures)
     after = CpuClock.read()
-    # `after` is read while the server runs. After the server's end, `own_s` would include its CPU time as that of an
-    # ended descendant, and the next line would count this time twice.
+    # `after` is read while the server runs. An ended server would be an ended descendant, whose CPU time is in `own_s`.
+    # The next line would then count this time twice.
     after = replace(after, own_s=after.own_s + server.cpu_seconds() - cpu_s)
     figures = summarise(outcome.records)
     return Sample(

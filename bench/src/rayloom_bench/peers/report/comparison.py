@@ -102,7 +102,7 @@ def memory_bytes(result: PeersResult, engine: str, workload: str) -> dict[str, f
 
 
 def neighbour_share(result: PeersResult, engine: str) -> Spread | None:
-    """The spread over the rounds of a ratio: tok/s of one stream beside a busy process / tok/s of one stream alone."""
+    """Spread over the rounds: tok/s of one stream beside a busy process, divided by tok/s of the stream alone."""
     found = [turn.neighbour for turn in result.turns_of(engine) if turn.neighbour is not None]
     return spread(each.beside_tok_s / each.alone_tok_s for each in found if each.alone_tok_s)
 
