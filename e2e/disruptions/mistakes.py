@@ -118,7 +118,8 @@ def _containerd(cluster: Cluster, node: str) -> tuple[object, ...]:
 def too_little_memory(namespace: str) -> list[dict[str, Any]]:
     """A LimitRange whose default memory limit applies to every container without a limit, and a service.
 
-    The limit suffices for the head pod. In a worker pod it suffices for Ray and a rank without its weights.
+    The limit suffices for the head pod. In a worker pod the limit suffices for Ray and a rank, but not for the rank's
+    weights.
     """
     item = {"type": "Container", "default": {"memory": "720Mi"}}
     limit = {

@@ -1,6 +1,6 @@
 """A channel between two processes: messages, and errors at the channel's end.
 
-Both are the same with shared memory as with TCP alone.
+Messages and errors are the same over shared memory and over TCP alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Models of the transformers backend: the tokens of tiny models equal transformers' greedy tokens. Sizes and refusals.
+"""The transformers backend: the tokens of tiny models equal transformers' greedy tokens. Also tests sizes and refusals.
 
 Covers features that differ between architectures: windows, soft caps, learned positions, sinks and biases. It also
 covers experts whose tensors are stacked during the load, and heads whose keys are wider than their values. `make archs`

@@ -2,10 +2,10 @@
 
 The invariants of every reconcile: No RayCluster is created beyond replicas + maxSurge. No RayCluster is created for a
 revision that failed. A new RayCluster never gets a name that another RayCluster has, or had within the last minute. A
-serving engine loses its route only if three conditions hold together. The status lists the engine as terminating.
-Enough other engines serve. There is an engine too many, or the new revision has served. Before an engine that has not
-failed for good is deleted, it has drained, and clients no longer find it. Pods are deleted without a grace period only
-on lost nodes. Engines are created no more often than their back-off allows.
+serving engine loses its route only if three conditions hold together: (1) the status lists the engine as terminating;
+(2) enough other engines serve; (3) there is an engine too many, or the new revision has served. Before an engine that
+has not failed for good is deleted, it has drained, and clients no longer find it. Pods are deleted without a grace
+period only on lost nodes. Engines are created no more often than their back-off allows.
 """
 
 import pytest

@@ -26,8 +26,8 @@ def free_ports(number: int) -> tuple[int, ...]:
         first = random.randrange(FIRST, LAST + 2 - number)
         ports = tuple(range(first, first + number))
         with contextlib.ExitStack() as names, contextlib.ExitStack() as listeners, contextlib.suppress(OSError):
-            # A bound abstract socket claims a port for this process. The kernel keeps its name until the last process
-            # with this socket ends or is killed.
+            # A bound abstract socket claims a port for this process. The kernel keeps the name of the socket until the
+            # last process with this socket ends or is killed.
             claims = [names.enter_context(socket.socket(socket.AF_UNIX)) for _ in ports]
             for port, claim in zip(ports, claims, strict=True):
                 claim.bind(f"\0rayloom-test-port-{port}")

@@ -67,7 +67,7 @@ def expected_ids(prompt: SequenceOf[int], num: int) -> list[int]:
 
 
 class SimulatedRank:
-    """A rank that stores, for each position of each block, the ids from which its KV was computed. It checks all reads.
+    """A rank that stores the ids from which each position of each block got its KV. It checks all reads.
 
     The rank learns ids from plans, like every stage except the last. Because of placeholders in plans, it also keeps
     the ids that it has sampled. Logits after POISON are not finite, and the id sampled from them is 0. A sequence must

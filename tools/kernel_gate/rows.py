@@ -44,7 +44,7 @@ def all_rows() -> list[Row]:
 def rows_to_compile(
     rows: Sequence[Row], recorded: Mapping[tuple[str, str], str], versions: Mapping[tuple[str, str], str], seed: int
 ) -> list[Row]:
-    """Returns the rows whose version differs from the recorded version, and a random share of the other rows."""
+    """Returns, in order, the rows whose version differs from the recorded version, and a random share of the others."""
     changed = [row for row in rows if recorded.get(row.key) != versions[row.key]]
     same = [row for row in rows if recorded.get(row.key) == versions[row.key]]
     chosen = random.Random(seed).sample(same, round(SHARE * len(same)))

@@ -1,6 +1,6 @@
 """Runs a measurement in a fresh Python process.
 
-It reads a JSON job and prints JSON lines, of which the last is the result.
+The process reads a JSON job and prints JSON lines, of which the last is the result.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class World:
                     past.append(each)
 
     async def _record_drain(self, ip: str) -> None:
-        """Sets `found_at_drain`: the ways by which clients still reach an engine at its request to drain."""
+        """Sets `found_at_drain`: the ways by which clients still reach an engine when it gets the drain request."""
         pod, engine = self.kubelets.pod_at(ip), self.engines.by_ip[ip]
         assert pod is not None
         meta = pod["metadata"]
