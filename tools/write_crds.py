@@ -30,8 +30,8 @@ FOLDERS = (ROOT / "crds", ROOT / "charts" / "rayloom-operator" / "files")
 Schema = dict[str, Any]
 Column = tuple[str, str, str, str]
 
-# With this annotation, Helm keeps a definition when the release is uninstalled. Without it, the end of the definition
-# would delete every object of its kind.
+# With this annotation, Helm keeps a definition when the release is uninstalled. Without it, Helm would delete the
+# definition, and so every object of its kind.
 _ANNOTATIONS = {"helm.sh/resource-policy": "keep"}
 # Paths that `kubectl scale` and autoscalers read and write.
 _SCALE = {

@@ -142,7 +142,7 @@ def run_mix(service: Service, requests: list[Request]) -> list[dict[str, Any]]:
 
 
 def _begins(choices: list[dict[str, Any]], tokens: list[list[str]]) -> bool:
-    """True if each choice begins with the tokens of its list in `tokens`."""
+    """True if the tokens of each choice begin with the list of the same index in `tokens`."""
     return all(choice["tokens"][: len(had)] == had for choice, had in zip(choices, tokens, strict=False))
 
 

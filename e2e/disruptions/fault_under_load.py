@@ -1,8 +1,8 @@
 """Causes a fault while a client's pod receives streams, and reports the effects on the clients.
 
-The rules: Clients do not retry. New requests arrive continuously; with the setting `steady` they arrive until the fault
-is over. The fault happens when every stream has at least 16 of its tokens, and at most half of them. Weights are
-float32. The docstring of clients/load.py tells when a request has failed.
+The rules: Clients do not retry. New requests arrive from the fault on: until the first streams have ended, or with the
+setting `steady` until the fault is over. The fault happens when every stream has at least 16 of its tokens, and at most
+half of them. Weights are float32. The docstring of clients/load.py tells when a request has failed.
 """
 
 from __future__ import annotations

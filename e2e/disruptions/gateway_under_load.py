@@ -1,8 +1,9 @@
 """Disturbs a service with gateways while clients receive streams of every kind, and reports the effects on the clients.
 
-The rules: Clients do not retry. New requests arrive until the disturbance is over. The disturbance happens when every
-stream has at least 12 tokens and none has more than half of its tokens. Weights are float32. A request has failed in
-each of these cases: an HTTP error, an error event, no [DONE], an answer that differs from the undisturbed answer.
+The rules: Clients do not retry. New requests arrive from the disturbance on, until it is over. The disturbance happens
+when every stream has at least 12 tokens and none has more than half of its tokens. Weights are float32. A request has
+failed in each of these cases: an HTTP error, an error event, no [DONE], an answer that differs from the undisturbed
+answer.
 """
 
 from __future__ import annotations

@@ -294,8 +294,8 @@ def _whole_tokens(outsider: Outsider, url: str, model: str) -> list[str]:
 def _expect_one_by_one(outsider: Outsider, url: str, model: str, tokens: list[str]) -> None:
     """Expects a stream of these tokens whose events have arrived one by one. A proxy that buffers sends many at once.
 
-    At least half of the events must arrive alone. The limit is not higher, since a busy machine may let this process
-    read late.
+    At least half of the events must arrive _APART_S or more after the previous event. The limit is not higher, since a
+    busy machine may let this process read late.
     """
     body = {"model": model, **CHAT, "stream": True}
     events = [each for each in outsider.events(f"{url}/chat/completions", body) if each[1]["choices"]]

@@ -1,7 +1,8 @@
 """`make chaos`: random faults under load against real servers. The exit code is 1 when a request failed.
 
-Each fault happens while streams run and new requests arrive. rt_streams.py has the rules for failed requests. Every
-token is compared with a run without faults. The front is never killed, because its end cuts all connections of clients.
+Each fault happens while streams run, and then new requests arrive. rt_streams.py has the rules for failed requests.
+Every token is compared with a run without faults. The front is never killed, because its end cuts all connections of
+clients.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ ARGUMENTS = ("--executor", "ray", "--device", "cpu", "--num-kv-blocks", "64", "-
 
 @pytest.mark.slow
 def test_its_folder_goes_with_the_server(three_layers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also makes the checks of test_rank_death.py, there on a server that is killed."""
+    """Includes the checks that test_rank_death.py makes on a server that is killed."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("RAY_AUTH_TOKEN", "another-cluster's")
     with running_server(tmp_path, "--model", three_layers, *ARGUMENTS) as server:

@@ -45,7 +45,7 @@ def test_salts_and_keys_keep_prefixes_apart(two_keys: RunningServer) -> None:
 
 
 class _Flood:
-    """`num_threads` clients of one key. Each client sends requests with n = 128 until the block ends."""
+    """`num_threads` clients of one key. Each sends requests with n = 128, one after the other, until the block ends."""
 
     def __init__(self, server: RunningServer, num_threads: int) -> None:
         self._server = server

@@ -126,8 +126,8 @@ def _arrival(
     num_guesses=1,
     late_masks=False,
 )
-# The sequence whose turn it is finds no free block, and makes room. This sequence does not compute, but the other
-# sequences must.
+# The sequence whose turn it is finds no free block, so a sequence is preempted. The plan is still empty. Then the other
+# sequences must compute.
 @example(
     arrivals=[_arrival((0,), 7, 1), _arrival((0,) * 4, 6, 1), _arrival((0,) * 11, 10, 0, num_generated=1)],
     num_blocks=9,

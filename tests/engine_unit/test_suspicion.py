@@ -1,4 +1,4 @@
-"""Exactly the sequences that cause deaths are condemned, after few deaths. Their steps have any other sequences."""
+"""Exactly the sequences that cause deaths are condemned, after few deaths, whatever else runs in their steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rayloom_engine.core.suspicion import Suspicion
 
 
 class Engine:
-    """A simulated engine: each sequence of a step gets a token, but a poisonous sequence makes the step fatal."""
+    """A simulated engine: each sequence of a step gets a token, but a poisonous sequence kills the step."""
 
     def __init__(self, num_sequences: int, poisonous: dict[str, int], choice: random.Random) -> None:
         """`poisonous`: id -> number of known tokens at which a step with this sequence dies."""

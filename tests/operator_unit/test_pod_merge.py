@@ -94,7 +94,7 @@ VALUES = st.one_of(st.sampled_from(["x", "y"]), st.integers(0, 3), st.booleans()
 
 
 def elements(*keys, **values):
-    """Lists of elements with these keys and perhaps these values. No two elements have the same keys."""
+    """Lists of elements with the fields `keys`, and perhaps with the fields `values`. No two agree in all of `keys`."""
     element = st.fixed_dictionaries(dict.fromkeys(keys, NAMES), optional=values)
     return st.lists(element, max_size=3, unique_by=lambda each: tuple(each[key] for key in keys))
 

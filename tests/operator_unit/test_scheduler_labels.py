@@ -1,6 +1,6 @@
 """RayClusters have the labels of their LLMService, which queues and batch schedulers read.
 
-The status names queued ones.
+The status names the queued RayClusters.
 """
 
 import pytest

@@ -162,7 +162,7 @@ def test_quantised_weights_count_as_dense_where_no_rank_keeps_them(quantization)
         (8, 8, 2, (2, 2)),  # a stage a node
         (8, 2, 4, (1, 1)),  # four stages in a pod
         (4, 2, 6, (3, 3)),  # two stages in a pod
-        (4, 2, 3, (3, 2)),  # 3 stages are odd, so each pod has one stage; a node has room for two pods
+        (4, 2, 3, (3, 2)),  # the number of stages is odd, so a pod has one stage; a node has room for two pods
         (None, 3, 2, (2, 2)),  # CPU: a stage a pod
     ],
 )

@@ -1,4 +1,4 @@
-"""Statuses in which only texts change: a write may have to wait, and the next reconcile is then at its time."""
+"""Statuses in which only texts change: if a write must wait, the next reconcile is at the time of the write."""
 
 import asyncio
 

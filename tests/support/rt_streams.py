@@ -1,8 +1,9 @@
 """Runs many streams at once, and checks that a fault causes only a pause of these streams.
 
-The rules: Clients do not retry. New requests arrive continuously. The fault happens when every stream has at least 16
-of its tokens, and at most three quarters of them. Weights are float32. A request has failed in each of these cases: an
-HTTP error, an error event, no [DONE], a missing token, a different token.
+The rules: Clients do not retry. After the fault, up to MOST_LATE new requests arrive while the first streams run. The
+fault happens when every stream has at least 16 of its tokens, and at most three quarters of them. Weights are float32.
+A request has failed in each of these cases: an HTTP error, an error event, no [DONE], a missing token, a different
+token.
 """
 
 from __future__ import annotations

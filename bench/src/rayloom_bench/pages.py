@@ -1,9 +1,9 @@
 """`rayloom-engine bench pages`: all measurements of the CPU engine, one after the other, each with its page.
 
 Runs `bench step`, `bench parallel`, `bench quality`, `bench quantised` and `bench peers`, each in a process of its own.
-With the chosen settings the whole run takes about forty minutes. Writes their pages and plots into the folder of
---page. A part that fails does not stop the others. Prints the seconds of each part; the exit code is 1 if a part
-failed.
+With the chosen settings the whole run takes about forty minutes. Writes the pages and plots of all parts into the
+folder of --page. A part that fails does not stop the others. Prints the seconds of each part; the exit code is 1 if a
+part failed.
 """
 
 from __future__ import annotations

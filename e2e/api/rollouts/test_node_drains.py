@@ -44,8 +44,8 @@ def test_an_engine_on_a_node_that_is_drained_is_moved_before_it_may_be_evicted(
         # The condition may already have a later reason, so this wait reads its history.
         world.wait_seen(*service.key, "Progressing", "Moving")
         service.wait_until(lambda: world.evict(pod), "the eviction to go through")
-        # The eviction has succeeded. It fails no request: no client found the engine when its drain began, and none
-        # runs.
+        # The eviction has succeeded. It fails no request: no client found the engine when its drain began, and the
+        # engine runs no request.
         assert engine.found_at_drain == ()
         assert {method for _, method in engine.drains} == {"POST"}
         assert engine.num_running == 0
