@@ -11,7 +11,7 @@ def main() -> int:
     arguments = sys.argv[1:]
     core = prepared_core(arguments)
     try:
-        # Imported only here, so that it runs in parallel to the imports of the server's core, which has started.
+        # Imported only after the server's core has started, so that the imports of both processes run in parallel.
         from rayloom_engine.cli.commands import run
 
         return run(arguments, core)

@@ -15,8 +15,8 @@ _PART_BYTES = 65536
 def sender_of(arguments: list[str]) -> int | None:
     """Returns the process id of the sender of the late arguments; None if `arguments` are complete.
 
-    The id is an argument itself, and not a part of the later message. The message is read only after the imports, but
-    this process must also end if its sender ends during the imports.
+    The message with the other arguments is read only after the imports. But if the sender ends during the imports, this
+    process must end, too. So the id is not in this message, but an argument itself.
     """
     is_late = arguments[:1] == [ARGUMENTS_FD_FLAG] and arguments[2:3] == [SENDER_FLAG]
     return int(arguments[3]) if is_late else None
@@ -25,8 +25,8 @@ def sender_of(arguments: list[str]) -> int | None:
 def late_arguments(arguments: list[str]) -> list[str]:
     """Returns the arguments with which the process shall run: `arguments`, unless they begin with ARGUMENTS_FD_FLAG.
 
-    With that flag, waits for the message with the arguments. Exits if the socket closes before the message has arrived,
-    because the sender has ended.
+    With this flag, waits for the message with the arguments. If the socket closes before the message has arrived, the
+    sender has ended, so this process exits.
     """
     if arguments[:1] != [ARGUMENTS_FD_FLAG]:
         return arguments

@@ -54,8 +54,8 @@ def without_garbage_collection() -> Iterator[None]:
 def collect_garbage_seldom() -> None:
     """Exempts the present objects from garbage collection, and makes collections of later ones rare.
 
-    A step of many streams allocates more than 700 objects, after which Python starts a collection by default. These
-    objects form no cycles and are freed at once, so a collection would find nothing and delay all streams.
+    By default, Python starts a collection after 700 new objects, and a step of many streams allocates more. These
+    objects form no cycles and are freed at once. So a collection would find nothing and delay all streams.
     """
     gc.freeze()
     gc.set_threshold(_YOUNG_OBJECTS, 10, 10)

@@ -1,8 +1,8 @@
 """BlackBox: two files that outlive the EngineCore.
 
-One file has the positions of each sequence that plans in flight compute (`core.planning.spans`). The other file has the
-sequences that are suspected of crashes. The files are written without fsync: they must survive the process, but need
-not survive a crash of the machine. An incomplete record is ignored: its process was killed during the write.
+For each sequence in flight, one file has the positions that the plans compute (`core.planning.spans`). The other file
+has the sequences that are suspected of crashes. The files are written without fsync: they must survive the process, but
+need not survive a crash of the machine. An incomplete record is ignored: its process was killed during the write.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class BlackBox:
         suspicion = self.suspicion
         if not in_flight:
             return False
-        self.note({})  # the record is emptied first, so that no crash in this function makes this death count twice
+        self.note({})  # emptied first, because this death must not count twice if this function crashes
         if was_silent:
             return False
         condemned_before = set(suspicion.condemned)

@@ -42,8 +42,8 @@ class FrontSocket:
     def send(self, data: bytes, now: float) -> bool:
         """Sends a message. Keeps the bytes that the socket does not accept at once.
 
-        Returns True if there were no unsent bytes before and are some now: then the I/O thread must begin to call
-        `flush`. Does nothing after `abort`, or once the peer is gone.
+        Returns True if this message leaves unsent bytes, and there were none before. The I/O thread must then begin to
+        call `flush`. Does nothing after `abort`, or once the peer is gone.
         """
         with self._lock:
             if self._is_closed:

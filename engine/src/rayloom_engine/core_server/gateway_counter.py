@@ -28,8 +28,8 @@ class GatewayCounter:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._connections: set[int] = set()
-        # Unfinished sequence -> time at which it was accepted; None once its first token is sampled, by this engine or
-        # by an earlier engine.
+        # Unfinished sequence -> time at which it was submitted; None once this engine or an earlier engine has sampled
+        # its first token.
         self._unfinished: dict[str, float | None] = {}
         self._num_finished = 0
         self._num_failed = 0

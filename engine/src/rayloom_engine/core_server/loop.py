@@ -43,7 +43,10 @@ class Core:
         box: BlackBox,
         check_ranks: Callable[[], None] = lambda: None,
     ) -> None:
-        """`check_ranks`: raises RankLost if a rank is lost. Called while no step runs, which would find a lost rank."""
+        """`check_ranks`: raises RankLost if a rank is lost.
+
+        Called while the engine is idle, because no step then notices the loss of a rank.
+        """
         self.model = model
         self._engine = engine
         self._box = box
@@ -82,12 +85,13 @@ class Core:
             for connection, message in messages:
                 self._handle(connection, message)
             if messages and not (self._state.stats.num_running or self._state.stats.num_waiting):
-                # A status is sent before the step, because the first step after an idle time may be long. During the
-                # step, the operator might otherwise delete the engine, whose last status showed no requests.
+                # The first step after an idle time may be long, so the status is renewed before this step. Otherwise
+                # the operator might delete the engine during the step, because the last status showed no requests.
                 self._publish()
             self._state.heartbeat = time.monotonic()
-            # The load is published after the inbox is read and before the step, so that it includes the sequences that
-            # arrived during the last step. A front that receives a load no longer adds these sequences to it.
+            # The load is published after the inbox is read and before the step. So the load includes the sequences that
+            # arrived during the last step. A front adds its new sequences to the load, until it receives a load that
+            # includes them.
             self._publisher.publish(self._state.heartbeat)
             if self._engine.has_unfinished:
                 self._state.rank_phase = "step"
@@ -188,10 +192,10 @@ class Core:
         state.set_patience(patience_s(state.hang_seconds, forecast_s, is_trial=self._box.is_trial))
 
     def _end_step(self) -> None:
-        """Records the positions in flight after a step in a trial, at a depth above 1, or if the step had no plan.
+        """Records the positions in flight after a step, or notes that the record of the ended plan is old.
 
-        Otherwise the record of the ended plan stays until the next plan is recorded, a message arrives, or the engine
-        is idle.
+        The positions are recorded in a trial, at a depth above 1, and if the step had no plan. Otherwise the record of
+        the ended plan stays until the next plan is recorded, a message arrives, or the engine is idle.
         """
         is_planless = self._is_note_old  # The step has not recorded a plan.
         if is_planless or self._box.is_trial or self._engine.scheduler.config.depth > 1:
@@ -215,8 +219,8 @@ class Core:
     def _end_drafts_after_death(self, sequence: Sequence) -> None:
         """Ends the drafts of a sequence that was in flight at a death.
 
-        Only a sequence with drafts may crash the process, such as one whose grammar the library cannot follow ahead. A
-        trial has no drafts, so it would clear this sequence each time.
+        Some sequences crash the process only with drafts, for example because the grammar library fails when it follows
+        a draft. A trial has no drafts, so each trial would clear such a sequence.
         """
         if self._box.suspicion.may_have_caused_death(_sequence_id(sequence.request_id)):
             sequence.params = msgspec.structs.replace(sequence.params, speculation=False)
@@ -242,8 +246,8 @@ class Core:
             generated_ids=submit.generated_ids,
             params=submit.params,
             eos_token_ids=self.model.eos_token_ids,
-            # The choices of a request are submitted together. A leader with another attempt number is not found, and
-            # its prompt is then shared through the prefix cache.
+            # The choices of a request are submitted together. If the leader has another attempt number, it is not
+            # found. The prompt is then shared through the prefix cache.
             fork_of=None if submit.fork_of is None else _request_id(connection, submit.attempt, submit.fork_of),
             origin=Origin(
                 priority=submit.priority,
@@ -313,8 +317,8 @@ def _parsed(source: str) -> tuple[int, int]:
 def _request_id(connection: int, attempt: int, sequence_id: str) -> str:
     """The scheduler's name of a sequence: connection and attempt (its source), and the id.
 
-    The name contains the attempt, so that outputs or an Abort of an earlier attempt on the same connection are never
-    taken for outputs or an Abort of a later attempt.
+    The name contains the attempt. So outputs and Aborts of an earlier attempt on the same connection have no effect on
+    a later attempt.
     """
     return f"{_source(connection, attempt)}/{sequence_id}"
 

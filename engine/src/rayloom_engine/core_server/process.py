@@ -121,15 +121,15 @@ class CoreProcess:
     def is_up(self) -> bool:
         """Returns True if the start is complete. Called for every pulse; exits the process if the main thread hangs."""
         state = self._state
-        # The main thread is watched once it computes. In an EngineCore that is the only rank, it is watched as soon as
-        # the rank has loaded, because the state is "serving" only after the first step.
+        # The main thread is watched while the state is "serving". If this process is the only rank, the main thread is
+        # watched as soon as the rank has loaded: the first step comes before "serving".
         mark = state.mark() if state.state == "serving" or state.rank is not None else None
-        # Time is counted in pulses, and not by a clock, because a process that was stopped for a while has not hung.
+        # Time is counted in pulses. A clock would also count the time in which this process was stopped.
         self._num_pulses += 1
         self._stillness.observe(self._num_pulses * PULSE_SECONDS, mark, self._main_cpu_clock())
         state.quiet_s = self._stillness.quiet_s
-        # With rank processes, the patience is doubled: a rank that does not read its full socket may block the main
-        # thread for hang_seconds, before the main thread blames that rank.
+        # With rank processes, the patience is doubled. If a rank does not read its full socket, the main thread may be
+        # blocked for hang_seconds, before it blames this rank.
         patience = state.patience_s * (1 if state.pool is None else 2)
         if self._stillness.is_hung(patience):
             logger.error("the main thread stands still for %g s; the core ends", self._stillness.still_s)

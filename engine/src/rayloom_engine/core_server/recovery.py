@@ -86,9 +86,9 @@ class RecoveryLimits:
     def count_death(self, now: float, *, is_narrower: bool) -> str:
         """Counts a death while SERVING. Returns the reason for giving up, or an empty string to continue.
 
-        `is_narrower`: the death left fewer suspects. Such a death does not count in the budget, because the number of
-        suspects already limits such deaths. No back-off follows, because the budget's back-off is for ranks that fail
-        during their start.
+        `is_narrower`: the death left fewer suspects. The budget does not count such a death, because the number of
+        suspects already limits these deaths. The engine does not wait for the budget's back-off, which is for ranks
+        that fail during their start.
         """
         if self.is_job:
             return "start the job again"
@@ -192,7 +192,7 @@ class RecoveryMachine:
             num_step_tokens=loaded[0].num_step_tokens,
             num_kept_blocks=loaded[0].num_kept_blocks,
         )
-        # The rank that samples has forms of its own. Those of the core are for drafts.
+        # The rank that samples has its own forms. The core needs forms only to cut drafts.
         forms = None if context.config.speculation == "off" else forms_of(self._model.resolved, self._model.shape)
         engine = engine_on(context.config, self._executor, self._model.shape, engine_sizes, epoch, forms)
         if forms is not None:

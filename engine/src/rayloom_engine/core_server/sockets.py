@@ -129,8 +129,8 @@ class CoreIo:
         """`stall_seconds`: a front that does not read a small message within this time is disconnected.
 
         `gateways`: a second port at which fronts are accepted; None: fronts are accepted at `address` alone.
-        `on_front_report`: called with each report of the engine's own front; the next status must contain the report,
-        if it is one for gateways.
+        `on_front_report`: called with each report of the engine's own front. If a report is for gateways, the next
+        status must contain it.
         """
         self._address = address
         self._token = token
@@ -294,8 +294,8 @@ class CoreIo:
 
     def _welcome(self, connection: int, writer: asyncio.StreamWriter, greeted: Greeted) -> None:
         """Accepts a front: sends it Welcome and a status, and registers it for all later messages."""
-        # The transport only reads. Messages are written to a duplicate of its socket, because only the I/O thread may
-        # use the transport.
+        # The transport only reads. The main thread sends messages, too, but only the I/O thread may use the transport.
+        # So all messages are written to a duplicate of the transport's socket.
         stream = greeted.stream
         tls = None if stream is None else stream.session
         sending = FrontSocket(writer.get_extra_info("socket").dup(), self._stall_seconds, tls)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-# A front is disconnected if it does not read a message within the stall time, plus the time in which all unsent bytes
-# are sent at this rate.
+# For each message, a front has the stall time plus the time in which all unsent bytes are sent at this rate. A front
+# that takes longer to read the message is disconnected.
 _LEAST_RATE = 2**20  # bytes per second
 
 

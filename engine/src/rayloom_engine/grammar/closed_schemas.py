@@ -1,7 +1,7 @@
 """Closes JSON schemas for grammars: an object may have only the keys that its schema declares.
 
 JSON Schema allows any further key where a schema does not mention `additionalProperties`. A model that may invent keys
-often does so until max_tokens, and the grammars of vLLM (xgrammar) and llama.cpp forbid such keys as well.
+often does so until max_tokens. The grammars of vLLM (xgrammar) and llama.cpp forbid such keys as well.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _NEUTRAL = {
     "readOnly",
     "writeOnly",
 }
-# A schema is closed only if it has no other keywords than these, and keywords that begin with x-. Other keywords may
-# require keys that `properties` does not declare (dependentRequired), apply a second schema to one object (allOf), or
-# allow more values if an inner schema allows fewer (not).
+# A schema is closed only if each of its keywords is in this set or begins with x-. Other keywords may require keys that
+# `properties` does not declare (dependentRequired), or apply a second schema to one object (allOf). With `not`, a
+# schema allows more values if its inner schema allows fewer.
 _KNOWN = {
     *_NEUTRAL,
     *_APPLIED,
@@ -45,7 +45,7 @@ _SCALARS = ("string", "number", "integer", "boolean", "null")  # types of values
 def closed(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Returns `schema` with objects that allow only declared keys. Descriptions are left out.
 
-    Every value that the result allows is allowed by `schema`, and if `schema` allows any value, the result does. An
+    `schema` allows every value that the result allows. If `schema` allows at least one value, the result does, too. An
     object stays open if it must have more keys than it declares. The whole schema is returned unchanged if it has a
     keyword that is not in _KNOWN, if several schemas describe one object, or if an object might fit two schemas of a
     `oneOf`.
@@ -100,7 +100,7 @@ def _is_simple(schema: Mapping[str, Any]) -> bool:
 
 
 def _is_simple_here(schema: Mapping[str, Any], root: Mapping[str, Any]) -> bool:
-    """Returns the same for the keywords of one schema. `root`: the schema with the definitions."""
+    """True if the keywords of `schema` itself meet these conditions. `root`: the schema with the definitions."""
     if any(name not in _KNOWN and not name.startswith("x-") for name in schema):
         return False
     num_applied = sum(name in schema for name in _APPLIED)
@@ -157,7 +157,7 @@ def _is_scalar(schema: Any) -> bool:
 
 
 def _constants(schema: Mapping[str, Any]) -> dict[str, tuple[str, object]]:
-    """Returns the kind and value of the constant of each required property that has one. 1 and 1.0 are equal."""
+    """Returns the kind and value of the constant for each required property with a constant. 1 and 1.0 are equal."""
     properties, required = schema.get("properties"), schema.get("required")
     if not isinstance(properties, Mapping) or not isinstance(required, list):
         return {}

@@ -32,7 +32,7 @@ class _Rule:
     """A rule. Its tokens are strings, not objects: tens of thousands of objects would start the garbage collector."""
 
     name: str
-    # tokens in Lark's syntax, each but an operator with a blank before it; references have the rules' names in GBNF
+    # tokens in Lark's syntax; a blank precedes each token except an operator; a reference has the rule's name in GBNF
     parts: list[str] = field(default_factory=list)
     references: list[int] = field(default_factory=list)  # indices of the parts that refer to a rule
     names: set[str] = field(default_factory=set)  # rules that this rule refers to

@@ -1,8 +1,8 @@
 """Limits of grammars, so that no request can keep a thread or a rank busy.
 
 llguidance limits its own work, but it recurses along the nesting of a grammar and along chains of references. Its time
-grows with the square of the number of an object's properties, and with the number of objects that `allOf` merges.
-docs/design/engine-grammar.md has measurements.
+grows with the square of the number of properties that an object has. Its time also grows with the number of objects
+that `allOf` merges. docs/design/engine-grammar.md has measurements.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _RULE = re.compile(
 _LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/(?:[^/\\\n]|\\.)+/')
 _EMBEDDED = re.compile(r"%json\s*(?=\{)")
 _MERGES = ("allOf", "anyOf", "oneOf")  # lists of schemas
-# Beside one of these keywords, the schemas of `$ref` and of _MERGES are merged. Beside a description, these schemas are
-# not merged.
+# If one of these keywords is beside `$ref` or a keyword of _MERGES, llguidance merges the schemas. A description beside
+# them has no effect.
 _CONSTRAINTS = ("$ref", *_MERGES, "type", "properties", "patternProperties", "additionalProperties", "required")
 
 
@@ -131,7 +131,7 @@ def _num_properties(schema: Mapping[str, Any]) -> int:
 
 
 def _num_merged(schema: Mapping[str, Any]) -> int:
-    """Returns how many schemas a schema merges into new ones; 0 if it is only a reference or a list of alternatives."""
+    """Returns the number of schemas that `schema` merges; 0 if it is only a reference or a list of alternatives."""
     lists = [schema[name] for name in _MERGES if isinstance(schema.get(name), list | tuple)]
     num_parts = sum(map(len, lists)) + isinstance(schema.get("$ref"), str)
     all_of = schema.get("allOf")

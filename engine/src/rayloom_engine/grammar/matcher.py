@@ -66,7 +66,7 @@ class Matcher:
         return bool(self._matcher.is_stopped())
 
     def advance(self, token_ids: Sequence[int]) -> int:
-        """Consumes tokens. Returns how many; end tokens after the end are ignored, so they are not consumed.
+        """Consumes tokens and returns their number. End tokens after the end are ignored, so they do not count.
 
         Raises GrammarFault for a token that is not allowed.
         """
@@ -86,7 +86,7 @@ class Matcher:
         return int(self._matcher.validate_tokens(list(token_ids)))
 
     def forced(self) -> list[int]:
-        """Returns tokens of the text with which the grammar forces the answer to continue; [] if it forces none.
+        """Returns tokens of the text that the grammar forces the answer to have next; [] if it forces no text.
 
         The grammar allows these tokens. It may allow other tokens of the same text, too.
         """

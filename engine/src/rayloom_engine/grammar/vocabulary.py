@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Vocabulary:
     """The tokens of a model, in the form that llguidance needs.
 
-    Built once in a process, because to read 49,152 tokens takes 0.15 s, during which other Python code hardly runs.
+    Built once in a process: reading 49,152 tokens takes 0.15 s, and other Python code hardly runs during this time.
     """
 
     def __init__(self, tokenizer: LLTokenizer) -> None:

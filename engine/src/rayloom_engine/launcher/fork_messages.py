@@ -1,7 +1,7 @@
 """Messages between the launcher and its fork server. A packet of their connection is one message.
 
-They are in a module of their own, because the fork server imports all that a rank needs, and the launcher needs none of
-it.
+The fork server imports all modules that a rank needs, and the launcher needs none of these modules. So the messages
+have a module of their own.
 """
 
 from __future__ import annotations

@@ -13,11 +13,11 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-# It reads its standard input, a pipe that closes when the raylet ends.
+# This program runs until the end of its standard input, a pipe that closes when the raylet ends.
 _IDLE_PROGRAM = "cat"
 _AGENTS = ("--dashboard_agent_command", "--runtime_env_agent_command")
-# Ray's command imports these modules, half a second of CPU time, for subcommands other than `start`. Without one of
-# them it lacks that subcommand.
+# Ray's command imports these modules for subcommands other than `start`, which takes half a second of CPU time. If such
+# a module cannot be imported, Ray's command only lacks its subcommand.
 _OTHER_SUBCOMMANDS = ("ray.dashboard.modules.job.cli", "ray.serve.scripts", "ray.util.state.state_cli")
 
 

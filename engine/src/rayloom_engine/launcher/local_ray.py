@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray's minimum; the engine stores nothing in it
 _POLL_SECONDS = 0.25
 _CONNECT_SECONDS = 5.0
-# number of failed connections after which Ray counts as ended; a connection may also fail because the backlog of a live
-# control store is full
+# Ray counts as ended after this many failed connections in a row. One connection may also fail because the backlog of a
+# live control store is full.
 _MAX_FAILURES = 2
 
 
@@ -51,8 +51,9 @@ def use_private_ray(run_dir: Path) -> None:
         {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(run_dir / "ray_token"),
-            # Despite its name, this variable gives the node the address 127.0.0.1 on Linux too, so that all of its
-            # servers listen on loopback only. `ray.init(_node_ip_address="127.0.0.1")` sets a different address.
+            # Despite its name, this variable also has an effect on Linux: the node gets the address 127.0.0.1, so all
+            # servers of the node listen on loopback only. `ray.init(_node_ip_address="127.0.0.1")` sets a different
+            # address.
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
             # Added to the niceness of Ray's workers, which read it from the environment of their raylet. With the
             # default of 15, every other process of the machine takes CPU time from the ranks.
@@ -99,9 +100,9 @@ def wait_while_ray_runs() -> None:
 def _end_with_ray(code: int) -> NoReturn:
     """Kills all processes of Ray, none of which has state to keep, and exits.
 
-    Ray's own shutdown is not used, because it kills the raylet after a second. On a busy machine the raylet then has no
-    time to record that it ends on purpose. Ray's agents would then treat its end as a fault, and would try for a minute
-    to report the fault to a control store that is gone, too.
+    Ray's own shutdown is not used, because this shutdown kills the raylet after a second. On a busy machine the raylet
+    then has no time to record that it ends on purpose. Ray's agents would then treat the raylet's end as a fault. For a
+    minute, they would try to report the fault to a control store that is gone, too.
     """
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -22,11 +22,12 @@ from rayloom_engine.models.checkpoint.progress import Progress
 from rayloom_engine.worker.machine import visible_devices
 
 _FORK_SERVER = ("-P", "-m", "rayloom_engine.launcher.fork_server")  # arguments of Python
-# seconds after a KillRank in which the fork server must confirm it; else the fork server counts as hung and is killed
+# The fork server must confirm a KillRank within this many seconds. Otherwise the fork server counts as hung and is
+# killed.
 _KILL_SECONDS = 5.0
 _IMPORT_SECONDS = 120.0  # used instead of _KILL_SECONDS while the fork server imports
 # Between two calls of `wait`, at most this many seconds count for _KILL_SECONDS. If more have passed, this process was
-# stopped, and perhaps the fork server, too.
+# stopped, and perhaps the fork server was stopped, too.
 _MOST_PASSED_SECONDS = 1.0
 _EXIT_SECONDS = 2.0  # the most seconds to wait for the end of a fork server that has closed its connection
 # the most seconds to wait for the fork server at a stop; less than the supervisor waits for the launcher

@@ -1,7 +1,7 @@
 """Executor `ray`: ranks are actors of a Ray cluster. Ray places them, starts them and reports when they end.
 
-Steps do not call Ray. While ranks run, nothing polls the cluster either, because Ray aborts a driver that requests
-the list of nodes while the control store restarts.
+Steps do not call Ray. While ranks run, nothing polls the cluster either: if a driver requests the list of nodes while
+the control store restarts, Ray aborts the driver.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RayRanks:
     def __init__(self, config: EngineConfig, run_dir: Path, token: str, core_port: int) -> None:
         self._config = config
         self._run_dir = run_dir
-        # True if an earlier launcher has placed all ranks: then the config is not the cause if there is no room now.
+        # True if an earlier launcher has placed all ranks. If there is no room now, the config is then not the cause.
         self._is_restart = _placed_file(run_dir).exists()
         self._patience = config.rebuild_seconds if self._is_restart else config.placement_seconds
         self._token = token

@@ -1,17 +1,17 @@
 """Messages between API server processes ("fronts") and the EngineCore ("core"), in version 4.
 
-Each message is msgpack, preceded by its length as 4 big-endian bytes. A front sends Hello and gets Welcome; if the core
-refuses the Hello, it closes the connection. On the Unix socket the Hello has the token. Over TCP the core first sends a
-FrontChallenge, and both sides prove that they have the service's key (front_auth.py).
+Each message is msgpack, preceded by its length as 4 big-endian bytes. A front sends Hello and gets Welcome. If the core
+refuses the Hello, the core closes the connection. On the Unix socket the Hello has the token. Over TCP the core first
+sends a FrontChallenge, and both sides prove that they have the service's key (front_auth.py).
 
 A Submit has one sequence. A request with n > 1 has n sequences with the same prompt, so their Submits are sent in one
-SubmitChoices. When the core dies, the front reconnects and resumes every unfinished sequence: it submits the sequence
-again, in the same kinds of messages, with the token ids that it has received. Sequence ids are random, so they are
-unique on a server. A sequence that is submitted again keeps its id and gets a higher attempt number: outputs of earlier
-attempts are dropped.
+SubmitChoices. When the core dies, the front reconnects and resumes every unfinished sequence. To resume a sequence, the
+front submits it again, in the same kinds of messages, with the token ids that the front has received. Sequence ids are
+random, so they are unique on a server. A sequence that is submitted again keeps its id and gets a higher attempt
+number: outputs of earlier attempts are dropped.
 
-A new version only adds messages, and fields with defaults. Decoders ignore fields that they do not know, and a side
-sends a new message only to a peer whose version has the message. So each version can also speak the version before.
+A new version only adds messages, and fields with defaults. Decoders ignore unknown fields. A side sends a new message
+only to a peer whose version has this message. So each version can also speak the version before.
 
 A front that chooses between engines sends WantCache to get the core's prefix index and load.
 """
@@ -29,7 +29,7 @@ from rayloom_engine.protocol.fingerprint import Fingerprint
 from rayloom_engine.protocol.gateway_requests import GatewayRequests
 
 PROTOCOL_VERSION = 4
-# the oldest version that this version can speak; version 3 had no port for gateways
+# the oldest version that a peer may speak; at least 4, because version 3 had no port for gateways
 OLDEST_VERSION = max(4, PROTOCOL_VERSION - 1)
 HASH_BYTES = 8  # CacheChanges has only this many bytes of a block's 16-byte hash
 
@@ -112,10 +112,10 @@ class EngineAdapters(msgspec.Struct, frozen=True, tag="adapters"):
 
 
 class NeedAdapters(msgspec.Struct, frozen=True, tag="need_adapters"):
-    """The adapters of the hub whose files the machine of every rank must have: loaded adapters and one that is loading.
+    """The adapters of the hub that the machine of every rank must have: loaded adapters and one that is loading.
 
-    Replaces the list of the message before. The core's status has a report for each adapter, once all ranks have sent
-    theirs. Sent only by the engine's own front, on the Unix socket.
+    Replaces the list in the previous message. The core's status has a report for an adapter once all ranks have its
+    files, or a rank cannot get them. Sent only by the engine's own front, on the Unix socket.
     """
 
     adapters: tuple[NeededAdapter, ...]
@@ -240,7 +240,7 @@ class CoreStatus(msgspec.Struct, frozen=True, tag="status", kw_only=True):
     # the engine's LoRA adapters; None: the engine's front has not reported them yet. Engines of versions
     # without this field have no adapters.
     adapters: tuple[ServedAdapter, ...] | None = ()
-    # of the adapters in NeedAdapters whose files all ranks have, or a rank cannot get
+    # reports for the adapters in NeedAdapters whose files all ranks have, or that a rank cannot get
     adapter_reports: tuple[AdapterReport, ...] = ()
     # requests of gateways, which the engine's own front does not see
     gateway_requests: GatewayRequests = GatewayRequests()
@@ -249,8 +249,9 @@ class CoreStatus(msgspec.Struct, frozen=True, tag="status", kw_only=True):
 class CacheChanges(msgspec.Struct, frozen=True, tag="cache", kw_only=True):
     """Changes of the core's prefix index, or a part of the whole index (`num_parts` > 0).
 
-    Hashes of blocks are cut to their first HASH_BYTES bytes and joined. The changes of one start of a core have the
-    numbers 1, 2, 3, ...; the parts of the whole index have the number of the last changes that the index includes.
+    Hashes of blocks are cut to their first HASH_BYTES bytes and joined. After each start of a core, its messages with
+    changes have the numbers 1, 2, 3, ... The parts of a whole index have the number of the last message whose changes
+    the index includes.
     """
 
     start: int  # random number of the core's start; the number changes when the core restarts with an empty index

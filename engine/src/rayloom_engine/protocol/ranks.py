@@ -4,12 +4,12 @@ Every connection begins with a challenge: the core sends a nonce, and the peer a
 it has the token.
 
 steps    the rank's main thread. It loads its weights and sends Loaded; then it carries out orders one by one: OpenStore
-         (rank 0), Join, Allocate, and Run for ever. It answers each order; only the first rank of the last stage
-         answers Run. An answer carries the order's ticket, so that a late answer to an order sent before a loss can be
-         recognised.
-control  two more threads of the rank, which run even while the main thread computes or waits for a peer: one sends a
-         Beat every heartbeat_seconds, the other receives AbortOrders and NeededAdapters. AbortOrders has no answer: the
-         orders that it ends fail. Beats answer NeededAdapters.
+         (rank 0), Join, Allocate, and Run for ever. It answers each order, but only the first rank of the last stage
+         answers Run. An answer carries the ticket of its order. So the core recognises a late answer to an order that
+         it sent before a loss.
+control  two more threads of the rank. They run even while the main thread computes or waits for a peer. One of them
+         sends a Beat every heartbeat_seconds, the other receives AbortOrders and NeededAdapters. AbortOrders has no
+         answer of its own: the orders that it ends fail. Beats contain the answers to NeededAdapters.
 launch   the launcher. It reports the phases of placing and starting ranks, and receives Fences.
 """
 
@@ -65,7 +65,7 @@ class MemoryOpened(msgspec.Struct, frozen=True, tag="memory_opened"):
 class Welcomed(msgspec.Struct, frozen=True, tag="welcomed"):
     """Accepts a connection.
 
-    Has the sizes of the first assembly. Ranks that join later use these sizes, whatever memory they have free.
+    Has the sizes of the first assembly. Ranks that join later use the same sizes, however much memory they have free.
     """
 
     num_kv_blocks: int | None = None
@@ -109,9 +109,9 @@ class Run(msgspec.Struct, frozen=True, tag="run"):
 class AbortOrders(msgspec.Struct, frozen=True, tag="abort_orders"):
     """Order: end all waits for other ranks in the orders up to this ticket.
 
-    Sent to every rank when a rank was lost, because the process group cannot be used any more. A rank that has joined a
-    newer group by a later order ignores AbortOrders. A rank that waits for no peer finds the group closed in its next
-    step, or leaves the group at the next Join.
+    Sent to every rank when a rank was lost, because the process group cannot be used any more. If a later order has
+    already made a rank join a newer group, the rank ignores AbortOrders. If a rank does not wait for a peer, it finds
+    the group closed in its next step, or leaves the group at the next Join.
     """
 
     ticket: int
@@ -186,7 +186,7 @@ class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True):
     done: int = 0  # progress of a start-up phase: units done of `total`
     total: int = 0
     unit: str = ""
-    adapters: tuple[AdapterReport, ...] = ()  # of the needed adapters for which an attempt has ended
+    adapters: tuple[AdapterReport, ...] = ()  # reports for the needed adapters for which an attempt has ended
 
 
 # --- launcher ---

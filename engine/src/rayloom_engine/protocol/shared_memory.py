@@ -3,8 +3,8 @@
 Each direction is a ring in a memory file, and a pipe: the writer puts a frame into the ring, then its size into the
 pipe. The pipe does two things that memory cannot. First, a reader can poll the pipe together with sockets. Second, the
 kernel's lock of the pipe orders memory accesses on every processor. So a reader that has read a size sees the whole
-frame of that size, and once a writer sees that a size was read, the reader has copied all earlier frames. A futex in
-place of the pipe is slower from Python, as measurements have shown.
+frame of that size. Once a writer sees that a size was read, the reader has copied all earlier frames. A futex in place
+of the pipe is slower from Python, as measurements have shown.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class SharedMemory:
     def send(self, frame: bytes) -> bool:
         """Puts a frame into the ring.
 
-        Returns False if there is no room: then send the frame over the connection, where the peer now expects it.
+        Returns False if there is no room. The peer then expects the frame on the connection, so the caller must send it
+        there.
         """
         position = self._out_ring.place(len(frame))
         if position is None:

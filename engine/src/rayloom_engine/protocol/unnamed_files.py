@@ -25,7 +25,7 @@ def open_memory_file(pid: int, fd: int, name: str) -> FileIO:
     """Opens another process's file.
 
     Only the process that made the file knows its random name. If the name matches, the descriptors that were sent with
-    it are genuine.
+    this name are genuine.
     """
     path = f"/proc/{pid}/fd/{fd}"
     if os.readlink(path) != f"/memfd:{name} (deleted)":

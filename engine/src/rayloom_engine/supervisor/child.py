@@ -15,8 +15,8 @@ from rayloom_engine.supervisor.prepared import PreparedProcess
 from rayloom_engine.supervisor.spawn import spawn
 
 _BUSY_SECONDS = 60.0  # for this many seconds after the last pulse, a thread that is busy counts as a sign of life
-# States of threads in /proc that run or wait for a CPU (R), or wait for a page or a disk (D). A process that is stopped
-# has T, and the threads of a process that waits for itself have S.
+# States in /proc of busy threads: R runs or waits for a CPU, D waits for a page or a disk. The threads of a stopped
+# process have T. If the threads of a process wait for each other, they have S.
 _BUSY_STATES = "RD"
 _START_SECONDS = 10.0  # the least value of hang_seconds while a child starts: the child may wait for a slow disk
 
@@ -88,8 +88,8 @@ class Child:
     def _is_busy(self) -> bool:
         """True if the process has used CPU time since the last call, or one of its threads is in a busy state.
 
-        Counts as a sign of life, because a call into a library may block the pulse thread, and because this thread may
-        wait for a CPU on a machine with many busy processes.
+        A busy process counts as alive even without a pulse. A call into a library may block the pulse thread, or the
+        pulse thread may wait for a CPU on a machine with many busy processes.
         """
         if self.process is None:
             return False

@@ -26,7 +26,8 @@ from rayloom_engine.text.tools.calls_in_messages import with_text_arguments
 
 MAX_RANGE_ITEMS = 100_000  # limit for the elements of all ranges in one rendering, counted together
 MAX_ADDED_CHARS = 1_000_000  # the most characters that a prompt may have beyond the messages' own text
-# number of renderings that run in a thread after a slow rendering; so at most one in a hundred delays the streams
+# After a slow rendering, this many renderings run in a thread. So at most one rendering in a hundred delays the
+# streams.
 RENDERINGS_AS_SLOW = 100
 # seconds of CPU time; a thousand times the time that templates of known models take for a long conversation
 MAX_CPU_S = 2.0

@@ -1,8 +1,8 @@
 """Detokenizer: turns token ids into text as they arrive, never with half a character.
 
 Byte-level vocabularies (GPT-2, Llama 3, Qwen, SmolLM) map each token to bytes, so an incremental UTF-8 decoder is
-exact, at a constant cost per token. For other vocabularies (SentencePiece) the text of a token depends on its
-neighbours, so a short window of the last tokens is decoded again with each new token.
+exact, at a constant cost per token. In other vocabularies (SentencePiece), the text of a token depends on its
+neighbours. So for each new token, a short window of the last tokens is decoded again.
 """
 
 from __future__ import annotations

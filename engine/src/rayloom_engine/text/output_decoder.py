@@ -76,8 +76,8 @@ class OutputDecoder:
     ) -> TextDelta:
         """Returns the delta for newly generated tokens. `stop_token_id`: the last token, if it ended the sequence.
 
-        If a stop string sets the delta's finish_reason, the engine still computes the sequence, so the caller has to
-        abort it.
+        If a stop string sets the delta's finish_reason, the engine still computes the sequence. The caller then has to
+        abort the sequence.
         """
         if self._params.max_tokens == 0:
             # The engine always samples a token after the prompt. With max_tokens 0 this token is not part of the

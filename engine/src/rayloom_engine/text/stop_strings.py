@@ -41,7 +41,7 @@ class StopAutomaton:
     def open(self, state: int) -> int:
         """Returns `state` if its text can still grow into a longer stop string.
 
-        If it cannot, returns the state of the longest suffix of this text that can grow; 0 if there is none.
+        Otherwise returns the state of the longest suffix of this text that can grow; 0 if no suffix can grow.
         """
         while state and not self._next[state]:
             state = self._fallback[state]
@@ -62,8 +62,8 @@ class StopAutomaton:
     def _link(self) -> None:
         """Sets each state's fallback: the state of the longest proper suffix of the state's text.
 
-        From the predecessor's fallback, the state's last character leads to the state's fallback. So the states of
-        shorter texts are linked first.
+        The predecessor of a state has the same text without the last character. A step by this character from the
+        predecessor's fallback gives the state's fallback. So states with shorter texts are linked first.
         """
         states = deque(self._next[0].values())
         while states:

@@ -1,7 +1,8 @@
 """TemplateSandbox: Jinja's sandbox, with a limit on time and on text for each rendering.
 
-Jinja's sandbox keeps a template away from Python's internals, but lets it loop for ever and fill the memory. Here each
-iteration of a loop, each call and each filter checks the time, and no value may be larger than the allowed output.
+Jinja's sandbox keeps a template away from Python's internals, but lets it loop for ever and fill the memory. In a
+TemplateSandbox, each iteration of a loop, each call and each filter checks the time. No value may be larger than the
+allowed output.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from rayloom_engine.core.adapter import AdapterReport
 def joined(
     numbers: Iterable[int], reports_by_rank: Mapping[str, Iterable[AdapterReport]], world_size: int
 ) -> tuple[AdapterReport, ...]:
-    """Returns a report for each number of which all `world_size` ranks have the files, or a rank cannot get them.
+    """Returns a report for each adapter (by number) whose files all `world_size` ranks have, or that a rank cannot get.
 
     `reports_by_rank`: the reports of each attached rank; the key names the rank in the message of a problem.
     """

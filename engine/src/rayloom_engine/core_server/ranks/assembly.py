@@ -70,14 +70,14 @@ def assemble(
 def replace_lost(pool: RankPool, loss: RankLost) -> RankLost:
     """Ends the waits for a lost rank, and drops disconnected ranks. Returns the loss, with the rank to blame.
 
-    If no rank is disconnected, a rank that is alive and has reported a failure is kept the first time. It is dropped if
-    it fails again before a step has succeeded.
+    If no rank is disconnected, and a live rank has reported a failure, this rank is kept the first time. If the rank
+    fails again before a step has succeeded, it is dropped.
     """
     # A lost rank whose process is stopped or whose machine is off closes no connection. Without an order to abort, its
     # peers would wait in their collectives, miss the next rendezvous and be replaced as well.
     pool.abort_orders()
-    # The wait lets all deaths of one cause count as one loss: one cause may kill several ranks, and a live rank may
-    # report a dead peer before this process sees the end of that peer's connection.
+    # One cause may kill several ranks, and the wait lets all these deaths count as one loss. Also, a live rank may
+    # report a dead peer before this process sees the end of the peer's connection.
     time.sleep(_BLAME_SECONDS)
     ended = pool.drop_ended()
     if loss.is_alive and ended:

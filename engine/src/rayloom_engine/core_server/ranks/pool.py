@@ -101,7 +101,7 @@ class RankPool:
         return [rank.control.beat for rank in self.attached.copy().values()]
 
     def adapter_reports(self) -> tuple[AdapterReport, ...]:
-        """The reports about `needed_adapters`, once all ranks or a failed rank have sent theirs. For any thread."""
+        """A report for each needed adapter whose files all ranks have, or that a rank cannot get. For any thread."""
         numbers = [needed.number for needed in self.needed_adapters]
         reports = {
             f"rank {number} on {rank.greeting.node}": rank.control.beat.adapters
@@ -117,8 +117,7 @@ class RankPool:
     def order(self, order: Order, ranks: Iterable[AttachedRank] | None = None) -> None:
         """Sends an order to `ranks` (None: to all). Raises RankLost if a rank is gone or its socket stays full.
 
-        RankLost is raised only after all other ranks got the order, because a rank without the order would keep its
-        peers waiting.
+        All other ranks get the order before RankLost is raised: a rank without the order would keep its peers waiting.
         """
         data = encode(order)
         loss = None
@@ -133,7 +132,7 @@ class RankPool:
     def abort_orders(self, ticket: int | None = None) -> None:
         """Orders all ranks to abort the orders up to this ticket, so that no rank waits for a lost rank. Never blocks.
 
-        `ticket`: None for all orders so far. The message may also be sent to a lost rank that reads nothing: the buffer
+        `ticket`: None for all orders so far. A lost rank that reads nothing does not block the send, because the buffer
         of its connection has room for many such messages.
         """
         data = encode(AbortOrders(self._last_ticket if ticket is None else ticket))
@@ -203,8 +202,11 @@ class RankPool:
         """Waits for replies of attached ranks and returns them as (rank, reply).
 
         Returns an empty list if no reply arrives within `timeout_s`, or as soon as a new rank connects. Raises RankLost
-        for a rank whose connection ended, or that has sent no beat for hang_seconds. `is_due`: an answer to a plan is
-        expected. Then also raises RankLost for the rank that hangs, once no rank has made progress for `patience_s`.
+        for a rank whose connection ended, or that has sent no beat for hang_seconds (at least _LOADING_SECONDS while
+        the rank loads).
+
+        `is_due`: an answer to a plan is expected. In this case, RankLost is also raised for the rank that hangs, once
+        no rank has made progress for `patience_s`.
         """
         poller = select.poll()
         by_fd = {fd: number for number, rank in self.attached.items() for fd in rank.steps.filenos()}

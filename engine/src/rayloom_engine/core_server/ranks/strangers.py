@@ -50,6 +50,6 @@ class Strangers:
                 dropped.shutdown(socket.SHUT_RDWR)
 
     def release(self, connection: socket.socket) -> None:
-        """Removes a connection, because its peer has proved that it has the token or key, or is gone."""
+        """Removes a connection: its peer has proved that it has the token or the key, or the peer is gone."""
         with self._lock:
             self._hosts.pop(connection, None)

@@ -67,7 +67,8 @@ def _load(paths: TlsPaths, *, is_server: bool) -> ssl.SSLContext:
     context.verify_mode = ssl.CERT_REQUIRED  # a server, too, verifies its peer's certificate
     context.hostname_checks_common_name = False
     if is_server:
-        # A resumed session would skip the certificates, so a gateway could reconnect after its certificate has expired.
+        # A resumed session would skip the check of the certificates. So a gateway could reconnect after its certificate
+        # has expired.
         context.num_tickets = 0
     try:
         # Without a password here, OpenSSL would ask for a password on the terminal.

@@ -34,15 +34,16 @@ class TlsStream:
     def send_with(self, send: Callable[[bytes], None]) -> None:
         """Makes `send` send all bytes from now on. The caller seals and sends its own messages.
 
-        `send` must seal the bytes that it gets, even b"": the sealed bytes also contain what TLS itself has to send.
+        `send` must seal all bytes that it gets, even b"", because the sealed bytes also contain the bytes of TLS
+        itself.
         """
         self._send = send
 
     async def readexactly(self, num: int) -> bytes:
         """Returns the next `num` bytes, decrypted.
 
-        Raises asyncio.IncompleteReadError if the connection ends before that many bytes; raises TlsRefused for bytes
-        that the peer did not send, and if the peer refuses our certificate.
+        Raises asyncio.IncompleteReadError if the connection ends before that many bytes. Raises TlsRefused for bytes
+        that are not from the peer, and if the peer refuses the certificate of this side.
         """
         while len(self._opened) < num:
             data = b"" if self.session.has_ended else await self._reader.read(_READ_BYTES)
@@ -65,9 +66,10 @@ async def begin_tls(
     """Returns the stream after a handshake, in which each side has verified the other side's certificate.
 
     `server_name`: the name that the peer's certificate must have; None: the peer began the connection. All bytes in
-    `reader` count as TLS, so clear text that an attacker has added after the peer's last message ends the connection.
-    The client's side is complete before the server has verified the client's certificate, so the client notices a
-    refusal at its first read. Raises TlsRefused, OSError or asyncio.IncompleteReadError. The caller limits the time.
+    `reader` count as TLS. So if an attacker has added clear text after the peer's last message, the connection ends.
+    The client's handshake is complete before the server has verified the client's certificate. So the client notices a
+    refusal only at its first read. Raises TlsRefused, OSError or asyncio.IncompleteReadError. The caller limits the
+    time.
     """
     session = TlsSession(context, server_name)
     data = b""

@@ -59,7 +59,7 @@ class PartSink:
         return Reasoning if emit == self.reasoning else None
 
     def trims(self, text: str) -> bool:
-        """True if a part for `text` would differ from `text`, because blanks are held back before it or at its end."""
+        """True if the part for `text` would differ from `text`: blanks are held back, or `text` ends with a blank."""
         return bool(self._blanks) or text[-1:] in BLANKS
 
     def drop_blanks(self) -> None:

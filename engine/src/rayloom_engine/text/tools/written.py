@@ -18,8 +18,8 @@ def written_messages(
 ) -> list[dict[str, Any]]:
     """Returns messages of the roles system, user and assistant alone.
 
-    The system message describes the tools; if the template renders no system message, the first message does. Calls are
-    written into the assistant's content, in the tool format. Results of tools become messages of the user.
+    The system message describes the tools. If the template renders no system message, the first message describes them.
+    Calls are written into the assistant's content, in the tool format. Results of tools become messages of the user.
     """
     result: list[dict[str, Any]] = []
     responses: list[str] = []  # results of consecutive tool messages
