@@ -200,7 +200,7 @@ def speculation_of(config: EngineConfig) -> SpeculationConfig | None:
 
 
 def stage_work(shape: ModelShape, num_stages: int) -> StepWork:
-    """Returns a stage's operation counts. All `num_stages` stages count as equal, and each stage as a single rank."""
+    """Returns a stage's operation counts. All `num_stages` stages count as equal. A stage counts as one rank."""
     return StepWork(
         flops_per_token=2 * shape.num_active_parameters / num_stages,
         flops_per_pair=4 * shape.query_size * shape.num_layers / num_stages,  # query x key, and weights x value

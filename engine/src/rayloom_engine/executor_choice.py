@@ -32,7 +32,7 @@ def choose_executor(config: EngineConfig, environ: Mapping[str, str]) -> Executo
     """Returns the executor that the config sets.
 
     With "auto", the first of these rules that applies decides: ray if ray_address is set, uni for one rank, external in
-    a job's environment, ray if RAY_ADDRESS is set, else mp.
+    the environment of a job of `world_size` ranks, ray if RAY_ADDRESS is set, else mp.
     """
     if config.executor != "auto":
         return ExecutorChoice(config.executor, "set")

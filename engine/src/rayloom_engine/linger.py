@@ -2,12 +2,12 @@
 
 When a whole engine replica is deleted, Kubernetes terminates all its pods at the same time. The engine then finishes
 its streams, and needs its ranks for this. So the pods with ranks wait here until the engine has exited. If only pods
-with ranks are terminated, each waits a few seconds, in case the engine is about to drain. Then it exits, its ranks are
-replaced, and every stream continues.
+with ranks are terminated, each pod waits a few seconds, in case the engine is about to drain. Then the pod exits, its
+ranks are replaced, and every stream continues.
 
 While the engine's pod terminates, the engine's DNS names do not resolve. So the hook takes the engine's address from
-open TCP connections. Ranks are connected to the rank port, and the pod's Ray is connected to Ray's head. Ray's head
-runs in the engine's pod, and the pod's Ray is connected to it even before the first rank connects.
+open TCP connections. Ranks are connected to the rank port, and the pod's Ray is connected to Ray's head, which runs in
+the engine's pod. The pod's Ray is connected even before the first rank connects.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def linger(look: Callable[[], Answer], clock: Callable[[], float], sleep: Callab
     """Waits until the pod may exit. Returns the reason.
 
     Returns at once if there is no engine. Otherwise returns when the engine's drain is over, or if no drain begins
-    within _PATIENCE_S. An engine that does not answer is assumed to be in its last known state for _PATIENCE_S.
+    within _PATIENCE_S. If the engine does not answer, it counts as in its last known state for _PATIENCE_S.
     """
     was_draining = False
     until = clock() + _PATIENCE_S

@@ -196,8 +196,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Returns one RequestOutput per conversation, in order. A single conversation needs no list around it.
 
-        Without sampling_params, the settings of the model's generation_config.json are used, and only these
-        settings and the context limit the length of an answer. Raises RequestError as `generate` does.
+        Without sampling_params, uses the settings of the model's generation_config.json. Only these settings and the
+        context then limit the length of an answer. Raises RequestError as `generate` does.
         """
         if self._template is None:
             raise RequestError("this model has no chat template; use generate with a prompt")

@@ -1,6 +1,6 @@
 """SamplingParams: a user's settings for one request, with vLLM's names and defaults.
 
-Not to be confused with `core.decoding.DecodingParams`, the settings of one sequence that ranks get: a request becomes n
+Another class, `core.decoding.DecodingParams`, has the settings of one sequence that ranks get: a request becomes n
 sequences. Stop strings, include_stop_str_in_output and skip_special_tokens are used only where text is made from
 tokens.
 """
@@ -81,7 +81,7 @@ class SamplingParams:
     seed: int | None = None  # None or -1 = a new seed for each request
     stop: str | Iterable[str] | None = ()  # kept as a tuple; an empty string stops nothing
     stop_token_ids: Iterable[int] | None = ()  # kept as a tuple
-    min_tokens: int = 0  # until this many tokens, neither EOS nor a stop id nor a stop string ends the answer
+    min_tokens: int = 0  # before this many tokens, EOS, stop ids and stop strings have no effect
     max_tokens: int | None = 16  # None = up to the end of the context; 0 = no answer, only the prompt's logprobs
     thinking_token_budget: int | None = None  # tokens of a chat's reasoning at most; None or -1 = no limit
     thinking: ThinkingBudget | None = None  # the limit with the tags of the model; only chats set this field

@@ -9,8 +9,9 @@ The operator acts on `state`:
 
 A request with `Prefer: return=minimal` gets only the fields that the operator reads: without `recoveries` and
 `speculation`, and with only `node` of each rank. The operator recognises such an answer by the header
-`Preference-Applied: return=minimal`, and accepts at most 64 KiB of it; the whole document of an engine with 128 ranks
-is larger. Engines of an earlier version do not send this header. Without the header, the operator accepts 256 KiB.
+`Preference-Applied: return=minimal`, and accepts at most 64 KiB of the answer. The whole document of an engine with 128
+ranks is larger. Engines of an earlier version do not send this header. Without the header, the operator accepts 256
+KiB.
 """
 
 from __future__ import annotations

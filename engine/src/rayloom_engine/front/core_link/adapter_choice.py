@@ -17,9 +17,10 @@ from rayloom_engine.front.core_link.sequences import ClientSequence
 def with_adapter(usable: list[EngineLink], links: Iterable[EngineLink], sequence: ClientSequence) -> list[EngineLink]:
     """Returns the engines of `usable` that may compute the sequence. `links`: all engines of the pool.
 
-    If every engine has unloaded the adapter, a sequence that has begun may continue on any engine that has reported its
-    adapters: the files of the adapter may still exist. But as long as the sequence's present engine has the adapter,
-    the sequence stays there, even if this engine leaves the list. Other engines may support no adapters.
+    If an engine has the adapter, only engines with the adapter may compute the sequence. For this rule, an engine that
+    leaves the list counts only if it has the sequence now. If no such engine has the adapter, a sequence that has begun
+    may continue on any engine that has reported its adapters: the files of the adapter may still exist. Other engines
+    may support no adapters. A sequence that has not begun gets no engine.
     """
     adapter = sequence.params.adapter
     if adapter is None:

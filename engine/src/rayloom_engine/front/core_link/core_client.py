@@ -5,7 +5,8 @@ sequences are submitted again as resumed sequences. The front inside an engine s
 engine; a gateway submits them to another engine. While there is no such core or engine, the sequences wait.
 
 A sampled token depends only on logits, seed and position, so a resumed sequence can continue with the same tokens. The
-logits of a replay differ by rounding, because it adds numbers in another order. In float32 the tokens stay the same.
+logits of a replay differ by rounding, because the replay adds numbers in another order. In float32 the tokens stay the
+same.
 """
 
 from __future__ import annotations
@@ -320,8 +321,8 @@ class CoreClient:
         is_corrupt = message.reason == "corrupt"
         if is_corrupt:
             sequence.place.corrupt_by[link.name] = link.fingerprint
-        # The cause may be the engine: damaged weights, or a release with a mistake. So a gateway tries other engines,
-        # but only a few, because the cause may also be the request.
+        # The cause may be the engine: damaged weights, or a release with a mistake. So a gateway tries other engines.
+        # The cause may also be the request, so a gateway tries at most MOST_CORRUPT engines.
         asks_others = self.rules.is_gateway and len(sequence.place.corrupt_by) < MOST_CORRUPT
         if message.reason != "queue_full" and not (is_corrupt and asks_others):
             self._placement.fail(sequence, refusal(message))
@@ -333,9 +334,9 @@ class CoreClient:
         if other is None and (is_corrupt or not sequence.is_accepted):
             self._placement.fail(sequence, refusal(message))
             return
-        # A core never refuses an accepted sequence for a full queue. So this sequence was marked as accepted only after
-        # it was submitted. If there is no other engine, an engine that has refused the sequence gets it again and must
-        # accept it.
+        # A core never refuses an accepted sequence for a full queue. So if this sequence is accepted, it was marked as
+        # accepted only after the submission. If there is no other engine, an engine that has refused the sequence gets
+        # it again. This engine must then accept the sequence.
         if other is None:
             sequence.place.refused_by.clear()
         self._placement.place_again([sequence])
@@ -367,8 +368,8 @@ class CoreClient:
             if link.is_connected and not link.is_serving and now_s - link.served_at_s > REBUILD_PATIENCE_S:
                 self._placement.move_away(link, is_loss=True)
         self._let_leave()
-        # Tries again to place waiting sequences: the time in which only their last engine may get them (PINNED_S) may
-        # be over, or an engine may be able to compute them now.
+        # Tries again to place waiting sequences. Perhaps an engine can compute them now. Or PINNED_S is over, the time
+        # in which only their last engine may get them.
         self._placement.place_again(self._placement.waiting())
         for sequence in self._placement.waiting():
             since_s = sequence.place.waits_since_s

@@ -16,7 +16,8 @@ SUSPECT_AFTER_S = 3.0  # seconds without a status, see `is_usable`; a core sends
 # then on, only its last engine gets the sequence. This engine can find out whether the request is poisonous
 # (core/suspicion.py), and the other engines survive.
 LOSSES_UNTIL_PINNED = 2
-PINNED_S = 30.0  # for this many seconds after a loss, only the last engine may get the sequence; later, others may
+# only the last engine may get the sequence for this many seconds after a loss; then any engine may get it
+PINNED_S = 30.0
 MOST_LOSSES = 6
 MOST_CORRUPT = 3  # a NaN or an infinity on this number of engines ends a sequence: its request may be the cause
 # Seconds for which an engine that replaces lost ranks keeps its sequences. Then other engines replay them, because a
@@ -36,10 +37,10 @@ class PoolRules:
 
 
 def is_usable(link: EngineLink, rules: PoolRules) -> bool:
-    """True if the engine may be given sequences. Inside an engine, the front uses its only engine even while that
-    engine starts.
+    """True if the engine may be given sequences.
 
-    A gateway gives no sequences to an engine that has sent no status for SUSPECT_AFTER_S: the engine may be lost.
+    Inside an engine, the front uses its only engine even while this engine starts. A gateway gives no sequences to an
+    engine that has sent no status for SUSPECT_AFTER_S: the engine may be lost.
     """
     if not rules.is_gateway:
         return link.is_connected
@@ -61,10 +62,11 @@ def can_compute(link: EngineLink, sequence: ClientSequence, model: Fingerprint |
 
 
 def unlike_corrupt(links: list[EngineLink], sequence: ClientSequence) -> list[EngineLink]:
-    """Returns the engines with another fingerprint than those that computed a NaN or an infinity for `sequence`.
+    """Returns the engines of `links` whose fingerprint no broken engine has.
 
-    A mistake in a release breaks all engines with the same fingerprint. Damaged weights break a single engine. If each
-    of `links` has the fingerprint of a broken engine, returns all `links`.
+    An engine is broken if it computed a NaN or an infinity for `sequence`. A mistake in a release breaks all engines
+    with the same fingerprint. Damaged weights break a single engine. If each of `links` has the fingerprint of a broken
+    engine, returns all `links`.
     """
     corrupt = sequence.place.corrupt_by.values()
     return [link for link in links if link.fingerprint not in corrupt] or links
@@ -80,8 +82,9 @@ def chosen_engine(links: Sequence[EngineLink], sequence: ClientSequence) -> str 
 
     The caller has checked that all engines in `links` can compute the sequence.
 
-    All engines are compared with the same decode cost: the mean of their measured costs, because measurements on equal
-    engines differ by chance. An engine that reports no cost counts with a cost of 1.
+    All engines are compared with the same decode cost, the mean of their measured costs. Their own costs are not
+    compared, because measurements on equal engines differ by chance. An engine that reports no cost counts with a cost
+    of 1.
     """
     blocks = sequence.blocks(next((size for link in links if (size := link.estimate.index.block_size)), 0))
     return choose(

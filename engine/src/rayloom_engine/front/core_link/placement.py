@@ -46,8 +46,8 @@ class Placement:
     def place_again(self, sequences: Iterable[ClientSequence]) -> None:
         """Submits sequences that no engine has. If no engine can compute a sequence, it continues to wait.
 
-        Marks the sequences as accepted, so that no core refuses them for a full queue. A choice that a full engine has
-        refused is not marked, nor are the other choices of its prompt.
+        Marks the sequences as accepted, so that no core refuses them for a full queue. If a full engine has refused a
+        choice, the choices of this prompt are not marked.
         """
         left = [sequence for sequence in sequences if self._sequences.get(sequence.sequence_id) is sequence]
         num_placed = 0

@@ -43,7 +43,7 @@ class RecoveryLog:
         self.open: RecoveryRecord | None = None
 
     def begin(self, cause: str, process: str, node: str, *, at: float, now_s: float) -> None:
-        """Starts a recovery unless one is open: until tokens flow again, further losses belong to the open recovery."""
+        """Starts a recovery if none is open. Further losses belong to the open recovery, until tokens flow again."""
         if self.open is None:
             self.open = self.add(cause, process, node, at=at, now_s=now_s)
 

@@ -67,10 +67,10 @@ class Mailbox:
         """Returns all (lane, output) pairs since the last call.
 
         Waits for the first pair; returns an empty list if none arrives for `timeout_s`. During the wait, `read` calls
-        `reader` with the pairs that arrive. If `reader` returns True, it has processed the pairs. Then the wait begins
-        again, and the waiting task is not woken, because a wake-up costs more than all other work for a token. `reader`
-        must not store the list. Raises the request's failure once all earlier outputs are taken. An exception of
-        `reader` becomes the request's failure, and the pairs in that call of `reader` are dropped.
+        `reader` with the pairs that arrive. If `reader` returns True, it has processed the pairs, and the wait begins
+        again. The waiting task is then not woken, because a wake-up costs more than all other work for a token.
+        `reader` must not store the list. Raises the request's failure once all earlier outputs are taken. An exception
+        of `reader` becomes the request's failure, and the pairs in that call of `reader` are dropped.
         """
         if not self._items and self._failure is None:
             # This code runs for every token. asyncio.wait_for takes several times the CPU time of a future and a timer.

@@ -78,7 +78,8 @@ class Place:
     engine: str | None = None  # name of the engine; None: the sequence waits for an engine
     attempt: int = 0  # only outputs with this number are used
     is_decoding: bool = False  # the engine has sent an output of this attempt
-    # The fingerprint of the engine that got the sequence last; before that, of the model whose tokenizer was used.
+    # The fingerprint of the last engine that got the sequence. Before an engine gets the sequence, this is the
+    # fingerprint of the model whose tokenizer was used.
     fingerprint: Fingerprint | None = None
     is_rounded: bool = False  # engines whose logits differ by rounding have computed parts of the sequence
     waits_since_s: float | None = None  # time.monotonic at which the sequence began to wait for an engine
@@ -114,8 +115,8 @@ def by_prompt(sequences: Iterable[ClientSequence]) -> list[list[ClientSequence]]
 def in_turns_of_keys(waiting: list[ClientSequence], all_unfinished: Iterable[ClientSequence]) -> list[ClientSequence]:
     """Returns waiting sequences in the order in which engines should get them: API keys take turns.
 
-    Sequences of one request stay together. The sequences in `all_unfinished` that already have an engine count, too:
-    the more of them a key has, the later is its turn.
+    Sequences of one request stay together. Sequences in `all_unfinished` that already have an engine count, too: a key
+    with more such sequences gets a later turn.
     """
     by_request: dict[str, list[ClientSequence]] = {}
     for sequence in waiting:

@@ -24,7 +24,8 @@ class ApiKeys:
         """`fixed`: keys that never change.
 
         Raises ConfigError if the file at `path` cannot be read or has no key: a mistake in the file must not open the
-        server to everybody. With `may_start_closed`, it raises nothing and accepts no key until the file is usable.
+        server to everybody. With `may_start_closed`, raises nothing: no key of the file is accepted until the file is
+        usable.
         """
         self._fixed = tuple(_bytes(key) for key in fixed)
         self._path = path
@@ -77,7 +78,7 @@ class ApiKeys:
         return sum(hmac.compare_digest(key, known) for known in self.accepted) > 0
 
     def num_keys_beside(self, _key: bytes) -> int:
-        """Returns `num_keys` for any key: on paths that need a key, requests with other keys have been refused."""
+        """Returns `num_keys` for any key: Gate has refused requests with unknown keys on paths that need a key."""
         return self.num_keys
 
     async def watch(self, poll_s: float = POLL_S) -> None:
@@ -89,8 +90,8 @@ class ApiKeys:
     async def refresh(self) -> None:
         """Rereads the file. An unusable file changes only `problem`.
 
-        Compares the content, because the modification time may stay the same when the kubelet updates a Secret: the
-        kubelet replaces a symbolic link.
+        Compares the content of the file. The kubelet updates a Secret by replacing a symbolic link, so the modification
+        time may stay the same.
         """
         assert self._path is not None
         problem = ""

@@ -54,7 +54,7 @@ async def parsed(body: bytes, tenant: str, parse: Callable[[bytes], Parsed]) -> 
 async def hold_body(request: Request, max_bytes: int) -> HeldBody:
     """Returns a request's undecoded body, which counts in the budget until it is taken or dropped.
 
-    Raises as `read_json` does, except for faults of the JSON.
+    Raises the same errors as `read_json`, except those for faults of the JSON.
     """
     check_content_type(request.headers.get("content-type"))
     share = _BUDGET.share(request.state.tenant, 4 * max_bytes)

@@ -95,7 +95,7 @@ def api_error(error: Exception) -> ApiError | None:
         headers = {"Retry-After": str(error.retry_after_s)}
         return ApiError(429, str(error), type="rate_limit_error", code="queue_full", headers=headers)
     if isinstance(error, PoisonousRequest):
-        # Clients retry after a 500, but OpenAI's own clients do not if the answer has this header.
+        # Clients retry after a 500. OpenAI's own clients do not retry if the answer has this header.
         headers = {"x-should-retry": "false"}
         return ApiError(500, str(error), type="server_error", code="poisonous_request", headers=headers)
     if isinstance(error, CorruptLogits):

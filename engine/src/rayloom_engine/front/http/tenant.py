@@ -25,8 +25,8 @@ class Caller:
 def owner_of_key(key: bytes, num_keys: int) -> str:
     """Returns a short name of the key's owner, the same in every process and run. Empty if the server has no keys.
 
-    The name does not depend on the number of keys, because cached prefixes are kept by owner and keys may change while
-    the server runs. If a server's only key is replaced, the new key must not reuse prefixes of the old one.
+    Cached prefixes are kept by owner, and keys may change while the server runs. So the name does not depend on the
+    number of keys. If a server's only key is replaced, the new key must not reuse prefixes of the old key.
     """
     return hashlib.blake2b(key, digest_size=8, person=b"rayloom-tenant").hexdigest() if num_keys else ""
 

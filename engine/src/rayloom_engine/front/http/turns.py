@@ -11,8 +11,8 @@ from collections.abc import AsyncGenerator
 class Turns:
     """A lock that tenants get in turn, and that the tasks of one tenant get in order of arrival. For one event loop.
 
-    However many waiters other tenants have, a tenant's first waiter waits only for the current holder and for at most
-    one waiter of each other tenant.
+    A tenant's first waiter waits only for the current holder and for at most one waiter of each other tenant, however
+    many waiters the other tenants have.
     """
 
     def __init__(self) -> None:

@@ -2,7 +2,8 @@
 
 An answer is kept while it has readers, and for some seconds after its last reader left or its computation ended. It is
 released earlier if all kept answers need too much memory, or if answers without a reader have too many sequences or
-tokens. A repeat does not find a released answer. If a released answer has no reader, its computation must end.
+tokens. An answer without an Idempotency-Key is also released when its last reader has got all of it. A repeat does not
+find a released answer. If a released answer has no reader, its computation must end.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ class KeepLimits:
     """Bounds of all kept answers together."""
 
     seconds: float = 30.0  # seconds for which an answer is kept after its last reader left or its computation ended
-    # Used instead of `seconds` for an answer with an X-Request-Id that is still computed. Proxies add this header to
-    # every request, so most clients of such answers send no repeat.
+    # Used instead of `seconds`, if it is less, for an answer with an X-Request-Id while this answer is computed.
+    # Proxies add this header to every request, so most clients of such answers send no repeat.
     detached_id_seconds: float = 5.0
     max_answers: int = 1024
     max_bytes: int = 64 * 1024 * 1024
@@ -85,9 +86,9 @@ class AnswerBook(Generic[A]):
     def find(self, key: Hashable, digest: bytes) -> Entry[A] | None:
         """Returns the entry that a request with this key and body shall read; None if there is no such entry.
 
-        Several requests may share an X-Request-Id. So an answer with only such an id is found only after its last
-        reader left, because that shows that the connection broke. Raises KeyReused if an Idempotency-Key came with
-        another body.
+        Several requests may share an X-Request-Id. So an answer with only such an id is not found while it has readers.
+        When its last reader has left, the connection broke. Raises KeyReused if an Idempotency-Key came with another
+        body.
         """
         entry = self._entries.get(key)
         if entry is None:
@@ -164,8 +165,8 @@ class AnswerBook(Generic[A]):
             released += self.release([min(self._entries.values(), key=_worth)])
         detached = self.detached()
         while self._takes_too_much(detached):
-            # The API key with the most choices loses its oldest answer. So the broken connections of one key, however
-            # many, release no answers of other keys.
+            # The API key with the most of these choices loses the answer whose last reader left first. So many broken
+            # connections of one key release no answers of other keys.
             num_choices: Counter[str] = Counter()
             for entry in detached:
                 num_choices[entry.tenant] += entry.num_choices
@@ -183,5 +184,6 @@ class AnswerBook(Generic[A]):
 
 
 def _worth(entry: Entry[A]) -> tuple[bool, bool, float]:
-    """Sort key of releases: entries without a reader first; among these, complete entries, then the longest idle."""
+    """Sort key: entries without a reader are released first. Of these: complete entries first, then the longest idle.
+    """
     return entry.num_readers > 0, entry.is_running, entry.idle_since_s or 0.0

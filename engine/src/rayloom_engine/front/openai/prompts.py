@@ -19,7 +19,7 @@ from rayloom_engine.text.template_sandbox import TemplateTooSlow
 from rayloom_engine.text.tools.tool import ToolUse
 from rayloom_engine.text.tools.written import written_messages
 
-# token ids; decoding fewer takes less time than the change to a thread, decoding a million takes 0.1 s
+# Decoding fewer token ids takes less time than the change to a thread. Decoding a million token ids takes 0.1 s.
 DECODE_IN_THREAD_ABOVE_TOKENS = 1024
 # seconds of CPU time after which a rendering on the event loop is stopped and repeated in a thread
 CPU_S_IN_LOOP = 0.05

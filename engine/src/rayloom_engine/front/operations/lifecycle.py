@@ -17,8 +17,8 @@ STALLED_AFTER_S = 60.0  # seconds; idle ranks compute a probe every 10 s, busy r
 def stall_of(core: CoreStatus, status_age_s: float) -> str:
     """Returns a sentence about the hung rank of a serving core, or about the hung core; empty if neither hangs.
 
-    `core` was received `status_age_s` ago. A rank hangs if it has sent no heartbeat for STALLED_AFTER_S although a step
-    runs, or although the probe of an idle core is overdue. Nothing counts as hung while a computing rank reports recent
+    `core` was received `status_age_s` ago. A rank hangs if it has sent no heartbeat for STALLED_AFTER_S while a step
+    runs, or while the probe of an idle core is overdue. Nothing counts as hung while a computing rank reports recent
     work: a step may be long on a slow machine.
     """
     if core.last_work_age_s is not None and core.last_work_age_s + status_age_s <= STALLED_AFTER_S:
@@ -86,7 +86,10 @@ class Lifecycle:
 
     @property
     def accepts(self) -> bool:
-        """True if new requests are accepted. During a recovery, they are accepted and wait until it ends."""
+        """True if new requests are accepted.
+
+        During a recovery, new requests are accepted and wait until the recovery ends.
+        """
         return self.was_ready and not self._refuses
 
     @property

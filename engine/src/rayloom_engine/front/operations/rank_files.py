@@ -1,6 +1,6 @@
 """RankFiles: waits until the machine of every rank has the files of an adapter of the hub.
 
-The core passes the needed adapters on to the ranks, each of which fetches the files in the background. The core's
+The core passes the needed adapters on to the ranks, and each rank fetches the files in the background. The core's
 status has the result.
 """
 
@@ -30,9 +30,10 @@ class RankFiles:
     """The adapters of the hub that a front needs on every rank's machine. For one event loop."""
 
     def __init__(self, send: Callable[[tuple[NeededAdapter, ...]], None], most_s: float = _MOST_S) -> None:
-        """`send`: sends the core the list of needed adapters. `most_s`: longest wait for an adapter of a serving core.
+        """`send`: sends the list of needed adapters to the core.
 
-        A core that starts has no limit, because its ranks may wait for room in the cluster.
+        `most_s`: longest wait for an adapter while the core serves. While the core starts, there is no limit, because
+        its ranks may wait for room in the cluster.
         """
         self._send = send
         self._most_s = most_s
@@ -57,7 +58,7 @@ class RankFiles:
     async def bring(self, entry: ServedAdapter) -> None:
         """Returns once the machine of every rank has the adapter's files. Returns at once if the adapter is a folder.
 
-        Raises ModelError if a rank cannot get them. Then the adapter is no longer needed.
+        If a rank cannot get the files, raises ModelError, and these files are no longer needed.
         """
         if not entry.num_bytes:
             return
@@ -82,7 +83,7 @@ class RankFiles:
                 self._set({**others, path: before} if before is not None and path in self._kept else others)
 
     def received(self, status: CoreStatus) -> None:
-        """Ends waits by the reports in a status of the core, and waits that take too long."""
+        """Ends the waits for adapters that a status of the core reports, and waits that take too long."""
         now_s = time.monotonic()
         reports = {report.number: report for report in status.adapter_reports}
         for number, wait in self._waits.items():

@@ -228,8 +228,9 @@ class Service:
     async def _start_adapters(self, folder: Path) -> None:
         """Loads the adapters. Raises ModelError, but not for managed adapters: /status reports their problems.
 
-        The core gets the list once, after all adapters are loaded: gateways forget each name that a list lacks. Managed
-        adapters that take long are loaded while the front serves: a hub that does not answer must not delay the model.
+        The core gets the list only after these adapters are loaded, because gateways forget each name that a list
+        lacks. Managed adapters that take long are loaded while the front serves: a hub that does not answer must not
+        delay the model.
         """
         if self.managed_adapters is None:
             await self.adapter_list.start(folder, self._wanted_adapters)

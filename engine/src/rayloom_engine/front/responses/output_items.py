@@ -30,8 +30,8 @@ class OutputItems:
     def add(self, parts: Iterable[MessagePart], logprobs: Iterable[Any] = ()) -> list[dict[str, Any]]:
         """Returns the events for more parts of the message.
 
-        `logprobs`: entries for the tokens of the parts' text. They are written with the next text of the answer, and
-        dropped if no text follows.
+        `logprobs`: entries for the tokens of the parts' text. The entries are written with the next text of the answer,
+        and dropped if no text follows.
         """
         self._pending.extend(logprobs)
         return [event for change in self._message.add(parts) for event in self._events(change)]

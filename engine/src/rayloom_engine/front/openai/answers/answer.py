@@ -214,8 +214,8 @@ async def answer(
 def request_id_of(request: Request, wire: GenerationRequest) -> str:
     """Returns the request's id: the field `request_id`, else the X-Request-Id header, else the id that Gate made.
 
-    The response carries the id as X-Request-Id. If the client sent this header, the response has the header's value
-    instead.
+    The response carries the id as X-Request-Id. But if the client sent an X-Request-Id, the response repeats the
+    client's header.
     """
     http_id: str = request.state.request_id
     if wire.request_id is None:

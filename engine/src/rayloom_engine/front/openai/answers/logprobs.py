@@ -39,8 +39,9 @@ class LogprobWriter:
     ) -> dict[str, Any]:
         """Returns the `logprobs` object of a completion choice.
 
-        An entry is None for a prompt's first token. `offset` is where the first token starts in the choice's text. If
-        the text lacks leading special tokens, `offset` is minus their length, and their offsets are written as 0.
+        The entry of a prompt's first token is None. `offset`: position of the first token in the choice's text. If the
+        text lacks leading special tokens, `offset` is minus the length of these tokens, and the offsets of these tokens
+        are written as 0.
         """
         num = len(token_ids)
         assert len(entries) == num
