@@ -80,8 +80,8 @@ class EngineDead(EngineError):
 class RankLost(EngineError):
     """A rank died, shows no sign of life, or could not carry out an order.
 
-    `is_alive`: the rank's process is alive and can be used again. `is_silent`: the rank shows no sign of life, which
-    may mean that its process is only stopped.
+    `is_alive`: the rank's process is alive and can be used again. `is_silent`: the rank shows no sign of life. Perhaps
+    its process is only stopped.
     """
 
     def __init__(self, rank: int, cause: str, *, is_alive: bool = False, is_silent: bool = False) -> None:

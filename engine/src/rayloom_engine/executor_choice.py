@@ -31,8 +31,8 @@ class ExecutorChoice:
 def choose_executor(config: EngineConfig, environ: Mapping[str, str]) -> ExecutorChoice:
     """Returns the executor that the config sets.
 
-    With "auto", the first of these rules that applies decides: ray if ray_address is set, uni for one rank, external in
-    the environment of a job of `world_size` ranks, ray if RAY_ADDRESS is set, else mp.
+    With "auto", the first rule that applies decides: ray if ray_address is set; uni for one rank; external in the
+    environment of a job of `world_size` ranks; ray if RAY_ADDRESS is set; mp in all other cases.
     """
     if config.executor != "auto":
         return ExecutorChoice(config.executor, "set")

@@ -30,7 +30,7 @@ T = TypeVar("T")
 class BlackBox:
     """The records of one EngineCore and its ranks.
 
-    A record names each sequence by the id that its front chose, which stays the same when the core restarts.
+    A record names each sequence by the id that its front chose. This id stays the same when the core restarts.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -32,7 +32,7 @@ class CoreContext:
         """Returns a callback that declares the engine ready. Call it after the first step.
 
         Only a step that has passed through every rank proves that the engine works. `is_restart`: the engine has served
-        before, so the time until the callback is called is reported as the phase "replay".
+        before. The time until the callback is called is then reported as the phase "replay".
         """
         self.state.model = model
         if is_restart:

@@ -26,7 +26,7 @@ _HELLO_SECONDS = 5.0
 
 
 class FrontRefused(Exception):
-    """The peer is no front of this service, or speaks no version of the protocol that this core speaks."""
+    """The peer is no front of this service, or it speaks none of the protocol versions that this core speaks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,8 @@ class FrontSocket:
         connection.setblocking(False)
         self._socket = connection
         self._tls = tls
-        # Held while a message is encrypted and sent, because messages must be sent in the order in which they were
-        # encrypted. It is held for at most one system call, which does not block.
+        # Held while a message is encrypted and sent, because messages must be sent in the order of their encryption.
+        # The lock is held for at most one system call, which does not block.
         self._lock = threading.Lock()
         self._unsent = Unsent(stall_seconds)
         self._is_closed = False

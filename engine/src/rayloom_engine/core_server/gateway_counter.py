@@ -1,7 +1,7 @@
 """GatewayCounter: counts the requests of gateways, because the engine's own front does not see their results.
 
-A request counts as finished when its last token is sampled, when a gateway has found a stop string in its text, or when
-an error of the engine ends it. Four kinds of requests do not count: refused requests, requests that move to another
+A request counts as finished in three cases: its last token is sampled, a gateway has found a stop string in its text,
+or an error of the engine ends it. Four kinds of requests do not count: refused requests, requests that move to another
 engine, requests whose client or gateway has disconnected, and requests whose grammar or adapter fails on the rank. For
 each prompt only the first choice counts.
 """

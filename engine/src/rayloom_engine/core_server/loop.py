@@ -155,7 +155,7 @@ class Core:
     def _hold_trial(self) -> None:
         """While there are suspects, restricts the scheduler: first to a probe, then to the suspects of a trial.
 
-        The probe comes first: ranks that die with every plan die with the probe, so that no suspect is blamed.
+        The probe comes first. If the ranks die with every plan, they die with the probe, and no suspect is blamed.
         """
         suspicion = self._box.suspicion
         scheduler = self._engine.scheduler

@@ -96,7 +96,7 @@ class CoreProcess:
         self._io.start()
         pool = None
         if self._rank_fd is not None:
-            # Connections are accepted before anything that takes long, so that ranks that start early find an
+            # Connections are accepted before all work that takes long, because ranks that start early must find an
             # EngineCore.
             listener = socket.socket(fileno=self._rank_fd)
             pool = RankPool(listener, self._token, self._config.world_size, self._config.hang_seconds)

@@ -73,7 +73,7 @@ class RecoveryLimits:
     def deadline(self, now: float, *, is_rebuild: bool) -> float:
         """Returns the time by which the ranks must be assembled, by the same clock as `now`.
 
-        The first start has no limit, because it may wait for room in the cluster; the status shows this wait.
+        The first start has no limit, because it may wait for room in the cluster. The status shows this wait.
         """
         return now + self.config.rebuild_seconds if is_rebuild else math.inf
 

@@ -20,7 +20,7 @@ class Unsent:
     def keep(self, rest: memoryview, now: float) -> None:
         """Adds the rest of a message, which must be sent by a due time.
 
-        The due time is later if more bytes are unsent, so that a slow but steady reader has time for a large answer.
+        If more bytes are unsent, the due time is later. So a slow but steady reader has time for a large answer.
         """
         self.num_bytes += len(rest)
         self._messages.append((rest, now + self._stall_seconds + self.num_bytes / _LEAST_RATE))

@@ -1,7 +1,7 @@
 """`python -m rayloom_engine.launcher.local_ray`: runs Ray on this machine for this server, if no cluster is configured.
 
-This is a separate process, so that Ray outlives the launcher. Ray's processes end when this process ends; if it was
-killed with SIGKILL, Ray's agents end within about a minute.
+This is a separate process, so that Ray outlives the launcher. Ray's processes end when this process ends. If this
+process was killed with SIGKILL, Ray's agents end within about a minute.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ def _write_token(run_dir: Path) -> None:
 
 
 def wait_while_ray_runs() -> None:
-    """Returns once the control store or this machine's raylet has ended, in the Ray that this process has joined."""
+    """Returns once the control store or this machine's raylet has ended: those of the Ray that this process has joined.
+    """
     import ray
 
     node = ray._private.worker.global_worker.node

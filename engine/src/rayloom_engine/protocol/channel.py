@@ -1,7 +1,8 @@
 """Channel: a blocking connection for messages between core and rank, and the handshake that opens it.
 
-The sockets block because each side waits for one message at a time: a step costs one write and one read, without a
-thread switch. A core and a rank on one machine exchange messages through shared memory. The connection stays open
+The sockets are blocking, because each side waits for one message at a time. A step costs one write and one read,
+without a thread switch. A core and a rank on one machine exchange messages through shared memory. The connection stays
+open
 for two reasons: it shows when the peer dies, and messages that are too large for the memory go over it.
 """
 

@@ -1,4 +1,7 @@
-"""Fingerprint: everything on which an engine's tokens depend, so that another engine may continue its sequences."""
+"""Fingerprint: all properties of an engine on which its tokens depend.
+
+From the fingerprints of two engines, a gateway knows whether one engine may continue the sequences of the other.
+"""
 
 from __future__ import annotations
 

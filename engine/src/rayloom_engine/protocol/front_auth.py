@@ -6,8 +6,8 @@ Over TCP the core speaks first:
     front -> core   Hello(version, nonce of its own, proof)
     core  -> front  Welcome(version, proof)
 
-A proof is an HMAC over both nonces, so it is invalid on any other connection. The HMAC covers the version, too, so that
-no attacker between front and core can make them use an older version.
+A proof is an HMAC over both nonces, so it is invalid on any other connection. The HMAC also covers the version. So an
+attacker between front and core cannot make them use an older version.
 """
 
 from __future__ import annotations

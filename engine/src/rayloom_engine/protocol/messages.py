@@ -39,7 +39,8 @@ class FrontChallenge(msgspec.Struct, frozen=True, tag="challenge", kw_only=True)
 
     nonce: str
     version: int = PROTOCOL_VERSION
-    tls: str = ""  # "offered": the front may send StartTls; "required": it must; empty: the core has no certificate
+    # "offered": the front may send StartTls; "required": the front must do so; empty: the core has no certificate
+    tls: str = ""
 
 
 class StartTls(msgspec.Struct, frozen=True, tag="start_tls", kw_only=True):

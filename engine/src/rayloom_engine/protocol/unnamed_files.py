@@ -1,7 +1,8 @@
 """Memory files and pipes without a name: other processes of this machine open them through /proc/PID/fd.
 
 The kernel frees them when the processes end, even by SIGKILL. Another process can open them only on the same Linux
-machine, as the same user and in the same process namespace, so not from another container. All functions raise OSError.
+machine, as the same user and in the same process namespace. So processes in other containers cannot open them. All
+functions raise OSError.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class Child:
     """One supervised process, over all of its starts."""
 
     def __init__(self, name: str, budget: int, prepared: PreparedProcess | None = None) -> None:
-        """`prepared`: a process that has begun its imports, for the first start; None: there is none."""
+        """`prepared`: the process for the first start, which has begun its imports; None: there is no such process."""
         self.name = name
         self._prepared = prepared
         self.starts = 0  # number of starts so far

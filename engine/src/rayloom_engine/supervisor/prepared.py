@@ -19,8 +19,8 @@ from rayloom_engine.supervisor.spawn import spawn
 class PreparedProcess:
     """A process `python -m module` that waits for one message with its arguments.
 
-    The command line of the started process contains the id of this process, so that the started process can end when
-    this process ends.
+    The command line of the started process contains the id of this process. So when this process ends, the started
+    process can end, too.
     """
 
     def __init__(self, module: str) -> None:

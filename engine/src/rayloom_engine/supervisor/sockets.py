@@ -22,7 +22,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 def bind_sockets(config: EngineConfig) -> tuple[socket.socket, socket.socket]:
     """Returns the listening API and admin sockets.
 
-    Raises ConfigError if a port is taken, or if other machines can reach the admin port although it needs no token.
+    Raises ConfigError if a port is taken, or if the admin port needs no token and other machines can reach it.
     """
     if config.admin_host not in _LOOPBACK and config.admin_token_file is None:
         raise ConfigError(
@@ -53,7 +53,7 @@ def bind_front_socket(config: EngineConfig) -> socket.socket | None:
 def bind_rank_socket(config: EngineConfig, job: JobPlace | None) -> socket.socket:
     """Returns the EngineCore's listening socket for ranks. It listens on loopback if all ranks run on this machine.
 
-    The supervisor keeps the socket open, so ranks that connect while the EngineCore restarts wait and are not refused.
+    The supervisor keeps the socket open. If ranks connect while the EngineCore restarts, they wait and are not refused.
     """
     if job is not None:
         return _listen("127.0.0.1" if job.is_on_one_host else "0.0.0.0", job.port, "rank_port")

@@ -21,7 +21,8 @@ from rayloom_engine.protocol.ranks import Allocate, Beat, Done, Failed, Join, Lo
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
-# seconds to wait after a loss, so that this process sees the end of all connections that the same cause has closed
+# After a loss, this process waits this many seconds. So it sees the end of all connections that the same cause has
+# closed.
 _BLAME_SECONDS = 0.2
 _MEET_SECONDS = 60.0  # limit in seconds for all ranks to form a process group, or to allocate memory and warm up
 _LATE_SECONDS = 5.0  # seconds within which all other ranks must answer once one rank has reported a failure
@@ -217,7 +218,7 @@ def _ask(
     deadline = time.monotonic() + _MEET_SECONDS
     while waiting:
         if time.monotonic() > deadline:
-            # A rank without an answer is blamed, even if another rank has reported a failure: the other rank failed
+            # A rank without an answer is blamed, even if another rank has reported a failure. The other rank failed
             # because it waited for the silent rank.
             late = rank_to_blame({number: pool.attached[number].control.beat for number in waiting})
             raise RankLost(late, f"no answer to {type(order).__name__} in time")

@@ -27,7 +27,7 @@ class Loading:
     def __init__(self, world_size: int, now: float, *, is_rebuild: bool, missing_s: float, stuck_s: float) -> None:
         """In a rebuild, a rank is late after `missing_s` without a connection, or `stuck_s` without progress or work.
 
-        Work is CPU time, as in stillness.py: on a busy machine a rank may import for minutes, and its replacement would
+        Work is CPU time, as in stillness.py. On a busy machine a rank may import for minutes, and its replacement would
         need as long.
         """
         self._world_size = world_size

@@ -6,7 +6,7 @@
 
 A thread that uses CPU time counts as slow until the cap, because half of a layer of a large chunk may take minutes on a
 small or busy machine. A thread that is blocked or stopped uses no CPU time and counts as hung after `patience_s`. The
-cap is in CPU seconds, so that a thread does not count as hung because its machine runs too many processes.
+cap is in CPU seconds: a machine with too many processes must not make a thread count as hung.
 
 The forecast of a step may be far off, above all for the first large step after a start. A forecast can raise
 `patience_s` to at most _MOST_PATIENCE x hang_seconds, so by default a blocked thread is found within a minute.

@@ -1,8 +1,8 @@
 """Strangers: connections whose peer has not yet proved that it has the token (rank port) or the key (gateways' port).
 
 For each stranger, a thread or a coroutine waits for the greeting, so the number of strangers must be limited. A new
-stranger beyond the limit disconnects the oldest. Ranks and gateways greet within milliseconds, so a stranger that is
-older than many others is neither a rank nor a gateway.
+stranger beyond the limit disconnects the oldest. Ranks and gateways greet within milliseconds. So a stranger that is
+older than many others cannot be a rank or a gateway.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import threading
 from collections.abc import Sequence
 
 _MAX_STRANGERS = 64
-# Limit of strangers from one address, so that a flood from one machine does not displace ranks of other machines. The
-# limit allows all ranks of a machine to connect at once after a restart of the core, with two connections each.
+# Limit of strangers from one address: a flood from one machine must not displace ranks of other machines. The limit
+# allows all ranks of a machine to connect at once after a restart of the core, with two connections each.
 _MAX_OF_HOST = 48
 
 

@@ -20,8 +20,8 @@ LOSSES_UNTIL_PINNED = 2
 PINNED_S = 30.0
 MOST_LOSSES = 6
 MOST_CORRUPT = 3  # a NaN or an infinity on this number of engines ends a sequence: its request may be the cause
-# Seconds for which an engine that replaces lost ranks keeps its sequences. Then other engines replay them, because a
-# rank that has to start in a new pod takes minutes.
+# Seconds for which an engine that replaces lost ranks keeps its sequences. Then other engines replay these sequences,
+# because a rank that has to start in a new pod takes minutes.
 REBUILD_PATIENCE_S = 10.0
 
 
@@ -73,7 +73,7 @@ def unlike_corrupt(links: list[EngineLink], sequence: ClientSequence) -> list[En
 
 
 def is_current(link: EngineLink, sequence: ClientSequence, attempt: int) -> bool:
-    """The fence: True if a message about `sequence` is from the engine that has it, and about its present attempt."""
+    """The fence: True if a message about `sequence` is from its present engine and about its present attempt."""
     return sequence.place.engine == link.name and sequence.place.attempt == attempt
 
 

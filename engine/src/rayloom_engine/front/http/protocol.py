@@ -22,7 +22,7 @@ from rayloom_engine.front.http.connections import ConnectionTable
 from rayloom_engine.front.http.direct_body import offer
 from rayloom_engine.front.http.errors import ApiError, unavailable
 
-# the most bytes that the parser gets at once, so headers exceed their limit by at most this number
+# The parser gets at most this many bytes at once. So headers exceed their limit by at most this number.
 PIECE_BYTES = 16 * 1024
 LINGER_S = 1.0  # seconds in which a refused client's bytes are read and dropped: a TCP reset would destroy the answer
 LINGER_BYTES = 4 * 1024 * 1024
@@ -185,8 +185,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         is_last = not self.pipeline
         super().on_response_complete()
-        # The connection waits for its client if no request is left, or if only one is left and its body is not complete
-        # yet.
+        # The connection waits for its client in two cases: no request is left, or one request is left whose body is not
+        # complete yet.
         if is_last or (self._phase == "body" and not self.pipeline):
             self._table.waits(self)
         if is_last and self._refusal is not None and not self.transport.is_closing():

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 
 
 class Turns:
-    """A lock that tenants get in turn, and that the tasks of one tenant get in order of arrival. For one event loop.
+    """A lock that tenants get in turn. The tasks of one tenant get it in order of arrival. For one event loop.
 
     A tenant's first waiter waits only for the current holder and for at most one waiter of each other tenant, however
     many waiters the other tenants have.

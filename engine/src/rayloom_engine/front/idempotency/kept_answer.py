@@ -29,7 +29,7 @@ class Computation(Protocol):
 class KeptAnswer:
     """Acts as the client of the request's handler: `receive` gives the handler the request, `send` gets the answer.
 
-    The handler sees this client disconnect as soon as the answer is neither kept nor read. For one event loop.
+    For the handler, this client disconnects as soon as the answer is not kept and has no reader. For one event loop.
     """
 
     def __init__(self, body: HeldBody, on_growth: Callable[[int], None]) -> None:
@@ -47,12 +47,12 @@ class KeptAnswer:
         self._num_dropped = 0
         self._positions: dict[asyncio.Event, int] = {}  # event that wakes a reader -> bytes that this reader has read
         self._abandoned = asyncio.Event()
-        self._read = asyncio.Event()  # set when a reader has read, or when the answer is neither kept nor read any more
+        self._read = asyncio.Event()  # wakes `send`: a reader has read or left, or the answer is not kept any more
 
     # --- the handler's side ---
 
     async def receive(self) -> Message:
-        """Returns the whole body at first. Later calls wait until the answer is neither kept nor read."""
+        """Returns the whole body at first. Later calls wait until the answer is not kept and has no reader."""
         if self._body is not None:
             body, self._body = self._body, None
             # `take` gives the bytes back to the budget. The handler counts them again before another task can run.

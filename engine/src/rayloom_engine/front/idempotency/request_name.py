@@ -1,4 +1,4 @@
-"""RequestName: the name that a client gives its request, by which a repeat of the request is recognised."""
+"""RequestName: the name that a client gives its request. By this name, a repeat of the request is recognised."""
 
 from __future__ import annotations
 

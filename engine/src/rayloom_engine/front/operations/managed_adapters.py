@@ -2,7 +2,7 @@
 
 A request to the admin port always names the whole list, so a repeated request changes nothing. An adapter that cannot
 be loaded is tried again after a while, because its files may arrive later. The wanted list is stored in a file of the
-run folder, so that the next front also tries adapters that could not be loaded.
+run folder. So the next front also tries adapters that could not be loaded.
 """
 
 from __future__ import annotations

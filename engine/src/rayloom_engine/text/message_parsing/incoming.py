@@ -1,7 +1,7 @@
 """IncomingText: generated text that arrives in pieces, and generators that read it.
 
-A reader is a generator that yields whenever it needs more text. So its code reads as if all of the text were there, and
-its result does not depend on where the text was cut.
+A reader is a generator that yields whenever it needs more text. So the code of a reader looks as if all of the text
+were there. The result does not depend on where the text was cut.
 """
 
 from __future__ import annotations

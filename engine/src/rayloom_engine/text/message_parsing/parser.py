@@ -50,7 +50,7 @@ class TextParser:
                 hidden=settings.hidden,
             )
         self._reading = self._reader.read()
-        # The kind of part that all new text becomes while the reader waits for a marker; None if that is not certain.
+        # While the reader waits for a marker, all new text becomes a part of this kind. None: the kind is not certain.
         self.plain_kind: PlainKind | None = None
         self._find_marker = Markers(()).find_first_char
         self._may_trim = False

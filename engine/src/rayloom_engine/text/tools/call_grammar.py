@@ -31,9 +31,9 @@ def call_grammar(
 ) -> str | None:
     """Returns the grammar that answers must follow; None if answers may have any text.
 
-    `is_after_reasoning`: the grammar begins behind the tag that ends the reasoning; models write line ends after it.
-    `special_ids`: tag -> token id, for the tags that are special tokens of the model. Forced calls follow the schemas
-    of their tools. A call that the model chooses follows the schema only if the tool is strict.
+    `is_after_reasoning`: the grammar begins behind the tag that ends the reasoning. Models write line ends after this
+    tag. `special_ids`: tag -> token id, for the tags that are special tokens of the model. Forced calls follow the
+    schemas of their tools. A call that the model chooses follows the schema only if the tool is strict.
     """
     if use.mode == "none" or not (use.is_forced or any(tool.is_strict for tool in use.callable)):
         return None

@@ -6,7 +6,8 @@ from rayloom_engine.config import BLOCK_SIZE, EngineConfig
 
 
 def num_cache_writes(config: EngineConfig, num_prompt_tokens: int, num_cached_tokens: int) -> int:
-    """Returns the number of tokens in the prompt's full blocks that were not in the cache; 0 without prefix caching."""
+    """Returns the number of tokens in those full blocks of the prompt that were not cached; 0 without prefix caching.
+    """
     if not config.enable_prefix_caching:
         return 0
     return max(0, num_prompt_tokens // BLOCK_SIZE * BLOCK_SIZE - num_cached_tokens)

@@ -41,7 +41,8 @@ class TranslatedChat:
         field = error.field
         if field is not None:
             own = self._own_name(field)
-            # Replaces the field only as a whole word: in a message about `stop`, stop_token_ids keeps its name.
+            # Replaces the field only where it is a whole word: in a message about `stop`, `stop_token_ids` stays as it
+            # is.
             message = re.sub(rf"(?<!\w){re.escape(field)}(?!\w)", lambda _found: own, message)
             field = own
         for pattern, name in self.names:

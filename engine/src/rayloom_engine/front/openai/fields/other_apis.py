@@ -1,8 +1,8 @@
 """The fields of other APIs that this server knows but does not implement, as two tables.
 
 A field in `WITHOUT_EFFECT` cannot change the answer here, so any value is accepted. A field in `NOT_IMPLEMENTED` would
-change the answer, so only values without an effect (`neutral`) are accepted. A field that is in neither table nor in
-the endpoint's model is refused as unknown. docs/api.md has the same tables, written by tools/write_api_docs.py.
+change the answer, so only values without an effect (`neutral`) are accepted. A field that is missing in both tables and
+in the endpoint's model is refused as unknown. docs/api.md has the same tables, written by tools/write_api_docs.py.
 """
 
 from __future__ import annotations

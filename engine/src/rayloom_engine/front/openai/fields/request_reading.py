@@ -36,7 +36,7 @@ async def read_request(request: Request, kind: type[_Wire]) -> tuple[Service, Mo
 
 
 def find_adapter(service: Service, model: str | None) -> ServedAdapter | None:
-    """Returns the LoRA adapter with the name `model`; None if `model` is the served model, or None.
+    """Returns the LoRA adapter with the name `model`; None if `model` is None or names the served model.
 
     Raises ApiError 404 for any other name, and 503 if a gateway does not know yet which adapters there are.
     """

@@ -25,7 +25,7 @@ def is_text(schema: Mapping[str, Any]) -> bool:
 def converted(text: str, schema: Mapping[str, Any]) -> Any:
     """Returns the value of `text` in a type that the schema allows. A string is the last choice.
 
-    Returns `text` itself if it is no value of these types, so that the client sees what the model wrote.
+    If `text` is no value of these types, returns `text` itself: the client then sees what the model wrote.
     """
     types = _types(schema)
     value = _parsed(text.strip())
