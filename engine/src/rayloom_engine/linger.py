@@ -91,7 +91,7 @@ class Look:
     """A function object that returns the engine's state.
 
     Each call sends a request to every address to which this pod has a connection. Earlier addresses are kept, because a
-    drain closes connections. If the answers differ, "draining" counts first, then "silent", then "working".
+    drain closes connections. If the answers differ, "draining" takes precedence, then "silent", then "working".
     """
 
     def __init__(

@@ -261,7 +261,7 @@ class LLM:
                 )
                 leader = leader or request_id
         for sequence in sequences:
-            self._engine.add(sequence, is_resume=True)  # a resume is never refused for a full queue
+            self._engine.add(sequence, is_resume=True)  # is_resume: never refused for a full queue
         try:
             self._finish_all(choices, use_tqdm)
         finally:
@@ -282,7 +282,7 @@ class LLM:
                     if output.finish_reason == BROKEN_FORM:
                         raise RequestError(output.message, "structured_outputs")
                     if output.sequence_id not in unfinished:
-                        continue  # output of the same step for a choice that a stop string has ended
+                        continue  # a stop string has ended the choice in an earlier output of this step
                     if choices[output.sequence_id].add(output):
                         # a stop string has ended the choice, but the engine would continue the sequence
                         if output.finish_reason is None:

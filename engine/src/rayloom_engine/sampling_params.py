@@ -83,13 +83,13 @@ class SamplingParams:
     stop_token_ids: Iterable[int] | None = ()  # kept as a tuple
     min_tokens: int = 0  # before this many tokens, EOS, stop ids and stop strings have no effect
     max_tokens: int | None = 16  # None = up to the end of the context; 0 = no answer, only the prompt's logprobs
-    thinking_token_budget: int | None = None  # tokens of a chat's reasoning at most; None or -1 = no limit
+    thinking_token_budget: int | None = None  # the most tokens of a chat's reasoning; None or -1 = no limit
     thinking: ThinkingBudget | None = None  # the limit with the tags of the model; only chats set this field
     ignore_eos: bool = False
     # Alternatives per generated token; None = none, 0 = the chosen token only, -1 = the whole vocabulary.
     logprobs: int | None = None
     prompt_logprobs: int | None = None  # number of alternatives for each token of the prompt
-    # With logprobs: the alternatives are the chosen token and these tokens, whatever the number in logprobs.
+    # With logprobs: the alternatives are the chosen token and these tokens. The number in logprobs has no effect.
     logprob_token_ids: Iterable[int] | None = ()
     bad_words: Iterable[str] | None = ()  # words that the answer never contains; kept as a tuple
     allowed_token_ids: Iterable[int] | None = None  # only these tokens are chosen; kept as a tuple

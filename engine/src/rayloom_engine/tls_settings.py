@@ -22,7 +22,7 @@ class TlsPaths:
 
 
 def tls_paths(prefix: str, cert: str | None, key: str | None, ca: str | None) -> TlsPaths | None:
-    """Returns the paths; None if no file is given. Raises ConfigError if only some of the three are given."""
+    """Returns the paths; None if no file is given. Raises ConfigError if only one or two files are given."""
     given = {f"{prefix}_cert_file": cert, f"{prefix}_key_file": key, f"{prefix}_ca_file": ca}
     missing = [field for field, path in given.items() if path is None]
     if cert is None or key is None or ca is None:

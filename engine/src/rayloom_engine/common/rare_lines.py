@@ -43,7 +43,10 @@ class OncePerProblem:
         self._known: dict[str, None] = {}
 
     def is_new(self, problem: str) -> bool:
-        """Returns True if `problem` is new, or was forgotten: after MAX_PROBLEMS other problems, or by `solved`."""
+        """Returns True if `problem` is new or forgotten.
+
+        A problem is forgotten after MAX_PROBLEMS other problems, and at a call of `solved`.
+        """
         if problem in self._known:
             return False
         self._known[problem] = None

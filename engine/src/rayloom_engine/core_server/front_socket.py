@@ -14,7 +14,7 @@ from rayloom_engine.protocol.tls.session import TlsSession
 class FrontSocket:
     """The socket of a connected front. Sends messages whole and in order, from the main thread and the I/O thread.
 
-    The main thread sends the outputs of a step itself. The I/O thread would need the GIL to send them, and might get
+    The main thread sends the outputs of a step itself. To send them, the I/O thread would need the GIL. It might get
     the GIL only when the next step releases it. Bytes that the socket does not accept are kept, and the I/O thread
     sends them with `flush` when the socket has room.
     """

@@ -100,7 +100,7 @@ def _is_simple(schema: Mapping[str, Any]) -> bool:
 
 
 def _is_simple_here(schema: Mapping[str, Any], root: Mapping[str, Any]) -> bool:
-    """True if the keywords of `schema` itself meet these conditions. `root`: the schema with the definitions."""
+    """Checks the keywords of one schema for `_is_simple`. `root`: the schema with the definitions."""
     if any(name not in _KNOWN and not name.startswith("x-") for name in schema):
         return False
     num_applied = sum(name in schema for name in _APPLIED)

@@ -1,7 +1,7 @@
 """Translates GBNF, the grammar syntax of llama.cpp, to Lark.
 
-The translation makes one pass over the text and one pass over the rules, so its time grows with the text's length. A
-rule that refers to no recursive rule becomes a terminal: llguidance then matches the rule with a regular expression.
+The translation makes one pass over the text and one pass over the rules, so its time grows with the text's length. If a
+rule refers to no recursive rule, it becomes a terminal: llguidance then matches the rule with a regular expression.
 https://github.com/ggml-org/llama.cpp/blob/master/grammars/README.md
 """
 
@@ -81,7 +81,7 @@ def _rules_of(text: str) -> dict[str, _Rule]:
             continue
         if rule is None:
             raise RequestError(f"the GBNF grammar begins with {shown(token)}; begin it with a rule, as root ::= ...")
-        # counts no parenthesis in a string, because the token of a string begins with a quote
+        # Parentheses in strings do not count: a string is one token, which begins with a quote.
         nesting += (token == "(") - (token == ")")
         if nesting > _MAX_NESTING:
             raise RequestError(f"the GBNF grammar has more than {_MAX_NESTING} parentheses inside each other")

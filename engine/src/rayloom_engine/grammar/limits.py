@@ -53,7 +53,7 @@ def check_rules(lark: str) -> None:
         raise RequestError(f"the grammar has {num_rules} rules, at most {MAX_RULES} are allowed")
     _check_alternatives(lark)
     _check_merged(sum(_num_embedded(lark, found.end()) for found in _EMBEDDED.finditer(lark)))
-    # A grammar can contain JSON schemas. Their references are no rules, so they have a limit of their own.
+    # A grammar can contain JSON schemas. References in these schemas are no rules, so they have a limit of their own.
     num_references = lark.count('"$ref"')
     if num_references > MAX_REFERENCES:
         raise RequestError(f"the grammar has {num_references} times $ref, at most {MAX_REFERENCES} are allowed")

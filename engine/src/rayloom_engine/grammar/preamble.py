@@ -11,10 +11,10 @@ _BLANKS = b" \t\r\n"
 
 
 class Endings:
-    """The banned tokens: those that would complete the text before a form and add characters other than blanks.
+    """The banned tokens: tokens that complete the text before a form and then add other characters than blanks.
 
-    A banned token would contain the form's first characters, which the grammar would not check. One object serves all
-    answers with the same text before their form.
+    These other characters would be the form's first characters, and the grammar would not check them. One object serves
+    all answers with the same text before their form.
     """
 
     def __init__(self, vocabulary: Vocabulary, after: str) -> None:

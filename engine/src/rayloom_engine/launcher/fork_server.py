@@ -1,7 +1,7 @@
 """`python -m rayloom_engine.launcher.fork_server`: starts the ranks of executor `mp`, each as a fork of this process.
 
-Importing torch takes seconds. Only this process imports it, so every rank starts without delay, even a replacement for
-a lost rank. A fork is safe because this process has one thread and has not used an accelerator. When the launcher
+Importing torch takes seconds. Only this process imports torch. So every rank starts without delay, even a replacement
+for a lost rank. A fork is safe because this process has one thread and has not used an accelerator. When the launcher
 closes the connection or dies, this process and its ranks end.
 """
 

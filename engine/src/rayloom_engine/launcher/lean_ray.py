@@ -4,8 +4,8 @@ Ray starts a dashboard beside its head, and two agents beside each raylet. If Ra
 dashboard and one agent serve nobody. The other agent prepares runtime environments, which ranks in pods do not have.
 Each process takes 0.6 CPU seconds to start, and 80 to 100 MiB of memory.
 
-A raylet does not run without agents: it waits for the files with their ports, and ends when an agent ends. So a program
-that only waits replaces the agents, and the files are written before the raylet starts.
+A raylet does not run without agents: it waits for the files with the ports of the agents, and ends when an agent ends.
+So each agent is replaced by a program that only waits, and the files are written before the raylet starts.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ _IMPORT_SECONDS = 120.0  # used instead of _KILL_SECONDS while the fork server i
 # stopped, and perhaps the fork server was stopped, too.
 _MOST_PASSED_SECONDS = 1.0
 _EXIT_SECONDS = 2.0  # the most seconds to wait for the end of a fork server that has closed its connection
-# the most seconds to wait for the fork server at a stop; less than the supervisor waits for the launcher
+# the most seconds to wait for the fork server at a stop; the supervisor waits longer for the launcher
 _CLOSE_SECONDS = 0.7
 
 

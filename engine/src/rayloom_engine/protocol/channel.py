@@ -2,8 +2,7 @@
 
 The sockets are blocking, because each side waits for one message at a time. A step costs one write and one read,
 without a thread switch. A core and a rank on one machine exchange messages through shared memory. The connection stays
-open
-for two reasons: it shows when the peer dies, and messages that are too large for the memory go over it.
+open for two reasons: its end shows the death of the peer, and it carries messages that are too large for the memory.
 """
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ class Fence(msgspec.Struct, frozen=True, tag="fence"):
     """Order: make sure that the given start of the rank is dead, then start the rank again."""
 
     rank: int
-    incarnation: int | None  # the start to kill; None: the start that runs
+    incarnation: int | None  # number of the start to kill; None: kill the start that runs now
 
 
 Message = (

@@ -253,7 +253,7 @@ class Supervisor:
         self._exit_code = EXIT_RANK_LOST
 
     def _was_trial(self) -> bool:
-        """True if the EngineCore died in a trial of suspects (core/suspicion.py), so that fewer suspects remain."""
+        """True if the EngineCore crashed in a trial of suspects (core/suspicion.py). Fewer suspects then remain."""
         return trial_mark(self._run_dir).exists() and not silence_mark(self._run_dir).exists()
 
     # --- stop ---

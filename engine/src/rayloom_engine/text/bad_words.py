@@ -25,7 +25,7 @@ def bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int,
             raise RequestError(f"bad_words has {shown(word)}, which has no tokens; leave it out", "bad_words")
         sequences[alone] = None
         after_blank = tuple(tokenizer.encode(f" {stripped}", add_special_tokens=False))
-        # If the blank is a token of its own, the sequence without this token bans the word in both places.
+        # If the blank is a separate token, the sequence `alone` already bans the word after a blank.
         if after_blank and after_blank[-len(alone) :] != alone:
             sequences[after_blank] = None
         if len(sequences) > MAX_SEQUENCES:

@@ -62,7 +62,8 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda format: clock().strftime(format)
         self.source = source
-        self.with_tools: ChatTemplate | None = None  # the template for requests with tools; None: the same
+        # the template for requests with tools; None: this template is for all requests
+        self.with_tools: ChatTemplate | None = None
         self._special_tokens = dict(special_tokens)
         self._num_slow_left = 0
         try:

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 class StopAutomaton:
     """The Aho-Corasick automaton for some strings (doi.org/10.1145/360825.360855). Immutable once made.
 
-    A state stands for the longest suffix of the text that is a prefix of one of the strings; state 0 is the empty
-    suffix. `depth`: state -> number of characters. `found`: state -> the longest string at the end of the state's text,
-    or None.
+    Each state has a text: the longest suffix of the input that is a prefix of one of the strings. The text of state 0
+    is empty. `depth`: state -> number of characters. `found`: state -> the longest string at the end of the state's
+    text, or None.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:

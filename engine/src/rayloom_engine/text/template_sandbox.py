@@ -202,7 +202,7 @@ def _check_product(operator: str, left: Any, right: Any) -> None:
 
 
 def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    # Jinja passes some filters its context or environment as the first argument, before the value.
+    # Some filters get Jinja's context or environment as the first argument, before the value.
     first = 1 if hasattr(function, "jinja_pass_arg") else 0
 
     @functools.wraps(function)

@@ -54,7 +54,7 @@ class Tokenizer:
             # If parts of the file contradict each other, the library panics when it encodes the first text. So a text
             # is encoded here.
             backend.encode_batch(["a"], add_special_tokens=True)
-        except BaseException as error:  # the library raises bare Exception, or PanicException, which is no Exception
+        except BaseException as error:  # the library raises Exception, or PanicException, a BaseException
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
             raise ModelError(f"{path} cannot be used: {word(str(error))}") from error

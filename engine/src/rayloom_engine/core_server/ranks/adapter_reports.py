@@ -1,4 +1,4 @@
-"""The ranks' reports about the files of needed adapters, joined to one report for each adapter. Pure."""
+"""Joins the ranks' reports about the files of needed adapters: one report for each adapter. Pure."""
 
 from __future__ import annotations
 

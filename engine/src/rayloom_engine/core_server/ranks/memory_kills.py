@@ -1,6 +1,6 @@
 """MemoryKills: the kernel's OOM kills, as restarted ranks report them.
 
-A killed rank cannot report anything. Only the next start of a rank on the same host can read the kernel's count of
+A killed rank cannot report anything. But when a rank is started again on the same host, it reads the kernel's count of
 kills.
 """
 

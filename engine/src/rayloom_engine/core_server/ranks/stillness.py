@@ -4,12 +4,12 @@
     sign of work    the thread's CPU time has increased
     hung            no progress and no sign of work for `patience_s`, or no progress in _CAP x `patience_s` CPU seconds
 
-A thread that uses CPU time counts as slow until the cap, because half of a layer of a large chunk may take minutes on a
-small or busy machine. A thread that is blocked or stopped uses no CPU time and counts as hung after `patience_s`. The
-cap is in CPU seconds: a machine with too many processes must not make a thread count as hung.
+A thread that uses CPU time counts as slow until the cap. On a small or busy machine, half of a layer may take minutes
+for a large chunk. A thread that is blocked or stopped uses no CPU time and counts as hung after `patience_s`. The cap
+is in CPU seconds: a machine with too many processes must not make a thread count as hung.
 
-The forecast of a step may be far off, above all for the first large step after a start. A forecast can raise
-`patience_s` to at most _MOST_PATIENCE x hang_seconds, so by default a blocked thread is found within a minute.
+The forecast of a step may be far off, above all for the first large step after a start. So a forecast can raise
+`patience_s` only to _MOST_PATIENCE x hang_seconds. By default, a blocked thread is found within a minute.
 """
 
 from __future__ import annotations

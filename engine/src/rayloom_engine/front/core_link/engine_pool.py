@@ -95,7 +95,7 @@ class EnginePool:
         """Returns the engine for all choices of one prompt, as `engine_for` does for a sequence.
 
         In a gateway, also sets the choices' adapter to the engine's own entry for this adapter. The front inside an
-        engine owns the list of adapters, so its entries are right already.
+        engine owns the list of adapters, so the entries in its sequences need no change.
         """
         link = self.engine_for(choices[0])
         if link is not None and self.rules.is_gateway:

@@ -58,7 +58,7 @@ class RecoveryLog:
             self.open.replayed_requests = max(self.open.replayed_requests, num_requests)
 
     def end(self, now_s: float, phases: tuple[PhaseProgress, ...] = ()) -> RecoveryRecord | None:
-        """Ends the open recovery and returns it, because tokens can flow again. Returns None if no recovery is open.
+        """Ends the open recovery and returns it; None if no recovery is open. Call it when tokens can flow again.
 
         `phases`: the phases of the rebuild.
         """

@@ -96,7 +96,7 @@ class Mailbox:
         return 0.0 if self._is_reader_due else now_s - self._idle_since_s
 
     def read(self) -> None:
-        """Gives new items to the reader. Gives none if `take` does not wait, or has taken the items."""
+        """Gives new items to the reader. Does nothing if `take` does not wait, or has returned the items."""
         self._is_reader_due = False
         if self._reader is None or not self._items:
             return

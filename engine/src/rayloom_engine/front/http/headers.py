@@ -14,7 +14,7 @@ def bearer_token(authorization: str) -> bytes:
     `authorization` is the header as ASGI frameworks decode it: one character per byte (latin-1).
     """
     kind, _, token = authorization.partition(" ")
-    # Strip only ASCII blanks: a byte of a UTF-8 character may look like a Unicode blank.
+    # Only ASCII blanks are stripped, because a byte of a UTF-8 character may look like a Unicode blank.
     return token.strip(" \t").encode("latin-1") if kind.lower() == "bearer" else b""
 
 

@@ -17,7 +17,7 @@ from rayloom_engine.front.http.connections import ADMIN_CONNECTIONS, MAX_CONNECT
 from rayloom_engine.front.http.protocol import BoundedProtocol, HttpLimits
 
 # Clients and proxies keep idle connections in a pool for less time than this. So they close a connection before the
-# server does, and never send a request on a connection that the server is closing.
+# server does. They never send a request on a connection that the server is closing.
 KEEP_ALIVE_S = 75
 
 # uvicorn's log lines about faulty requests.

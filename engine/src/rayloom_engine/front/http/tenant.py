@@ -1,7 +1,7 @@
 """Tenants: all clients with the same API key are one tenant.
 
 Tenants share slots and the queue fairly. They never share cached prefixes. A server with one key or none has a single
-tenant, without a name. On such a server, too, cached prefixes belong to the key's owner.
+tenant, without a name. If such a server has a key, cached prefixes still belong to the key's owner.
 """
 
 from __future__ import annotations

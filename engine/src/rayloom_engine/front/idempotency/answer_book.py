@@ -70,7 +70,7 @@ class AnswerBook(Generic[A]):
 
     @property
     def has_idle(self) -> bool:
-        """True if an entry has no reader, so that time alone can release it."""
+        """True if an entry has no reader. Time alone can release such an entry."""
         return any(entry.num_readers == 0 for entry in self._entries.values())
 
     @property
@@ -184,6 +184,5 @@ class AnswerBook(Generic[A]):
 
 
 def _worth(entry: Entry[A]) -> tuple[bool, bool, float]:
-    """Sort key: entries without a reader are released first. Of these: complete entries first, then the longest idle.
-    """
+    """Sort key: entries without a reader are released first. Among these: complete entries, then the longest idle."""
     return entry.num_readers > 0, entry.is_running, entry.idle_since_s or 0.0

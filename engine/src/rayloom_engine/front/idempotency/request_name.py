@@ -29,8 +29,8 @@ class RequestName:
     def entry_key(self, digest: bytes) -> Hashable:
         """Returns the key of the kept answer. `digest`: hash of the body.
 
-        An Idempotency-Key names one request, whatever its body. Requests with the same X-Request-Id are the same only
-        if their bodies are equal.
+        An Idempotency-Key names one request, so the result does not depend on the body. Several requests may have the
+        same X-Request-Id, so the result then depends on the body.
         """
         return (self, b"" if self.is_key else digest)
 

@@ -43,7 +43,7 @@ async def completions(request: Request) -> Response:
             ids = prompt
         kept = tuple(wire.cut_prompt(ids, params, text.model.max_model_len))
         if len(kept) < len(ids):
-            given[number] = ids = kept  # replaces a text, too: the echo has only the tokens that remain
+            given[number] = ids = kept  # also if the prompt was a text: the echo has only the tokens that remain
         params.check_room(len(ids), text.model.max_model_len)
         check_token_ids(ids, text.model.vocab_size)
         prompts.append(ids)

@@ -253,7 +253,7 @@ class Metrics:
 
     def observe_recovery(self, recovery: RecoveryRecord) -> None:
         """Counts a recovery that has ended."""
-        # The label is the kind of process. Using the sentence of the cause would create an unbounded number of series.
+        # The label is the kind of process: the sentence of the cause would create an unbounded number of series.
         process = recovery.process.partition(" ")[0] or "process"  # the name of the lost process may be empty
         self.recoveries.add(1, cause=f"{process}_lost")
         self.replayed.add(recovery.replayed_requests)

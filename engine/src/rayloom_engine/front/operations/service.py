@@ -44,9 +44,9 @@ class Waits:
     # Time without output after which a stream's status line (200) is sent. Until then, a refusal because of a full
     # queue can still be sent as a 429.
     accept_s: float = 1.0
-    adapters_s: float = 30.0  # between attempts to load a managed adapter
+    adapters_s: float = 30.0  # pause between attempts to load a managed adapter
     adapters_at_start_s: float = 60.0  # longest wait of a starting front for managed adapters
-    adapters_at_restart_s: float = 1.0  # the same for a front that replaces another
+    adapters_at_restart_s: float = 1.0  # longest wait of a restarted front for managed adapters
     ready_s: float = 30.0  # a request waits at most this long for a restarted front to be ready
 
 
@@ -107,7 +107,7 @@ class Service:
         self._started_s = time.monotonic() - age_s
         self.files: TextFiles | None = None  # the model's text files; None before they are read
         self._loading: asyncio.Task[None] | None = None
-        self._keeping: asyncio.Task[None] | None = None  # keeps the managed adapters loaded
+        self._keeping: asyncio.Task[None] | None = None  # the task that keeps the managed adapters loaded
         self.client = CoreClient(
             cores,
             on_status=self._on_status,

@@ -1,7 +1,8 @@
 """The built-in page: one HTML document with its style and scripts inside, and the headers that confine it.
 
-The page comes from the files of this folder. It loads nothing else: its Content-Security-Policy names the hashes of the
-style and of the script, and forbids all other sources. Trusted Types also forbid every way of turning text into markup.
+The page comes from the files of this folder. The page loads nothing else: its Content-Security-Policy names the hashes
+of the style and of the script, and forbids all other sources. Trusted Types also forbid every way of turning text into
+markup.
 """
 
 from __future__ import annotations

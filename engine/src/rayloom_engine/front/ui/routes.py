@@ -1,4 +1,4 @@
-"""The routes of the built-in page. The API port has them if the setting `ui` is on."""
+"""The routes of the built-in page. The API port has these routes if the setting `ui` is on."""
 
 from __future__ import annotations
 

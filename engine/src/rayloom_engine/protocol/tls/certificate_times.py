@@ -22,7 +22,7 @@ class CertificateTimes:
 
 
 def certificate_times(pem: str) -> CertificateTimes:
-    """Returns the times of the first certificate of a PEM file, which is the certificate of the file's owner.
+    """Returns the times of the first certificate in a PEM file: the certificate of the file's owner.
 
     Raises ValueError if the file has no certificate.
     """

@@ -24,7 +24,7 @@ class TlsSession:
     def shake_hands(self, data: bytes = b"") -> bool:
         """Processes bytes of the peer and returns whether this side of the handshake is complete.
 
-        The caller then sends the bytes of `take_outgoing`, even after an error, because they contain the alert. Raises
+        The caller then sends the bytes of `take_outgoing`, even after an error: these bytes contain the alert. Raises
         ssl.SSLError.
         """
         with self._lock:

@@ -17,7 +17,7 @@ Kind = Literal["content", "reasoning", "tool_call"]
 
 @dataclass(slots=True, kw_only=True)
 class Item:
-    """A run of content, a run of reasoning, or a tool call. `text` of a tool call is its arguments, as JSON text."""
+    """A run of content, a run of reasoning, or a tool call. In a tool call, `text` has the arguments as JSON."""
 
     index: int  # counted from 0
     kind: Kind

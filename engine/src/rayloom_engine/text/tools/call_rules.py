@@ -44,7 +44,7 @@ def _plain_value(rule: str, schema: Mapping[str, Any], root: Mapping[str, Any]) 
 
 
 def keyword_arguments(rule: str, name: str, schema: Mapping[str, Any], *, is_strict: bool) -> list[str]:
-    """Returns the rules of a call in Python's syntax. Values are JSON, which the parser of Python calls reads, too."""
+    """Returns the rules of a call in Python's syntax. Values are JSON. The parser of Python calls reads JSON, too."""
     properties = list(_properties(schema).items())
     begin = quoted(f"{name}(")
     rules = [f"{rule}: {begin} {rule}_first_0 {quoted(')')}"]

@@ -15,7 +15,7 @@ MAX_CALLS = 1024  # the most calls in one message
 def plain_calls(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     """Returns the calls of an assistant's message, from `tool_calls` or its predecessor `function_call`.
 
-    Arguments become an object, as in the templates' own examples; a string that is no JSON object stays a
+    Arguments become an object, as in the templates' own examples. If a string is not the JSON of an object, it stays a
     string. Raises RequestError that names the field.
     """
     single = message.get("function_call")

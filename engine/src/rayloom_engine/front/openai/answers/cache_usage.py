@@ -6,7 +6,9 @@ from rayloom_engine.config import BLOCK_SIZE, EngineConfig
 
 
 def num_cache_writes(config: EngineConfig, num_prompt_tokens: int, num_cached_tokens: int) -> int:
-    """Returns the number of tokens in those full blocks of the prompt that were not cached; 0 without prefix caching.
+    """Returns the number of tokens in those full blocks of the prompt that were not cached.
+
+    Without prefix caching, returns 0.
     """
     if not config.enable_prefix_caching:
         return 0

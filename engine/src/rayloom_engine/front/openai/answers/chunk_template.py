@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-# Stands for the text in a template. It is random, so nothing that a client sends can contain it.
+# Stands for the text in a template. The characters are random, so no text that a client sends contains them.
 _MARK = f"text-{secrets.token_hex(16)}"
 
 _encode = msgspec.json.Encoder().encode

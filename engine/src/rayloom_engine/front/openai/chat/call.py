@@ -65,7 +65,7 @@ class ChatCall:
         return {tool.name: tool.parameters for tool in self.use.tools}
 
     def _prompt_digest(self) -> str:
-        """Returns a hash of the prompt. It makes call ids differ if a client reuses a request id in a conversation."""
+        """Returns a hash of the prompt. It makes ids of calls differ if a client uses a request id several times."""
         return hashlib.sha256(array.array("q", self.prompt_ids).tobytes()).hexdigest()
 
 

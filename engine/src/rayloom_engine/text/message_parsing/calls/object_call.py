@@ -58,7 +58,7 @@ def object_call(incoming: IncomingText, sink: PartSink, *, needs_known_name: boo
 def _has_key(incoming: IncomingText) -> Reading[bool]:
     """Reads up to the next key and returns True, or reads the end of the object and returns False.
 
-    Raises NoCall if neither follows.
+    Raises NoCall if the text continues in another way.
     """
     char = yield from blanks(incoming)
     if char == ",":
