@@ -81,7 +81,7 @@ class SamplingParams:
     seed: int | None = None  # None or -1 = a new seed for each request
     stop: str | Iterable[str] | None = ()  # kept as a tuple; an empty string stops nothing
     stop_token_ids: Iterable[int] | None = ()  # kept as a tuple
-    min_tokens: int = 0  # before this many tokens, EOS, stop ids and stop strings have no effect
+    min_tokens: int = 0  # before this many tokens, EOS, stop ids and stop strings do not end the answer
     max_tokens: int | None = 16  # None = up to the end of the context; 0 = no answer, only the prompt's logprobs
     thinking_token_budget: int | None = None  # the most tokens of a chat's reasoning; None or -1 = no limit
     thinking: ThinkingBudget | None = None  # the limit with the tags of the model; only chats set this field

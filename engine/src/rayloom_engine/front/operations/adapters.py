@@ -1,8 +1,8 @@
 """AdapterList: the LoRA adapters that requests can name in `model`.
 
-The front owns the list. A sequence carries its adapter, so only the front has to know names. The list is stored in a
-file of the run folder, so that the next front has it. Ranks still compute an unloaded adapter for sequences that have
-it. The core passes the list on to gateways.
+The front owns the list. A sequence carries its adapter, so the scheduler and the ranks need no names. The list is
+stored in a file of the run folder, so that the next front has it. Ranks still compute an unloaded adapter for sequences
+that have it. The core passes the list on to gateways.
 """
 
 from __future__ import annotations

@@ -65,7 +65,8 @@ class ChatCall:
         return {tool.name: tool.parameters for tool in self.use.tools}
 
     def _prompt_digest(self) -> str:
-        """Returns a hash of the prompt. It makes ids of calls differ if a client uses a request id several times."""
+        """Returns a hash of the prompt. It makes ids of calls differ if a client uses a request id for several prompts.
+        """
         return hashlib.sha256(array.array("q", self.prompt_ids).tobytes()).hexdigest()
 
 
