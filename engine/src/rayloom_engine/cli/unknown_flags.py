@@ -1,4 +1,4 @@
-"""Messages about unknown flags: what replaces another server's flag, or which flag has a similar name."""
+"""Messages about unknown flags. They name the replacement of another server's flag, or a flag of a similar name."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _ELSEWHERE = {
 
 
 def complaints(unknown: Sequence[str], known: Collection[str]) -> list[str]:
-    """Returns a message for each unknown flag. If only arguments without a flag are unknown, returns one message.
+    """Returns a message for each unknown flag. If all unknown arguments are values without a flag, returns one message.
 
     `unknown`: the arguments that argparse did not accept, in order. `known`: the command's flags.
     """

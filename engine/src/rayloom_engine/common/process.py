@@ -180,7 +180,7 @@ def thread_cpu_clock() -> Callable[[], float]:
 
 
 def write_failure(run_dir: Path, cause: str, by: Literal["core", "front"] = "core") -> None:
-    """Writes the cause of the engine's failure to a file in the run folder, from which the supervisor reads it.
+    """Writes the cause of the engine's failure to a file in the run folder. The supervisor reads this file.
 
     The EngineCore, the launcher and the supervisor share one file. The EngineCore deletes this file when it begins to
     serve. A front that gives up writes a file of its own, which the EngineCore does not delete.

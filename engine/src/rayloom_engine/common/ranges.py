@@ -29,7 +29,7 @@ class Range:
             kind = "an integer" if self.is_whole else "a number"
             raise RequestError(f"{name} must be {kind}, given {shown(value)}", name)
         assert isinstance(value, int | float)
-        # Compared with 1e300 instead of infinity, because a huge int is finite, but too large for a float.
+        # The value is compared with 1e300 instead of infinity: a huge int is finite, but too large for a float.
         if not -1e300 < value < 1e300 or value < self.low or (self.high is not None and value > self.high):
             raise RequestError(f"{name} must be {self.words}, given {shown(value)}", name)
 

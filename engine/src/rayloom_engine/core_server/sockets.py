@@ -111,7 +111,7 @@ class GatewayPort:
 
 
 class CoreIo:
-    """Accepts fronts, puts their messages into the inbox, and sends them the main thread's messages and a status.
+    """Accepts fronts, puts their messages into the inbox, and sends the main thread's messages and a status to them.
 
     The status is sent every second, and more often during the start.
     """

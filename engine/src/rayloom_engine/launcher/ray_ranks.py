@@ -84,7 +84,7 @@ class RayRanks:
         progress("reserve", 0, world_size, "ranks")
         bundles = [stage_resources(self._config, self._resources)] * self._config.pipeline_parallel_size
         self._group = placement_group(bundles, strategy=self._config.ray_placement_strategy)
-        deadline = time.monotonic() + self._patience  # begins only here, so that it does not include Ray's own start
+        deadline = time.monotonic() + self._patience  # begins only here, because Ray's own start does not count
         # Polls instead of calling `group.wait`, which leaves a callback in Ray's control store and only accepts whole
         # seconds.
         while placement_group_table(self._group)["state"] != "CREATED":

@@ -8,7 +8,7 @@ from collections import deque
 class Ring:
     """The positions of messages in a ring buffer of `capacity` bytes, for its writer or for its reader.
 
-    A message is never split: if the space before the end of the buffer is too short, that space is skipped.
+    A message is never split. If the space before the end of the buffer is too short, the message skips this space.
     """
 
     def __init__(self, capacity: int) -> None:

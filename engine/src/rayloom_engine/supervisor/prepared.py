@@ -32,8 +32,8 @@ class PreparedProcess:
     def begin(self, arguments: Sequence[str], fds: Sequence[int]) -> subprocess.Popen[bytes] | None:
         """Sends the process its arguments and copies of `fds`; returns None if the process has ended meanwhile.
 
-        The values of flags that end in "-fd" must be in `fds`. The process replaces each of these values by the number
-        of its copy.
+        If the name of a flag ends in "-fd", its value must be in `fds`. The process replaces each of these values by
+        the number of its copy.
         """
         message = json.dumps({"arguments": list(arguments), "fds": list(fds)}).encode()
         try:

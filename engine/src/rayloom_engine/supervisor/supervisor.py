@@ -208,7 +208,7 @@ class Supervisor:
                 if child is self._core:
                     silence_mark(self._run_dir).touch()
                 child.process.kill()
-                child.alive_at = None  # from now on the child is not watched, so that it is killed and logged only once
+                child.alive_at = None  # no longer watched, so that the child is killed and logged only once
 
     def _reap(self) -> None:
         """Plans the restart of dead children, or sets the exit code if the server must end."""

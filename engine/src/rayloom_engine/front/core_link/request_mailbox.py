@@ -18,8 +18,8 @@ _AT_ONCE = 16  # mailboxes that one callback reads, in about 0.3 ms
 class Mailbox:
     """Outputs of a request's sequences ("lanes"), in order of arrival. For one event loop and one reader."""
 
-    # With slots, the attributes of an instance are beside each other in memory. So all classes whose code runs for each
-    # token have slots.
+    # With slots, the attributes of an instance are beside each other in memory. So each class whose code runs for every
+    # token has slots.
     __slots__ = ("_clock", "_failure", "_idle_since_s", "_is_reader_due", "_items", "_reader", "_waiter")
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiRoute:
-    """An endpoint with its handler. Other fields only describe it: no request or answer is checked against them."""
+    """An endpoint with its handler. The other fields only describe the endpoint: they check no request or answer."""
 
     method: str
     path: str

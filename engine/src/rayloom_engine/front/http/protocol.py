@@ -229,7 +229,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._is_held_up():
             self._deadline = now + seconds
         elif now - self._deadline > LATE_S:
-            self._deadline = now + min(LATE_S, seconds)  # first read bytes that arrived while the loop was blocked
+            # time to read the bytes that arrived while the loop was blocked
+            self._deadline = now + min(LATE_S, seconds)
         self._body_due = max(self._body_due, self._deadline)
         if self._deadline > now:
             self._timer = self.loop.call_later(self._deadline - now, self._check_time)

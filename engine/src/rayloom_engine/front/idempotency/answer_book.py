@@ -87,8 +87,8 @@ class AnswerBook(Generic[A]):
         """Returns the entry that a request with this key and body shall read; None if there is no such entry.
 
         Several requests may share an X-Request-Id. So an answer with only such an id is not found while it has readers.
-        When its last reader has left, the connection broke. Raises KeyReused if an Idempotency-Key came with another
-        body.
+        When the last reader has left, the connection is broken. Raises KeyReused if an Idempotency-Key came with
+        another body.
         """
         entry = self._entries.get(key)
         if entry is None:

@@ -101,7 +101,7 @@ class KeptAnswers:
         try:
             return await hold_body(request, self._max_body_bytes)
         except Exception as error:
-            # counted here, because the handler, which counts its own errors, does not run
+            # counted here: the handler counts its own errors, but it does not run
             self._metrics.observe_failure(error)
             raise
 

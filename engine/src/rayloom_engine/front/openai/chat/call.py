@@ -65,8 +65,7 @@ class ChatCall:
         return {tool.name: tool.parameters for tool in self.use.tools}
 
     def _prompt_digest(self) -> str:
-        """Returns a hash of the prompt. It makes ids of calls differ if a client uses a request id for several prompts.
-        """
+        """Returns a hash of the prompt. By the hash, prompts with the same request id get different ids of calls."""
         return hashlib.sha256(array.array("q", self.prompt_ids).tobytes()).hexdigest()
 
 
