@@ -219,8 +219,8 @@ class Core:
     def _end_drafts_after_death(self, sequence: Sequence) -> None:
         """Ends the drafts of a sequence that was in flight at a death.
 
-        Some sequences crash the process only with drafts, for example because the grammar library fails when it follows
-        a draft. A trial has no drafts, so each trial would clear such a sequence.
+        Some sequences crash the process only with drafts, for example because llguidance fails when it follows a draft.
+        A trial has no drafts, so each trial would clear such a sequence.
         """
         if self._box.suspicion.may_have_caused_death(_sequence_id(sequence.request_id)):
             sequence.params = msgspec.structs.replace(sequence.params, speculation=False)

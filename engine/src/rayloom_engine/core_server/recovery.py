@@ -87,8 +87,8 @@ class RecoveryLimits:
         """Counts a death while SERVING. Returns the reason for giving up, or an empty string to continue.
 
         `is_narrower`: the death left fewer suspects. The budget does not count such a death, because the number of
-        suspects already limits these deaths. The engine does not wait for the budget's back-off, which is for ranks
-        that fail during their start.
+        suspects already limits these deaths. No back-off follows a death while SERVING: the budget's back-off is
+        for ranks that fail during their start.
         """
         if self.is_job:
             return "start the job again"

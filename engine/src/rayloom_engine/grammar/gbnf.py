@@ -32,7 +32,8 @@ class _Rule:
     """A rule. Its tokens are strings, not objects: tens of thousands of objects would start the garbage collector."""
 
     name: str
-    # tokens in Lark's syntax; a blank precedes each token except an operator; a reference has the rule's name in GBNF
+    # Tokens in Lark's syntax. A blank precedes each token except operators and references. A reference is the name of
+    # the rule in GBNF, until `_body` replaces it.
     parts: list[str] = field(default_factory=list)
     references: list[int] = field(default_factory=list)  # indices of the parts that refer to a rule
     names: set[str] = field(default_factory=set)  # rules that this rule refers to

@@ -35,7 +35,7 @@ _LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|/(?:[^/\\\n]|\\.)+/')
 _EMBEDDED = re.compile(r"%json\s*(?=\{)")
 _MERGES = ("allOf", "anyOf", "oneOf")  # lists of schemas
 # If one of these keywords is beside `$ref` or a keyword of _MERGES, llguidance merges the schemas. A description beside
-# them has no effect.
+# them causes no merge.
 _CONSTRAINTS = ("$ref", *_MERGES, "type", "properties", "patternProperties", "additionalProperties", "required")
 
 

@@ -11,9 +11,9 @@ _BLANKS = b" \t\r\n"
 
 
 class Endings:
-    """The banned tokens: tokens that complete the text before a form and then add other characters than blanks.
+    """The banned tokens: tokens that complete the text before a form and then add characters other than blanks.
 
-    These other characters would be the form's first characters, and the grammar would not check them. One object serves
+    The added characters would be the form's first characters, and the grammar would not check them. One object serves
     all answers with the same text before their form.
     """
 

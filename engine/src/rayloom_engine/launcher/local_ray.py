@@ -76,7 +76,7 @@ def _write_token(run_dir: Path) -> None:
 
 
 def wait_while_ray_runs() -> None:
-    """Returns once the control store or this machine's raylet has ended. This process must have joined their Ray."""
+    """Returns once Ray's control store or this machine's raylet has ended. This process must have joined this Ray."""
     import ray
 
     node = ray._private.worker.global_worker.node

@@ -88,8 +88,8 @@ class Child:
     def _is_busy(self) -> bool:
         """True if the process has used CPU time since the last call, or one of its threads is in a busy state.
 
-        A busy process counts as alive even without a pulse. A call into a library may block the pulse thread, or the
-        pulse thread may wait for a CPU on a machine with many busy processes.
+        A busy process counts as alive for _BUSY_SECONDS after its last pulse. A call into a library may block the pulse
+        thread, or the pulse thread may wait for a CPU on a machine with many busy processes.
         """
         if self.process is None:
             return False

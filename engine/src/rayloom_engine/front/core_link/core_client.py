@@ -368,7 +368,7 @@ class CoreClient:
             if link.is_connected and not link.is_serving and now_s - link.served_at_s > REBUILD_PATIENCE_S:
                 self._placement.move_away(link, is_loss=True)
         self._let_leave()
-        # Tries again to place waiting sequences. Perhaps an engine can compute them now. Or PINNED_S is over, the time
+        # Tries again to place waiting sequences. Perhaps an engine can compute them now, or PINNED_S is over: the time
         # in which only their last engine may get them.
         self._placement.place_again(self._placement.waiting())
         for sequence in self._placement.waiting():

@@ -16,7 +16,7 @@ SUSPECT_AFTER_S = 3.0  # seconds without a status, see `is_usable`; a core sends
 # then on, only its last engine gets the sequence. This engine can find out whether the request is poisonous
 # (core/suspicion.py), and the other engines survive.
 LOSSES_UNTIL_PINNED = 2
-# only the last engine may get the sequence for this many seconds after a loss; then any engine may get it
+# for this many seconds after a loss, only the last engine may get the sequence; then other engines may get it, too
 PINNED_S = 30.0
 MOST_LOSSES = 6
 MOST_CORRUPT = 3  # a NaN or an infinity on this number of engines ends a sequence: its request may be the cause

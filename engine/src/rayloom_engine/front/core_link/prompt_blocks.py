@@ -37,7 +37,7 @@ def prompt_blocks(
     """Returns the blocks of a prompt. `otherwise`: the tie key of a prompt without a full block.
 
     `keys`: the cache key and the digest of the LoRA adapter; either may be empty. `is_shared`: False if engines compute
-    this prompt without the prefix cache. The result then has only the tie key.
+    this prompt without the prefix cache. The result then has a tie key, but no hashes.
     """
     is_whole = is_shared and block_size > 0
     size = block_size or _ASSUMED_BLOCK_SIZE

@@ -18,7 +18,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiRoute:
-    """An endpoint with its handler. The other fields only describe the endpoint: they check no request or answer."""
+    """An endpoint with its handler. The other fields only describe it. No request or answer is checked against them."""
 
     method: str
     path: str

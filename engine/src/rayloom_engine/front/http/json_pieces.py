@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-ITEMS_AT_ONCE = 2048  # to encode so many numbers, or objects of two or three fields, takes 2 ms
+ITEMS_AT_ONCE = 2048  # encoding this many numbers, or objects of two or three fields, takes 2 ms
 
 
 class LazyList:

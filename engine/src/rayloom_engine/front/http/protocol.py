@@ -96,7 +96,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        """Ends the connection after the request that the client has sent. The request may not have been read yet.
+        """Ends the connection after the request that the client has sent. Perhaps none of its bytes has been read yet.
 
         Called when a drain begins, and by uvicorn when the server stops. If no request comes, the connection is closed.
         """

@@ -165,8 +165,8 @@ class AnswerBook(Generic[A]):
             released += self.release([min(self._entries.values(), key=_worth)])
         detached = self.detached()
         while self._takes_too_much(detached):
-            # The API key with the most of these choices loses the answer whose last reader left first. So many broken
-            # connections of one key release no answers of other keys.
+            # The API key with the most choices that nobody reads loses the answer whose last reader left first. So many
+            # broken connections of one key release no answers of other keys.
             num_choices: Counter[str] = Counter()
             for entry in detached:
                 num_choices[entry.tenant] += entry.num_choices

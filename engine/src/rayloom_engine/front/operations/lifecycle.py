@@ -41,7 +41,10 @@ class Lifecycle:
     """Decides whether requests are accepted. For one event loop."""
 
     def __init__(self, *, is_restart: bool = False) -> None:
-        """`is_restart`: an earlier front has died. Requests then wait until this front is ready; none is refused."""
+        """`is_restart`: an earlier front has died.
+
+        Requests then wait for this front for at most `Waits.ready_s`, and are not refused at once.
+        """
         self.is_restart = is_restart
         self.was_loaded = False  # this front, or an earlier front of this engine, has been ready
         self.was_ready = False  # the first load has finished; stays true while the core restarts

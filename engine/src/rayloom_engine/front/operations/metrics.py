@@ -214,7 +214,7 @@ class Metrics:
             self._startup.set(phase.seconds, phase=phase.name)
 
     def _add_gateway_requests(self, before: GatewayRequests, now: GatewayRequests) -> None:
-        """Adds the gateway requests that the core has counted since its last report to this front's counts."""
+        """Adds to this front's counts the gateway requests that the core has counted since its last report."""
         if now == before:
             return
         self.finished.add(now.num_finished - before.num_finished)

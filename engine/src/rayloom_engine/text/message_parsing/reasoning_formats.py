@@ -17,9 +17,10 @@ class ReasoningFormat:
     call_ends_it: bool = True  # a tool call ends the reasoning, too
 
     def is_open(self, prompt: str, *, is_inside_message: bool = False) -> bool:
-        """True if an answer to `prompt` begins inside the reasoning. Earlier turns in the prompt have no effect. If a
-        template switches the reasoning off, it ends the prompt with an end tag. `is_inside_message`: the prompt ends
-        inside an assistant's message, which the answer continues.
+        """True if an answer to `prompt` begins inside the reasoning. Earlier turns in the prompt have no effect.
+
+        If a template switches the reasoning off, it ends the prompt with an end tag. `is_inside_message`: the prompt
+        ends inside an assistant's message, which the answer continues.
         """
         if is_inside_message:
             return prompt.rfind(self.start) > prompt.rfind(self.end)

@@ -43,7 +43,7 @@ class TaggedReader:
         openers = (*tools.openers, *tools.bare_openers) if tools is not None else ()
         self._openers = frozenset(openers)
         self._markers = Markers((*openers, *self._hidden))
-        # end of the reasoning; None while it is not known
+        # position at which the reasoning ends; None while it is not known
         self.reasoning_end: int | None = None if reasoning is not None else 0
 
     def read(self) -> Reading[None]:

@@ -26,7 +26,7 @@ class ToolFormat:
     bare_openers: tuple[str, ...] = ()  # like `openers`, but such a text is also the beginning of the call itself
     first_openers: tuple[str, ...] = ()  # beginnings of a call that count only where the content begins
     closers: tuple[str, ...] = ()  # tags after the calls, which a model may leave out
-    separators: tuple[str, ...] = ()  # texts between two calls that have one opener and are not in a list
+    separators: tuple[str, ...] = ()  # texts between two calls that share an opener and are not in a list
     is_list: bool = False  # the calls may be in a list: between [ and ], with commas
     needs_known_name: bool = False  # no tag marks a call, so a call must name a function of the request
     short_ids: bool = False  # ids of calls are 9 letters and digits

@@ -65,7 +65,7 @@ class ChatCall:
         return {tool.name: tool.parameters for tool in self.use.tools}
 
     def _prompt_digest(self) -> str:
-        """Returns a hash of the prompt. By the hash, prompts with the same request id get different ids of calls."""
+        """Returns a hash of the prompt. It makes call ids differ if a client reuses a request id for another prompt."""
         return hashlib.sha256(array.array("q", self.prompt_ids).tobytes()).hexdigest()
 
 
