@@ -90,8 +90,8 @@ class Core:
                 self._publish()
             self._state.heartbeat = time.monotonic()
             # The load is published after the inbox is read and before the step. So the load includes the sequences that
-            # arrived during the last step. A front adds its new sequences to the load, until it receives a load that
-            # includes them.
+            # arrived during the last step. A front adds its new sequences to the last load, and stops doing so at the
+            # next load.
             self._publisher.publish(self._state.heartbeat)
             if self._engine.has_unfinished:
                 self._state.rank_phase = "step"
