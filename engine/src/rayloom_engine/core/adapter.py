@@ -13,21 +13,21 @@ class Adapter(msgspec.Struct, frozen=True):
 
 
 class ServedAdapter(msgspec.Struct, frozen=True, kw_only=True):
-    """An adapter under the name by which requests select it."""
+    """An adapter, and the name by which requests select it."""
 
     name: str
     adapter: Adapter
     rank: int  # the highest LoRA rank of the adapter's matrices
     created: int  # Unix time
     source: str = ""  # place on the hub, as it was given; empty for a folder
-    num_bytes: int = 0  # size of the larger file of an adapter of the hub; 0 for a folder
+    num_bytes: int = 0  # size of the larger of the two files, for an adapter of the hub; 0 for a folder
 
 
 class NeededAdapter(msgspec.Struct, frozen=True, kw_only=True):
     """An adapter of the hub. Every rank's machine must have the adapter's files before a step uses the adapter."""
 
     adapter: Adapter
-    num_bytes: int  # size of the larger of its files
+    num_bytes: int  # size of the larger of the adapter's two files
     number: int  # a random number; a repeated load has another number, and so gets a report of its own
 
 

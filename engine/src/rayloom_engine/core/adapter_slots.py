@@ -3,8 +3,8 @@
 An adapter that no sequence uses stays in its slot until another adapter needs the slot. The least recently used adapter
 is evicted first.
 
-Tenants (API keys) share the slots as they share the waiting queue: a tenant gets a further slot if more slots are
-unused than the tenant uses. So a single tenant can use half of the slots, rounded up.
+Tenants (API keys) share the slots as they share the waiting queue: a tenant gets a further slot if the number of unused
+slots is larger than the number of slots that the tenant uses. So a single tenant can use half of the slots, rounded up.
 """
 
 from __future__ import annotations

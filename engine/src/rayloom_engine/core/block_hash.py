@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 
 def block_hash(parent: bytes, token_ids: Sequence[int], extra: bytes) -> bytes:
-    """Returns the hash of a full block's tokens and of all tokens before: 16 bytes, the same in every process and run.
+    """Returns the hash of a full block's tokens and of all earlier tokens: 16 bytes, the same in every process and run.
 
     `parent` is the hash of the block before, empty for the first block. `extra` is made by `encode_extra`. `extra`
     holds everything else on which the block's content depends. It also names the group of requests that may share the

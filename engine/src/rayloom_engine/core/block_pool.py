@@ -2,7 +2,7 @@
 
 A block is in exactly one of these states:
 
-  held      ref_count > 0; that many sequences have the block in their block tables
+  held      ref_count > 0: the number of sequences that have the block in their block tables
   cached    ref_count = 0, with a hash: the content is part of a known prefix; a prefix hit makes the block held
             again, unless the block was evicted before
   free      ref_count = 0, without a hash; free blocks are allocated before cached blocks
@@ -15,8 +15,8 @@ never written again. An unproven block that no sequence holds may contain a NaN,
   the new owner has not written yet by zero, and NaN x 0 is NaN.
 
 Cached blocks are evicted least-recently-used first. A sequence releases its last block first, so the end of a prefix is
-evicted before its beginning. In the other order, the rest of a prefix would be useless: without the first block, it
-cannot be found.
+evicted before its beginning. In the other order, the rest of a prefix would be useless: without the first block, the
+later blocks cannot be found.
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ class BlockPool:
     def register(self, block_id: int, content: bytes) -> None:
         """Adds a held, full block to the prefix index. `content`: the hash of its content.
 
-        If the index already has another block with this content, that block stays in the index. A doubtful block (see
-        `_is_doubtful`) is replaced instead.
+        If the index already has another block with this content, the other block stays and `block_id` is not added.
+        But if the other block is doubtful (see `_is_doubtful`), `block_id` replaces it.
         """
         assert self._ref_counts[block_id] > 0
         other = self._cached.get(content)

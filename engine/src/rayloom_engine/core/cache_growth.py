@@ -1,8 +1,8 @@
 """CacheGrowth: decides whether a new block comes from untouched memory or from the oldest block of the prefix cache.
 
 On a CPU the operating system allocates a block's memory at the first write. Without a limit, a prefix cache that no
-prompt ever hits would grow to the size of the whole pool. So the cache has a limit of blocks. The limit doubles each
-time a prompt misses a block that was evicted because of the limit. So the cache grows as far as prompts use it.
+prompt ever hits would grow to the size of the whole pool. So the number of cached blocks has a limit. The limit doubles
+each time a prompt misses a block that was evicted because of the limit. So the cache grows as far as prompts use it.
 """
 
 from __future__ import annotations

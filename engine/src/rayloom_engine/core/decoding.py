@@ -38,7 +38,7 @@ class DecodingParams(msgspec.Struct, frozen=True, kw_only=True):
     presence_penalty: float = 0.0  # [-2, 2]; over generated tokens
     frequency_penalty: float = 0.0  # [-2, 2]; over generated tokens
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, bias)
-    seed: int = 0  # 0 <= seed < 2**63; without a seed of the user, the front draws one, so that a replay is exact
+    seed: int = 0  # 0 <= seed < 2**63; if the user gives no seed, the front draws one, so that a replay is exact
     stop_token_ids: tuple[int, ...] = ()  # ids that end the sequence, besides EOS
     ignore_eos: bool = False
     bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that the generated tokens never contain

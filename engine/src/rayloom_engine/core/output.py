@@ -11,7 +11,7 @@ from rayloom_engine.core.step import SampledToken, TokenLogprobs
 class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """New tokens of one sequence.
 
-    It is also part of the messages from EngineCore to API server processes (`protocol.messages`).
+    Messages from EngineCore to API server processes (`protocol.messages`) also contain this struct.
     """
 
     # Inside the EngineCore: the Sequence's request_id. On the wire: the id that the API server process gave.

@@ -157,7 +157,7 @@ class Scheduler:
         self.counters.prompt_tokens += sequence.num_prompt_tokens
 
     def abort(self, request_id: str) -> bool:
-        """Removes a sequence and releases its blocks at once. A result in flight will be dropped.
+        """Removes a sequence and releases its blocks at once. Its tokens from plans in flight will be dropped.
 
         Returns False if the sequence is unknown or already finished.
         """

@@ -80,8 +80,8 @@ class Sequence:
 
         self.state = SequenceState.WAITING
         self.num_computed = 0  # tokens whose KV is in the blocks, or will be after the plans in flight
-        # draft tokens of the plan in flight. Their KV follows the KV of the first `num_computed` tokens. It counts as
-        # computed once the draft tokens are accepted.
+        # draft tokens of the plan in flight. Their KV follows the KV of the first `num_computed` tokens. An accepted
+        # draft token counts in `num_computed`.
         self.num_drafts = 0
         self.has_dirty_drafts = False  # True if a draft had logits that are not finite
         self.drafter: Drafter | None = None

@@ -27,8 +27,8 @@ class NewSlot(msgspec.Struct, frozen=True, kw_only=True):
     # next token are never read: their blocks are released and may belong to another sequence.
     block_table: tuple[int, ...]
     prompt_of: int | None = None  # slot with the same prompt: its first num_prompt_tokens ids precede token_ids
-    num_shared_blocks: int = 0  # number of entries of the block table of `prompt_of` that precede block_table
-    has_grammar_of_prompt: bool = False  # True: the grammar is that of the slot `prompt_of`, and left out of params
+    num_shared_blocks: int = 0  # this many entries of the block table of `prompt_of` precede block_table
+    has_grammar_of_prompt: bool = False  # True: the slot `prompt_of` has the same grammar, so params leave it out
     adapter_slot: int = -1  # slot of the adapter that changes the model for this sequence; -1: none
     params: DecodingParams
     eos_token_ids: tuple[int, ...]  # ids that end the sequence, like params.stop_token_ids; empty with ignore_eos

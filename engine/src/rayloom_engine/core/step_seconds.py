@@ -21,10 +21,11 @@ from rayloom_engine.core.step_work import StepWork
 # The prompts of a step are assumed to take at least this part of the step's time, even if they did not make the step
 # measurably longer.
 _LEAST_PART = 0.01
-# One step never lowers the seconds of an operation below this share of the value before. Chunks must not grow faster
+# One step never lowers the seconds of an operation below this share of the previous value. Chunks must not grow faster
 # than their costs are measured: a few more tokens may cost little beside decodes, but many more may cost a lot.
 _MOST_DROP = 0.9
-# After this many steps in a row with prompts and a similar number of decodes, the decodes' measured time counts as old.
+# The measured time of the decodes counts as old once more than this many steps with prompts have followed the last step
+# without prompts. Only steps with about the same number of decodes (the same bit length) count.
 _OLD_AFTER = 64
 # If prompts take more than this many times the time of the decodes, the step does not show the time of the decodes.
 _MOST_PROMPTS = 2
@@ -59,7 +60,7 @@ class StepSeconds:
     def decode_token_cost(self) -> float:
         """Time of a decoded token, in units of `token_s`, in the largest measured step with decodes alone.
 
-        In that step, the most decodes share the fixed cost of a step.
+        Of all measured steps, this step divides its fixed cost among the most decodes.
         """
         num_decodes, seconds = self.decode_only[-1]
         return seconds / max(1, num_decodes) / self.token_s
@@ -127,7 +128,7 @@ class StepMeter:
         length = num_decodes.bit_length()
         num_mixed = self._num_mixed[length] = self._num_mixed.get(length, 0) + 1
         nearest, decode_s = _nearest(sorted(self._decode_only.values()), num_decodes)
-        # operations of the decodes that this step has in addition to those of the measured step
+        # operations of the decodes by which this step exceeds the measured step
         more_flops = max(0, num_decodes - nearest) * self._work.flops_per_token
         all_decodes_s = decode_s + more_flops * self._flop_s
         prompts_s = flops * self._flop_s

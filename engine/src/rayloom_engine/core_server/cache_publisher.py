@@ -31,11 +31,11 @@ class CachePublisher:
         self._due_s = 0.0
 
     def subscribe(self, connection: int) -> None:
-        """Sends the whole index and the load to a front, and from now on the changes of both."""
+        """Sends the whole index and the load to a front. From now on, the front also gets the changes of both."""
         pool = self._engine.scheduler.pool
         if not self._connections:
             self._log = pool.log = CacheLog()
-        self._send_changes()  # The other fronts get all earlier changes first, so that all fronts have the same number.
+        self._send_changes()  # The other fronts get all earlier changes first, so `_number` is the same for all fronts.
         self._connections.add(connection)
         hashes = pool.cached_hashes()
         num_parts = max(1, -(-len(hashes) // PART_BLOCKS))

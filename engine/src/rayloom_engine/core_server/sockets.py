@@ -57,7 +57,7 @@ _MOST_UNSENT_BYTES = 2**30
 
 
 class GatewayConnected:
-    """Inbox entry: the connection is a gateway's. This entry comes before all messages of the connection."""
+    """Inbox entry: the connection's peer is a gateway. This entry comes before all messages of the connection."""
 
 
 class Disconnected:
@@ -88,7 +88,7 @@ class Inbox:
         return taken
 
     def wait(self, seconds: float, at_most: float) -> bool:
-        """Waits for an entry, at most the smaller of both times. Returns True as soon as there is one, else False."""
+        """Waits for an entry, at most the shorter of both times. Returns True as soon as there is one, else False."""
         return self.event.wait(min(seconds, at_most))
 
 
@@ -103,7 +103,7 @@ class _Front:
 
 @dataclass(frozen=True, slots=True)
 class GatewayPort:
-    """The listening socket for gateways, and the key that they must prove to have. Without `tls`: clear text."""
+    """The listening socket for gateways, and the key: each gateway must prove that it has it. No `tls`: clear text."""
 
     listener: socket.socket
     key: str

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-# For each message, a front has the stall time plus the time in which all unsent bytes are sent at this rate. A front
-# that takes longer to read the message is disconnected.
+# For each message, a front has the stall time plus the time that sending all unsent bytes would take at this rate. A
+# front that takes longer to read the message is disconnected.
 _LEAST_RATE = 2**20  # bytes per second
 
 
@@ -39,7 +39,7 @@ class Unsent:
             self._messages.popleft()
 
     def has_stalled(self, now: float) -> bool:
-        """True if the oldest message is overdue. The due time stays the same when the front reads single bytes."""
+        """True if the oldest message is overdue. If the front reads only a part of it, its due time stays the same."""
         return bool(self._messages) and now > self._messages[0][1]
 
     def clear(self) -> None:

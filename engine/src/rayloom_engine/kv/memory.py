@@ -14,7 +14,7 @@ _CPU_CAP = 4 * GIB
 # Limit of the prefix caches of all ranks of a host, in bytes, until a prompt has missed an evicted prefix. With SmolLM2
 # this is 11,000 tokens.
 _CPU_KEPT = GIB // 4
-_GPU_SHARE = 0.9  # largest share of free memory; the rest is for fragmentation and a step, which may need even more
+_GPU_SHARE = 0.9  # largest share of free memory; the rest is for fragmentation and a step. A step may need even more.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

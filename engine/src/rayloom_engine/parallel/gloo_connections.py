@@ -29,7 +29,7 @@ class GlooConnections:
     """Implements PeerWaits for all connections that gloo has opened to other ranks."""
 
     def __init__(self, sockets: list[socket.socket]) -> None:
-        """`sockets`: duplicates, so that they stay valid after gloo has closed its own descriptors."""
+        """`sockets`: duplicates (`dup`) of gloo's sockets; they stay valid when gloo closes its own descriptors."""
         self._sockets = sockets
 
     def __len__(self) -> int:

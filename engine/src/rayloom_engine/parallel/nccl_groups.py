@@ -12,12 +12,12 @@ _ERROR_HANDLING = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
 
 
 def keep_process_after_errors() -> None:
-    """Lets this process survive an error of NCCL. A variable in the environment overrides it. Call it before a join."""
+    """Lets this process survive an error of NCCL, unless the environment sets the variable. Call it before a join."""
     os.environ.setdefault(*_ERROR_HANDLING)
 
 
 class NcclGroups:
-    """Implements PeerWaits by ncclCommAbort. Not measured: it needs two GPUs."""
+    """Implements PeerWaits by ncclCommAbort. Not measured: a measurement needs two GPUs."""
 
     def __init__(self, groups: list[ProcessGroup]) -> None:
         """`groups`: all groups of this process. A group that `new_group` makes has a communicator of its own."""

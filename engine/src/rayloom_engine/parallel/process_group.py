@@ -62,7 +62,7 @@ def join_group(rendezvous: Rendezvous, timeout_s: float, group_abort: GroupAbort
     """
     timeout = timedelta(seconds=timeout_s)
     store = TCPStore(rendezvous.host, rendezvous.port, is_master=False, wait_for_workers=False, timeout=timeout)
-    # By default, gloo sends its peers the address to which this machine's name resolves (loopback if there is none).
+    # By default, gloo sends its peers the address to which this machine's name resolves; loopback if it has no address.
     # Peers may be unable to reach that address, so use the interface through which this machine reaches the store.
     given = os.environ.get(_INTERFACE_VARIABLE)
     if given is None and (interface := interface_towards(rendezvous.host)) is not None:

@@ -32,7 +32,7 @@ class ProcessGroupLink:
     """A link over the process group that this process has joined. Raises RuntimeError if a neighbour is gone."""
 
     def __init__(self, form: HiddenStates, *, previous_rank: int, next_rank: int, depth: int) -> None:
-        """`previous_rank`, `next_rank`: the ranks of the same shard in the neighbour stages; unused if there is none.
+        """`previous_rank`, `next_rank`: ranks of the same shard in the neighbour stages; unused without such a stage.
 
         `depth`: limit of plans in flight, and so of unfinished sends. At this limit, the core makes no further plan
         until the last stage has finished the oldest plan. So a send waits for an earlier send only if a stage is late.

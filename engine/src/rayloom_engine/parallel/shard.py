@@ -33,7 +33,7 @@ class Shard:
         return range(min(start, size), min(end, size))
 
     def kv_heads(self, num_kv_heads: int) -> range:
-        """Returns the key/value heads of this shard's query heads. If shards outnumber heads, shards share a head."""
+        """Returns the key/value heads of this shard's query heads. With more shards than heads, shards share heads."""
         if self.count <= num_kv_heads:
             return self.part(num_kv_heads)
         head = self.index * num_kv_heads // self.count

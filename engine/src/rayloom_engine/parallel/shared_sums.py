@@ -127,7 +127,7 @@ class SharedTensorGroup(ProcessTensorGroup):
         """Does nothing: the pipes are closed with this object."""
 
     def _exchange(self, part: torch.Tensor, counts: list[int]) -> list[torch.Tensor]:
-        """Exchanges parts with all peers. Returns every rank's part, valid until two exchanges later.
+        """Exchanges parts with all peers. Returns every rank's part; the parts are overwritten two exchanges later.
 
         `counts`: for each rank, the number of elements of its part.
         """

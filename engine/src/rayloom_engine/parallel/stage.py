@@ -42,8 +42,8 @@ def split_layers(num_layers: int, num_stages: int, head_layers: float = 0.0) -> 
     """Returns the layers of each stage, as even as possible. Raises ConfigError for more stages than layers.
 
     The last stage also has the head, which costs as much as `head_layers` layers. The last stage has fewer layers than
-    the others if this makes the slowest stage faster, and it never has more than another stage. If the layers of the
-    other stages do not divide evenly, the first stage and possibly further stages have one layer fewer.
+    the others if this makes the slowest stage faster, and it never has more layers than another stage. If the layers of
+    the other stages do not divide evenly, the first stage and possibly further stages have one layer fewer.
     """
     if not 1 <= num_stages <= num_layers:
         raise ConfigError(

@@ -1,7 +1,7 @@
-"""Bans: the tokens of a slot that cannot be chosen next, by min_tokens, bad_words and allowed_token_ids.
+"""Bans: the tokens of a slot that cannot be chosen next because of min_tokens, bad_words or allowed_token_ids.
 
-Bans never leave a slot without a token. If the bans cover all tokens, only allowed_token_ids applies. If
-allowed_token_ids is not set, no token is banned.
+Bans never leave a slot without a token. If the bans together cover all tokens, only allowed_token_ids applies. If they
+cover all tokens and allowed_token_ids is not set, no token is banned.
 """
 
 from __future__ import annotations

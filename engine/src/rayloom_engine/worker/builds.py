@@ -56,7 +56,10 @@ class _Turn:
 
 
 class Builds:
-    """Runs builds one by one on a thread of its own. All methods except `begin` are for one other thread alone."""
+    """Runs builds one by one on a thread of its own.
+
+    Any thread may call `begin`. All other methods are for one thread alone, which must not be the thread of the builds.
+    """
 
     def __init__(
         self, cpu_s: float = CPU_S, wall_s: float = WALL_S, clock: Callable[[], float] = time.monotonic

@@ -136,7 +136,7 @@ class LoadedPart(Protocol):
 
     @property
     def num_bytes_read(self) -> int:
-        """Bytes of weights read from files, in the files' types."""
+        """Bytes of weights read from files, counted in the types in which the files store them."""
 
     @property
     def kv_layout(self) -> KvLayout: ...

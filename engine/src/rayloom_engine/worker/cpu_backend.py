@@ -80,7 +80,7 @@ def choose_cpu_library(
 
 
 def check_quantization(quantization: Quantization, device: str, chosen: LibraryChoice) -> None:
-    """Raises ConfigError if the weights are to be int8 and the library does not compute the model."""
+    """Raises ConfigError if `quantization` demands int8 weights and the library does not compute the model."""
     if quantization != "int8" or chosen.library is not None:
         return
     if device != "cpu":

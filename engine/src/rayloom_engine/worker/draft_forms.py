@@ -29,7 +29,7 @@ class DraftForms:
         self._end: float | None = None  # CPU time after which the step checks no drafts; None before the first check
 
     def begin_step(self) -> None:
-        """Gives the time of a step to the following checks."""
+        """Begins a step: the checks from now on have DRAFTS_S seconds of CPU time together."""
         self._end = None
 
     def begin(self, params: DecodingParams, num_prompt_tokens: int) -> DraftForm:

@@ -1,8 +1,8 @@
 """Masks of a draft's rows: row i gets the mask that the slot would have if the draft's first i tokens were its own.
 
 The grammar and the reasoning follow the draft. Afterwards both return to their state before the draft, because the
-draft may be wrong. If the mask before a draft token does not allow the token, it cannot be accepted. So the rows from
-this token on need no mask.
+draft may be wrong. If the mask before a draft token does not allow the token, the token cannot be accepted. So the rows
+from this token on need no mask.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from rayloom_engine.worker.slots import Slot
 def masked_rows(slot: Slot, draft: tuple[int, ...], vocab_size: int, has_time: Callable[[], bool]) -> list[Slot]:
     """Returns the slot after the draft's first 1, 2, ... tokens, each with its mask. `slot.allowed` must be set.
 
-    The list ends before the first draft token that the mask before it does not allow. It also ends when `has_time`
-    returns False, and at a fault of the grammar. Such a fault is not raised, because only tokens of the slot itself may
-    end a sequence.
+    If the mask before a draft token does not allow the token, the list ends before this token. It also ends when
+    `has_time` returns False, and at a fault of the grammar. Such a fault is not raised, because only tokens of the slot
+    itself may end a sequence.
     """
     rows: list[Slot] = []
     form = slot.form

@@ -172,7 +172,7 @@ class Form:
         """Consumes appended ids as long as `has_time` returns True. Returns False if more than one id is left.
 
         Many ids wait after a preemption, a pause of drafts, or a draft that could not be taken back. A usual id takes
-        2 us, and one of a very ambiguous grammar 30 ms. Raises GrammarFault.
+        2 us, an id of a very ambiguous grammar 30 ms. Raises GrammarFault.
         """
         return len(self._waiting) <= 1 or self._guarded(self._catch_up, has_time)
 
@@ -224,7 +224,7 @@ class Form:
     def _guarded(self, call: Callable[[*_Ts], _T], *arguments: *_Ts) -> _T:
         """Returns the result of the call. An exception becomes the form's fault, and then every call raises it.
 
-        This is not a context manager, because that would take a tenth of the time of a mask.
+        It is not a context manager: entering and leaving one costs a tenth of the time that computing a mask takes.
         """
         if self._fault is not None:
             raise self._fault

@@ -56,7 +56,7 @@ class Masks:
         """Sets the masks of slots that sample. Returns the slots that get no token.
 
         `is_whole_step`: the step computes only the slots in `steps`. If all of these wait for their grammars, the step
-        waits for the first grammar, but at most 0.1 s.
+        waits for the grammar of the first slot, but at most 0.1 s.
         """
         result = StepMasks()
         limited = [pair for pair in steps if pair[1].form is not None or pair[1].thinking is not None]
@@ -93,7 +93,7 @@ class Masks:
         return result
 
     def _after_draft(self, step: SlotStep, slot: Slot, end: float | None) -> list[Slot]:
-        """Returns the slot after 1, 2, ... tokens of its draft, with masks. `end`: CPU time after which none is set."""
+        """Returns the slot after 1, 2, ... tokens of its draft, with masks. No mask is set after CPU time `end`."""
         return masked_rows(slot, step.draft_token_ids, self._vocab_size, partial(self._is_before, end))
 
     def _is_before(self, end: float | None) -> bool:

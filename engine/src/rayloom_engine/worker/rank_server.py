@@ -1,8 +1,8 @@
 """RankServer: a rank that connects to the core, loads its part of the model and runs plans. It decides nothing.
 
 The main thread computes. A second thread sends heartbeats (beats). A third thread receives AbortOrders and
-NeededAdapters. When AbortOrders arrive, it ends the main thread's waits for other ranks. A fourth thread fetches the
-files of needed adapters. When the core is gone, the rank keeps its weights and tries to connect again for
+NeededAdapters. When AbortOrders arrive, this thread ends the main thread's waits for other ranks. A fourth thread
+fetches the files of needed adapters. When the core is gone, the rank keeps its weights and tries to connect again for
 ORPHAN_SECONDS.
 """
 
@@ -62,7 +62,7 @@ _LAST_LOADING_SECONDS = 60.0  # the same for a rank that still loads: it does no
 _ALL_TICKETS = 2**63  # higher than the ticket of every order
 # Longest wait of a loaded rank for the files of adapters. After that, requests with a missing adapter get an error.
 _ADAPTERS_SECONDS = 30.0
-_ADAPTERS_POLL_SECONDS = 0.2  # seconds between two checks, during this wait, whether the core is gone
+_ADAPTERS_POLL_SECONDS = 0.2  # during this wait: seconds between two checks whether the core is gone
 _GROUP_SECONDS = 10.0  # longest wait for the other ranks at a rendezvous; short, because all of them have loaded
 
 
@@ -89,8 +89,8 @@ class RankServer:
     ) -> None:
         """`exit_code`: returns the exit code of a rank of a job; None for other ranks.
 
-        A rank of a job exits with this code once its core is gone, even if its main thread hangs. With `adapter_files`
-        None, an AdapterFiles is made that fetches from the hub.
+        A rank of a job exits with this code once its core is gone, even if its main thread hangs. `adapter_files`: None
+        for a new AdapterFiles, which fetches from the hub.
         """
         self.is_refused = False  # True if this rank's last reply was that it cannot use the settings or the model
         self._exit_code = exit_code
@@ -212,7 +212,7 @@ class RankServer:
                     break
                 if group_abort.abort(order.ticket):
                     logger.info("rank %d: the core has aborted the waits for other ranks", self._place.rank)
-        control.close()  # a message of another type also ends the loop; closing tells the core
+        control.close()  # a message of another type also ends the loop; the core then sees a closed connection
         # Without a core, a peer that hangs is not replaced. A rank that waits for this peer would not connect to a new
         # core.
         group_abort.abort(_ALL_TICKETS)

@@ -89,7 +89,7 @@ class Runner(Generic[ArrayT]):
 
         The results of other ranks contain only times. Blocks until the previous stage has sent its hidden states and
         the other ranks of this stage have computed their parts. Raises RuntimeError if one of these ranks or the next
-        stage is gone. Raises CorruptRank if this stage computes a value for a probe that is not finite.
+        stage is gone. Raises CorruptRank if this stage computes an infinite value or a NaN for a probe.
         """
         with self._computation.step():
             return self._run(plan)
@@ -146,7 +146,7 @@ class Runner(Generic[ArrayT]):
                 if step.slot in sampled.tokens and step.slot not in without_token
             ),
             accepted=tuple(token for token in sampled.accepted if token.slot not in without_token),
-            # A postponed slot keeps its blocks, so it must be named, too.
+            # A postponed slot keeps its blocks, so `dirty_slots` must name it, too.
             dirty_slots=tuple(slot for slot in sampled.dirty if slot not in without_token - masks.postponed),
             prompt_logprobs=tuple(prompt_logprobs),
             corrupt_slots=tuple(sorted(corrupt)),

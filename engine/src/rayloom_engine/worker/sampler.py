@@ -20,7 +20,7 @@ from rayloom_engine.worker.bans import all_banned_ids
 from rayloom_engine.worker.noise import GumbelNoise
 from rayloom_engine.worker.slots import Slot
 
-_FEW = 512  # top_p and min_p are first tried on this many most likely tokens, then on the whole vocabulary
+_FEW = 512  # number of most likely tokens on which top_p and min_p are tried, before the whole vocabulary
 
 
 class Sampler:

@@ -1,4 +1,4 @@
-"""SlotTable: the state of each running sequence that a rank keeps between steps. Only StepPlans change it."""
+"""SlotTable: the state that a rank keeps between steps, for each running sequence. Only StepPlans change it."""
 
 from __future__ import annotations
 

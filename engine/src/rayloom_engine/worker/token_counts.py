@@ -48,7 +48,7 @@ class TokenCounts:
     def additions(self, slots: Sequence[Slot]) -> tuple[Ids, Ids]:
         """Returns what the caller must add to the table for these slots: places [E], all different, and addends [E].
 
-        Clears the rows of new slots. A place is row * V + token id. Only one call counts each position of a slot.
+        Clears the rows of new slots. A place is row * V + token id. No two calls count the same position of a slot.
         """
         places: list[Ids] = []
         addends: list[Ids] = []

@@ -208,7 +208,7 @@ class TorchPart:
                 self.model.kv_layout,
                 num_blocks=num_blocks,
                 block_size=BLOCK_SIZE,
-                # The weights' type, even if the compute type is wider: this takes half of the memory.
+                # The weights' type, even if the compute type is wider: the wider type would need twice the memory.
                 dtype=_DTYPES[self.dtype],
                 device=self.model.kernels.target.device,
             )

@@ -42,7 +42,7 @@ class Backlog:
 
     @property
     def is_crowd(self) -> bool:
-        """True if prompts may use the whole token budget: no stream waits, or several prompts and no more streams."""
+        """True if prompts may use the whole token budget: no stream waits, or `size` is >= 2 and >= `num_streams`."""
         return self.num_streams == 0 or self.size >= max(2, self.num_streams)
 
     def seconds(self, costs: StepSeconds) -> float | None:

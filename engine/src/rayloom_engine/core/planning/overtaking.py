@@ -1,7 +1,7 @@
 """Overtaking: smaller sequences may start before a sequence that waits for KV blocks, but cannot starve it.
 
-At most `max_overtakers` sequences may overtake a waiting sequence, and together these have at most as many tokens as
-the waiting sequence. After that, no later sequence is admitted before it.
+At most `max_overtakers` sequences may overtake a waiting sequence, and together the overtakers may have at most as many
+tokens as the waiting sequence. After that, no later sequence is admitted before it.
 
 A sequence may also wait for an adapter slot. Any number of sequences without an adapter may overtake it, but at most
 `max_overtakers` sequences with an adapter. After that, no sequence with an adapter is admitted before the waiting
@@ -30,7 +30,7 @@ class Line:
 
     @property
     def is_closed(self) -> bool:
-        """True if this step may admit no further sequence of any size."""
+        """True if this step may admit no further sequence, however small."""
         return len(self._held) >= _MAX_HELD or any(self._allowance(sequence) <= 0 for sequence in self._held)
 
     def may_pass(self, sequence: Sequence) -> bool:

@@ -38,7 +38,7 @@ class RunningSequences:
         return len(self._free_slots)
 
     def num_of_tenants(self) -> Counter[str]:
-        """Tenant -> number of its running sequences, at the time of the call. Tenants without any are left out."""
+        """Returns tenant -> number of its running sequences at the time of the call. Tenants with none are left out."""
         return self._num_of_tenant.copy()
 
     def in_ranks(self) -> list[tuple[int, Sequence]]:
@@ -171,7 +171,7 @@ class RunningSequences:
         return sum(1 for b in sequence.held_block_ids if b not in kept and self.pool.ref_count(b) == 1)
 
     def _give_back_unseen_blocks(self, sequence: Sequence) -> None:
-        """Releases the blocks that no later token sees, because they are before its sliding window.
+        """Releases the blocks before the sequence's sliding window. No later token attends to these blocks.
 
         Plans in flight may still read these blocks. That is safe, because a plan that writes to the blocks for a new
         owner runs later.

@@ -4,7 +4,7 @@ A sequence gets no draft if one of these conditions holds:
   - the request or the engine's settings switch speculation off
   - the sequence was in flight when a process died
   - the sequence has a grammar that the core has not built yet
-  - the newest token is still being sampled, so the end of the sequence is not known
+  - the newest token is still being sampled, so it is not known yet whether the sequence has ended
   - the logits of one of its drafts were not finite, although the logits of its sampled tokens were finite
 
 The draft of a sequence with a grammar is cut to its legal prefix. If no token is legal, the draft is the text that the
@@ -12,9 +12,9 @@ grammar forces, if it forces any.
 
 A step gets no drafts if one of these conditions holds:
   - the step computes tokens of a prompt: then a draft token costs as much as a token of the prompt
-  - the engine searches for a poisonous request: then a death shall have as few possible causes as possible
-  - the step's rows of logits fill the ranks' memory, which has room for `max_num_seqs` rows, or for the rows of the
-    longest draft if these are more
+  - the engine searches for a poisonous request: each position that a step computes may be the cause of a death
+  - the step's rows of logits fill the ranks' memory for logits. It has room for `max_num_seqs` rows, or for the rows of
+    the longest draft if the longest draft has more rows
   - the step has so many decodes that a draft token costs as much time as a decode: then arithmetic limits the step, not
     the reads of weights
 """
@@ -37,7 +37,7 @@ from rayloom_engine.core.step_seconds import StepSeconds
 
 # Assumed cost of a draft token until the cost is measured, as a share of the time of a step with one decode.
 _UNMEASURED_COST = 0.06
-# A measured cost below this value is taken for a measurement error.
+# A measured cost below this value is taken for a measurement error and replaced by this value.
 _LEAST_COST = 0.01
 
 

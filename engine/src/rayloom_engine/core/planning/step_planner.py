@@ -300,7 +300,7 @@ class StepPlanner:
         return True
 
     def _preemptible(self, rank: int, builder: StepBuilder) -> list[Sequence]:
-        """Running sequences with a higher rank, highest first, without those in flight or in this step."""
+        """Returns running sequences with ranks above `rank`, highest first, without those in flight or in this step."""
         in_flight = set(self._in_flight())
         higher = [s for its_rank, s in reversed(self._running.in_ranks()) if its_rank > rank and s not in in_flight]
         # The list ends before the first sequence that is in this step. Sequences with lower ranks keep their blocks,

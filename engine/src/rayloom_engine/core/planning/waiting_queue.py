@@ -16,14 +16,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from rayloom_engine.core.sequence import Sequence, order_of
 from rayloom_engine.errors import QueueFull
 
-_MAX_TENANTS = 1024  # limit of remembered last admissions: API keys may be replaced while an engine runs
+_MAX_TENANTS = 1024  # limit of `_admissions`, in which the entries of replaced API keys stay
 
 
 class WaitingQueue:
     """All waiting sequences, by tenant."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, list[Sequence]] = {}  # tenant -> its sequences, sorted by order; none is empty
+        self._lines: dict[str, list[Sequence]] = {}  # tenant -> its sequences, sorted by order; no list is empty
         # Tenant -> number of its last admission, oldest first. The entry stays after the tenant's last sequence.
         # Otherwise a tenant that sends its requests one by one would always come first.
         self._admissions: dict[str, int] = {}

@@ -1,6 +1,6 @@
 """The interface through which the scheduler cuts drafts to the tokens that a sequence's grammar allows.
 
-`worker.draft_forms` implements it. The ranks set the masks of a draft's rows all the same, so a token never depends on
+`worker.draft_forms` implements it. The ranks set the masks of a draft's rows in any case, so a token never depends on
 this interface.
 """
 
@@ -28,7 +28,7 @@ class DraftGrammars(Protocol):
     """Makes the grammars of sequences."""
 
     def begin_step(self) -> None:
-        """Call it before the first draft of a step. The drafts of a step have a limited time together."""
+        """Begins the time that all drafts of a step have together. Call it before the first draft of the step."""
 
     def begin(self, params: DecodingParams, num_prompt_tokens: int) -> DraftGrammar:
         """Returns the grammar of a sequence. `params.grammar` is not empty."""

@@ -89,7 +89,7 @@ class NgramIndex:
         return found
 
     def _num_equal(self, token_ids: Sequence[int], position: int, newest: int) -> int:
-        """Returns how many tokens, backwards from `position` and `newest`, are equal in a row; at most `max_size`."""
+        """Returns how many tokens in a row are equal, backwards from `position` and `newest`; at most `max_size`."""
         most = min(self._max_size, position + 1)
         size = 0
         while size < most and token_ids[position - size] == token_ids[newest - size]:

@@ -249,7 +249,7 @@ class RankPool:
             raise RankLost(standing, f"alive, but it stands still; no rank has advanced for {self.patience_s:g} s")
 
     def _has_last_words(self, rank: AttachedRank) -> bool:
-        """The control connection of `rank` has ended. Returns True if the rank has sent a reply that is still unread.
+        """Returns True if `rank`, whose control connection has ended, has sent a reply that is still unread.
 
         A rank that ends on purpose first sends the cause over its "steps" connection.
         """

@@ -30,7 +30,7 @@ class RemoteExecutor:
         while not self._results:
             for number, reply in self._pool.poll(_POLL_SECONDS, is_due=True):
                 if reply.ticket not in self._tickets:
-                    continue  # a late answer to an order from before a loss
+                    continue  # a late answer to an order that was sent before a loss
                 if isinstance(reply, Failed):
                     raise RankLost(number, reply.message, is_alive=True)
                 if isinstance(reply, Computed):

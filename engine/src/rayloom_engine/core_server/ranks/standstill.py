@@ -23,7 +23,7 @@ class Standstill:
 
     def __init__(self) -> None:
         self._ranks: dict[int, Stillness] = {}
-        self.quiet_s: float | None = None  # seconds since a computing rank progressed or used CPU; None: none computes
+        self.quiet_s: float | None = None  # seconds since a computing rank progressed or used CPU; None: no such rank
 
     def reset(self) -> None:
         """Forgets all beats, because no answer is due."""
