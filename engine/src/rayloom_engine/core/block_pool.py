@@ -11,8 +11,8 @@ A block is in exactly one of these states:
 The content of a block is proven once finite logits were computed from it. It stays proven, because a full block is
 never written again. An unproven block that no sequence holds may contain a NaN, so two rules apply:
 - The prefix index returns such a block only to the sequence that filled it.
-- If such a block is allocated for other content, it is cleared first. Masked attention multiplies the positions that
-  the new owner has not written yet by zero, and NaN x 0 is NaN.
+- If such a block is allocated for other content, it is cleared first. Positions that the new owner has not written yet
+  are multiplied by zero in masked attention, and NaN x 0 is NaN.
 
 Cached blocks are evicted least-recently-used first. A sequence releases its last block first, so the end of a prefix is
 evicted before its beginning. In the other order, the rest of a prefix would be useless: without the first block, the

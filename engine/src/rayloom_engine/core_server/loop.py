@@ -194,8 +194,8 @@ class Core:
     def _end_step(self) -> None:
         """Records the positions in flight after a step, or notes that the record of the ended plan is old.
 
-        The positions are recorded in a trial, at a depth above 1, and if the step had no plan. Otherwise the record of
-        the ended plan stays until the next plan is recorded, a message arrives, or the engine is idle.
+        The positions are recorded in three cases: in a trial, at a depth above 1, or if the step had no plan. Otherwise
+        the record of the ended plan stays until the next plan is recorded, a message arrives, or the engine is idle.
         """
         is_planless = self._is_note_old  # The step has not recorded a plan.
         if is_planless or self._box.is_trial or self._engine.scheduler.config.depth > 1:

@@ -103,7 +103,7 @@ class _Front:
 
 @dataclass(frozen=True, slots=True)
 class GatewayPort:
-    """The listening socket for gateways, and the key: each gateway must prove that it has it. No `tls`: clear text."""
+    """The listening socket for gateways, and the key without which a gateway is refused. Without `tls`: clear text."""
 
     listener: socket.socket
     key: str

@@ -39,7 +39,7 @@ class Unsent:
             self._messages.popleft()
 
     def has_stalled(self, now: float) -> bool:
-        """True if the oldest message is overdue. If the front reads only a part of it, its due time stays the same."""
+        """True if the oldest message is overdue. If the front reads only a part of it, the due time stays the same."""
         return bool(self._messages) and now > self._messages[0][1]
 
     def clear(self) -> None:

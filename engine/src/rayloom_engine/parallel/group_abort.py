@@ -15,7 +15,7 @@ class PeerWaits(Protocol):
     """The waits of one communication group, which another thread can end. `abort` may be called after the last wait."""
 
     def abort(self) -> None:
-        """Makes the present wait and all later waits raise RuntimeError. Any thread may call it; it does not wait."""
+        """Makes the present wait and all later waits raise RuntimeError. Does not wait. Any thread may call it."""
 
     def release(self) -> None:
         """Frees the resources that `abort` uses. `abort` is not called afterwards."""

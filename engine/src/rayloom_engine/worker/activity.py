@@ -37,7 +37,7 @@ class Activity:
         return self._num_switches + self._model_progress() - self._earlier
 
     def report(self) -> None:
-        """Increases `advance`. Called while a step waits for another thread of this process. That wait has a limit."""
+        """Increases `advance`. Called while a step waits, with a time limit, for another thread of this process."""
         self._num_switches += 1
 
     def restart(self) -> None:

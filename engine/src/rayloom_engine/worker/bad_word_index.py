@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 
 class BadWordIndex:
-    """Finds words that the next token would complete: compares words whose second-last token is the newest token."""
+    """Finds words that the next token would complete. Compares only words whose second-last token came last."""
 
     def __init__(self, bad_words: tuple[tuple[int, ...], ...]) -> None:
         self._singles = tuple(word[-1] for word in bad_words if len(word) == 1)

@@ -1,7 +1,7 @@
 """GpuSampler: chooses the tokens of a step on a GPU, as worker/sampler.py defines the choice.
 
-The host reads from the GPU once, at the end. Token ids equal the reference's, with the same two exceptions as those of
-the C library. Rounding decides if two scores, or top_p and a sum of probabilities, are equal up to the last bits. If
+The host reads from the GPU once, at the end. Token ids equal the reference's, with two exceptions, which the C library
+has as well. Rounding decides if two scores, or top_p and a sum of probabilities, are equal up to the last bits. If
 several tokens have logits that equal the threshold of top_k or top_p, those with the lowest ids are kept.
 
 Legend: N rows of logits, M of them that are not plain greedy, V vocabulary, W words of a mask, E entries.

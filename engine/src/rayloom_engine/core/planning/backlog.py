@@ -18,7 +18,7 @@ _SHARE = 0.7
 # Several prompts may lengthen a step with decodes to at most this many times the time of a reference step. The
 # reference step has one more decode in place of each of these prompts.
 _PACE = 2.2
-# A single prompt gets as much time in a step as several prompts, if the prompt needs at most this many such steps.
+# A single prompt gets as much time in a step as several prompts would, if it then needs at most this many steps.
 _FEW_STEPS = 4
 
 

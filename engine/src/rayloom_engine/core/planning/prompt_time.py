@@ -32,7 +32,7 @@ class PromptTime:
         return max(0, LEAST_TOKENS - self._num_tokens, int(2 * left_s / divisor))
 
     def spend(self, start: int, num: int) -> None:
-        """Counts `num` tokens that the step computes of a prompt, from position `start` on."""
+        """Adds `num` tokens of a prompt to the step. The first of these tokens is at position `start`."""
         self._left_s -= self._seconds(start, num)
         self._num_tokens += num
 

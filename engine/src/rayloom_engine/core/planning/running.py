@@ -119,7 +119,7 @@ class RunningSequences:
         if not slots and not self._has_waiting:
             return
         for sequence in self._sequences:
-            # The slot may belong to another sequence by now. A sequence without a mask never waits.
+            # The slot may belong to another sequence by now. If that sequence has no mask, it waits for no grammar.
             sequence.waits_for_form = sequence.slot in slots and sequence.params.has_mask
         self._has_waiting = bool(slots)
 

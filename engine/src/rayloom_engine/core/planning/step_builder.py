@@ -40,7 +40,7 @@ class StepBuilder:
 
     @property
     def is_full(self) -> bool:
-        """True if no token of a prompt may be added any more."""
+        """True if no further token of a prompt may be added."""
         return self.budget == 0 or (self.prompt_time is not None and self.prompt_time.most(0) == 0)
 
     def room_for(self, tenant: str) -> int:
@@ -147,7 +147,7 @@ class StepBuilder:
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A plan whose result has not arrived. When it arrives, the plan's slots may belong to other sequences."""
+    """A plan whose result has not arrived. When the result arrives, the plan's slots may belong to other sequences."""
 
     plan: StepPlan
     sequences: dict[int, Sequence]  # slot -> the sequence that had the slot when the plan was made

@@ -12,9 +12,9 @@ grammar forces, if it forces any.
 
 A step gets no drafts if one of these conditions holds:
   - the step computes tokens of a prompt: then a draft token costs as much as a token of the prompt
-  - the engine searches for a poisonous request: each position that a step computes may be the cause of a death
-  - the step's rows of logits fill the ranks' memory for logits. It has room for `max_num_seqs` rows, or for the rows of
-    the longest draft if the longest draft has more rows
+  - the engine searches for a poisonous request: drafts would add possible causes of a death
+  - the step's rows of logits fill the ranks' memory for logits. This memory has room for `max_num_seqs` rows, or for
+    the rows of the longest draft if the longest draft has more rows
   - the step has so many decodes that a draft token costs as much time as a decode: then arithmetic limits the step, not
     the reads of weights
 """

@@ -178,7 +178,7 @@ class StepPlanner:
                     builder.take(sequence, num, is_prompt=True)
 
     def _victim(self, sequence: Sequence) -> Sequence | None:
-        """Returns the sequence to preempt for `sequence`: it has the highest rank, and may be `sequence` itself.
+        """Returns the sequence to preempt for `sequence`: the one with the highest rank, maybe `sequence` itself.
 
         Returns None if `sequence` must wait for sequences in flight. Sequences in flight cannot be preempted: plans
         write to their blocks, and tokens that are being sampled would be lost.

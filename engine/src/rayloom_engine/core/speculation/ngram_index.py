@@ -57,7 +57,7 @@ class NgramIndex:
         return end == len(token_ids)
 
     def draft(self, token_ids: Sequence[int], num: int) -> tuple[int, ...]:
-        """Returns the `num` tokens that followed the longest earlier occurrence of the last tokens; () if none.
+        """Returns the `num` tokens that followed the longest earlier occurrence of the last tokens; () without one.
 
         Of several occurrences of that length, the newest counts. All of `token_ids` must have been read. If fewer than
         `num` tokens follow the occurrence, the draft repeats these tokens.

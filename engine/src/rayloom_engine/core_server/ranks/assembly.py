@@ -121,7 +121,7 @@ def _wait_until_loaded(pool: RankPool, deadline: float, progress: Progress, is_r
 
 
 def _check_time(pool: RankPool, deadline: float, attached: list[int], loaded: set[int]) -> None:
-    """After the deadline, raises RankLost for the first rank that is not connected, or else has not loaded."""
+    """After the deadline, raises RankLost for the first unconnected rank, else for the first that has not loaded."""
     if time.monotonic() > deadline:
         late = [number for number in range(pool.world_size) if number not in attached]
         late = late or [number for number in attached if number not in loaded]

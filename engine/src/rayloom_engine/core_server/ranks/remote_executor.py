@@ -13,7 +13,7 @@ _POLL_SECONDS = 0.25  # seconds between checks of the heartbeats
 
 
 class RemoteExecutor:
-    """Implements `engine.Executor`. After a RankLost, the ranks must be assembled again."""
+    """Implements `engine.Executor`. Once it has raised RankLost, the ranks must be assembled again."""
 
     def __init__(self, pool: RankPool) -> None:
         self._pool = pool

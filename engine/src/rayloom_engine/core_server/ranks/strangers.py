@@ -19,7 +19,7 @@ _MAX_OF_HOST = 48
 
 
 def crowded_out(hosts: Sequence[str]) -> int | None:
-    """Returns the index of the stranger to disconnect; None if the limits are kept.
+    """Returns the index of the stranger to disconnect; None if no limit is exceeded.
 
     `hosts`: the addresses of all strangers, the newest last.
     """
