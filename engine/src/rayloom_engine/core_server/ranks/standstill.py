@@ -12,8 +12,8 @@ def rank_to_blame(beats: Mapping[int, Beat]) -> int:
     """Returns the rank to blame if no rank makes progress.
 
     A rank that computes is blamed first, then a rank that has not begun the step. A rank that waits for a peer is
-    blamed only if all ranks wait. If a rank does not wait, that rank is the peer that hangs. Among ranks in the same
-    situation, the rank with the least progress is blamed.
+    blamed only if all ranks wait. Otherwise a rank that does not wait is the cause. Among ranks in the same situation,
+    the rank with the least progress is blamed.
     """
     return min(beats, key=lambda rank: (beats[rank].waits, beats[rank].phase != "step", beats[rank].advance, rank))
 
