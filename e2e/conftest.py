@@ -11,9 +11,9 @@
                  standard output of the code
 
 A running cluster, a built image and an installed release are reused, so a second run starts at once. `make
-cluster-down` removes them. E2E_CLUSTER=kind runs on Docker; E2E_KUBECONFIG=PATH on an existing cluster. When a test
-fails, logs, events and objects are written to artifacts/FOLDER/TEST, before the test's namespace is deleted. FOLDER is
-the folder of the test, because `.ci/run` runs the tests of api/ and tool/ at the same time.
+cluster-down` removes them. E2E_CLUSTER=kind uses kind on Docker; E2E_KUBECONFIG=PATH uses an existing cluster. When a
+test fails, logs, events and objects are written to artifacts/FOLDER/TEST, before the test's namespace is deleted.
+FOLDER is the folder of the test, because `.ci/run` runs the tests of api/ and tool/ at the same time.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ def operator(cluster: Cluster) -> Iterator[Kubectl]:
         delete = ("delete", "namespace", "--selector", "rayloom.dev/e2e=true", "--timeout=120s")
         kubectl(*delete, timeout_s=130)
         yield kubectl
-        # No finalizer of ours may keep a namespace. The namespaces of the last tests may need a little longer.
+        # No finalizer of ours may keep a namespace. The namespaces of the last tests may still be terminating.
         wait(lambda: _kept_namespaces(kubectl) == [], _NAMESPACE_WAIT_S, lambda: f"kept: {_kept_namespaces(kubectl)}")
 
 
 def _kept_namespaces(kubectl: Kubectl) -> list[str]:
-    """Namespaces of tests that nobody has deleted, or whose deletion takes more than _NAMESPACE_ENDS_S."""
+    """Test namespaces that nobody has deleted, or whose deletion takes more than _NAMESPACE_ENDS_S."""
     selected = kubectl.json("get", "namespaces", "--selector", "rayloom.dev/e2e=true")["items"]
     deleted = {one["metadata"]["name"]: one["metadata"].get("deletionTimestamp") for one in selected}
     return [name for name, at in deleted.items() if at is None or _age_s(at) > _NAMESPACE_ENDS_S]
@@ -126,7 +126,7 @@ def pytest_runtest_makereport(
 
 
 def _clusters(item: pytest.Item) -> list[Cluster]:
-    """The clusters among the test's fixtures, or the default cluster if its fixture failed."""
+    """The clusters among the test's fixtures, or the default cluster if the fixture `cluster` failed."""
     found = [value for value in getattr(item, "funcargs", {}).values() if isinstance(value, Cluster)]
     if not found and "cluster" in getattr(item, "fixturenames", ()):
         return [chosen_cluster(os.environ)]

@@ -98,7 +98,7 @@ def restore(venv: Path, kept: Path) -> None:
 
 
 def _python() -> str:
-    """Returns a key of the Python whose packages can be linked."""
+    """Returns a key of this Python. Environments whose Python has the same key can link the same packages."""
     return "-".join((sys.implementation.cache_tag, platform.python_version() + sys.abiflags, platform.machine()))
 
 

@@ -115,7 +115,7 @@ def uv_settings(listed: str, environ: Mapping[str, str]) -> tuple[dict[str, str]
 
 
 def _read(command: Sequence[str]) -> str:
-    """Returns the command's standard output. Raises NotByUv with the end of its errors if it fails."""
+    """Returns the command's standard output. Raises NotByUv with the end of its errors if the command fails."""
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
     except OSError as error:

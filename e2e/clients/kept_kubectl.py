@@ -1,7 +1,7 @@
 """A kubectl that keeps its connection to the API server for reads of objects.
 
-A kubectl process takes 40 ms of CPU time, and about as much in the API server, which authenticates a new connection.
-Tests that wait read objects several times a second. So one `kubectl proxy` answers these reads.
+A kubectl process takes 40 ms of CPU time. The API server takes about as much, to authenticate a new connection. A test
+that waits for a state reads objects several times a second. So one `kubectl proxy` answers these reads.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def read_path(*arguments: object) -> str | None:
 
 
 class KeptKubectl(Kubectl):
-    """Threads may share it. Call `close` at the end."""
+    """A Kubectl that threads may share. Call `close` at the end."""
 
     def __init__(self, kubeconfig: Path) -> None:
         super().__init__(kubeconfig)

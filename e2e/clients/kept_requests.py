@@ -1,7 +1,7 @@
 """A program in a client's pod that sends requests for as long as the pod runs.
 
-The start of a program in a pod takes a tenth of a second of CPU time, in kubectl, the API server, the kubelet, the
-container runtime and Python. Tests that wait for a service send several requests a second.
+The start of a program in a pod takes a tenth of a second of CPU time: that of kubectl, the API server, the kubelet, the
+container runtime and Python together. Tests that wait for a service send several requests a second.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ for line in sys.stdin:
     threading.Thread(target=send, args=json.loads(line), daemon=True).start()
 """
 
-Answer = tuple[int, str]  # HTTP status and body; status 0 and the reason without an answer
+Answer = tuple[int, str]  # HTTP status and body; without an answer: status 0 and the reason
 
 
 class KeptRequests:

@@ -42,7 +42,7 @@ class LoadAgent:
         self.process: subprocess.Popen[str] = service.kubectl.start(*command, _AGENT.read_text())
         num_tokens, late_tokens = settings.pop("num_tokens", NUM_TOKENS), settings.pop("late_tokens", LATE_TOKENS)
         asked = {
-            "model": service.name,  # model of the requests of the prober
+            "model": service.name,  # the model that the prober requests
             "urls": [service.url] * NUM_STREAMS,
             "requests": [_request(service.name, index, num_tokens) for index in range(NUM_STREAMS)],
             "strike_at": 0,

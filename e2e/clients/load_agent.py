@@ -3,10 +3,10 @@
 If the setting `repeat_url` is empty, there are no retries. Otherwise each stream has an Idempotency-Key. When the
 connection of a stream breaks, the client sends the request again, to `repeat_url` and with the same key.
 
-stdin has a JSON object a line: first the settings, then {"do": "start_arrivals"} after the fault, and {"do": "stop"}.
-stdout gets {"ready": time} when every stream has `strike_at` tokens, and {"ended": time} when no request runs and none
-will arrive. At the end it gets the records of all streams and probes. Times are Unix times. The program that reads
-stdout compares the tokens.
+stdin has one JSON object per line: first the settings, then {"do": "start_arrivals"} after the fault, and
+{"do": "stop"}. stdout gets {"ready": time} when every stream has `strike_at` tokens, and {"ended": time} when no
+request runs and none will arrive. At the end it gets the records of all streams and probes. Times are Unix times. The
+program that reads stdout compares the tokens.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Choice:
         self.finish_reason: str | None = None
 
     def take(self, part: dict[str, Any]) -> int:
-        """Adds a choice of one event, of a completion or a chat. Returns the number of tokens in it."""
+        """Adds the part of this choice that one event has; completion or chat. Returns the part's number of tokens."""
         delta = part.get("delta", {})
         self.text += part.get("text") or delta.get("content") or ""
         for call in delta.get("tool_calls") or ():
@@ -151,7 +151,7 @@ class Agent:
         self.settings = settings
         self.streams: list[Stream] = []
         self.probes: list[tuple[float, float, str]] = []  # sent, answered, failure
-        self.had: list[int] = []  # tokens of the first streams at the time of the fault
+        self.had: list[int] = []  # number of tokens of each first stream at the time of the fault
         self.arrivals_start = asyncio.Event()
         self.stop = asyncio.Event()
 
@@ -230,7 +230,7 @@ class Agent:
     async def _repeat(self, session: aiohttp.ClientSession, tasks: Tasks, number: int) -> None:
         """Sends one stream after the other until `stop`.
 
-        At least `late_every_s` seconds are between two beginnings, which limits the number of failures.
+        Streams begin at least `late_every_s` seconds apart. This limits the number of streams that can fail.
         """
         asked = self.settings
         while not self.stop.is_set():

@@ -19,9 +19,9 @@ NUM_KINDS = 8
 NUM_REQUESTS = 2 * NUM_KINDS
 NUM_PAIRS = NUM_KINDS // 2
 _ROUNDING = 1e-3
-# The slice of the plain answer's text that is the stop string. A fault happens before the tokens of this slice.
+# This slice of the plain answer's text is the stop string. A fault happens before the tokens of this slice exist.
 _STOP = slice(-24, -12)
-# A list that is longer than any answer, so that a disturbance always happens before the list is complete.
+# The schema of a list that is longer than any answer, so a disturbance always happens before the list is complete.
 _PEOPLE = {
     "type": "array",
     "minItems": 1_000_000,
@@ -48,7 +48,7 @@ class Load(Protocol):
         """The undisturbed answers."""
 
     def requests(self, num_tokens: int = NUM_TOKENS) -> list[Request]:
-        """The requests, for this number of tokens."""
+        """The requests, each for this number of tokens."""
 
     def problem_of(self, stream: dict[str, Any]) -> str:
         """Returns the failure of a stream; empty if its answer equals the undisturbed answer or a prefix of it."""
@@ -113,7 +113,7 @@ def sampled_request(model: str) -> tuple[str, dict[str, Any]]:
 
 
 def undisturbed_mix(service: Service, model: str = "") -> MixedLoad:
-    """The load with the answers of an undisturbed run. Asserts that each answer shows the kind of its request.
+    """The load with the answers of an undisturbed run. Asserts that each answer fits the kind of its request.
 
     `model`: the model name in requests. Empty: the service's name.
     """

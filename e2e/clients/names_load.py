@@ -1,7 +1,7 @@
 """Requests for two models and an alias of both at an LLMGateway, and the comparison of their answers.
 
-The answers of the two models differ, so a request that reached the wrong model is noticed. An answer under the alias is
-compared with the answer of the model that the header X-Rayloom-Model names.
+The answers of the two models differ, so a request that reached the wrong model is noticed. An answer to a request
+for the alias is compared with the answer of the model that the header X-Rayloom-Model names.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class NamesLoad:
 
     @property
     def answers(self) -> Answers:
-        """The undisturbed answers. A request under the alias has the first model's answer."""
+        """The undisturbed answers. For requests to the alias, these are the first model's answers."""
         names = (name if name in self.by_model else FIRST for name in _NAMES)
         return [self.by_model[name].answers[index] for index, name in enumerate(names)]
 

@@ -15,7 +15,7 @@ _ACCOUNT_S = 120.0
 
 @contextlib.contextmanager
 def new_namespace(kubectl: Kubectl, purpose: str) -> Iterator[str]:
-    """A new namespace that accepts pods. Its pods are deleted when the block ends. The next test needs their memory.
+    """A new namespace that accepts pods. When the block ends, its pods are deleted: the next test needs their memory.
 
     The namespace itself is removed later: the namespace controller waits for half of a pod's grace period before it
     checks a terminating namespace again.

@@ -7,7 +7,7 @@ from typing import Any
 
 NUM_PROMPTS = 96
 NUM_AT_ONCE = 16
-# About 400 tokens: the tokenizer of SmolLM2 splits numbers into digits.
+# A prompt of 60 numbers has about 400 tokens, because the tokenizer of SmolLM2 splits numbers into digits.
 _NUM_NUMBERS, _MOST = 60, 999_999
 _NUM_OUTPUT = 8
 

@@ -62,7 +62,7 @@ class Service:
         """Waits until the service is Available, and returns the seconds of this wait.
 
         Then waits until requests from the client's pod reach the service. kube-proxy updates the rules of that pod's
-        node about a second after the EndpointSlices.
+        node about a second after the EndpointSlices change.
         """
         found = wait(self.is_available, seconds, self.story)
         wait(lambda: self.client.request(f"{self.url}/v1/models", None, _TRY_S)[0] != 0, _RULES_S, self.story)
@@ -140,7 +140,10 @@ def manifest(path: Path, namespace: str, **spec: Any) -> dict[str, Any]:
 
 
 def wait(condition: Callable[[], bool], seconds: float, story: Callable[[], str], pause_s: float = 0.25) -> float:
-    """Waits until `condition` holds; returns the seconds. A ClusterError counts as False. Fails with `story()`."""
+    """Waits until `condition()` is true, at most `seconds`. Returns the seconds of the wait.
+
+    A ClusterError counts as False. The message of a failed wait has the text of `story()`.
+    """
     began = time.monotonic()
     problem: ClusterError | None = None
     while True:

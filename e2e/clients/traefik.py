@@ -71,7 +71,7 @@ class Traefik:
             )
 
     def log(self) -> str:
-        """The end of its log."""
+        """The end of Traefik's log."""
         return self._log.read_bytes()[-_LOG_BYTES:].decode(errors="replace")
 
     def close(self) -> None:

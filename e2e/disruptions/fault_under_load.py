@@ -1,7 +1,7 @@
 """Causes a fault while a client's pod receives streams, and reports the effects on the clients.
 
-The rules: Clients do not retry. New requests arrive from the fault on: until the first streams have ended, or with the
-setting `steady` until the fault is over. The fault happens when every stream has at least 16 of its tokens, and at most
+The rules: Clients do not retry. From the fault on, new requests arrive until the first streams have ended, or, with the
+setting `steady`, until the fault is over. The fault happens when every stream has at least 16 of its tokens and at most
 half of them. Weights are float32. The docstring of clients/load.py tells when a request has failed.
 """
 
@@ -30,7 +30,7 @@ class FaultRecord:
 
     streams: list[dict[str, Any]]
     failures: list[str]  # failed requests, in words; empty if clients noticed no more than a pause
-    failed_probes: list[tuple[float, float, str]]  # Unix times of request and failure, and its reason
+    failed_probes: list[tuple[float, float, str]]  # Unix time of the request, Unix time of the failure, its reason
     num_requests: int
     tokens_s: float  # seconds until the next token of a running stream
     available_s: float | None  # seconds until Available was True again; None when it was never False

@@ -25,7 +25,7 @@ from local_kubernetes.machine.shell import run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mistake:
-    """The condition of a service with the mistake, and the number of pods created for it. No pod is created twice."""
+    """The expected condition of a service with the mistake, and its number of pods. No pod is created twice."""
 
     reason: str
     said: tuple[str, ...]  # parts of the message: the problem and the solution
@@ -97,7 +97,7 @@ def _kibibytes(amount: str) -> int:
 
 @contextmanager
 def image_on_the_nodes(cluster: Cluster) -> Iterator[None]:
-    """Gives the engine's image the additional name IMAGE on every node for the block."""
+    """Gives the engine's image the additional name IMAGE on every node, until the block ends."""
     for node in cluster.node_names():
         run(*_containerd(cluster, node), "images", "tag", "--force", ENGINE.name, IMAGE)
     try:
@@ -116,7 +116,7 @@ def _containerd(cluster: Cluster, node: str) -> tuple[object, ...]:
 
 
 def too_little_memory(namespace: str) -> list[dict[str, Any]]:
-    """A LimitRange whose default memory limit applies to every container without a limit, and a service.
+    """A LimitRange and a service. The LimitRange's default memory limit applies to every container without a limit.
 
     The limit suffices for the head pod. In a worker pod the limit suffices for Ray and a rank, but not for the rank's
     weights.
@@ -143,7 +143,7 @@ def remove_folder() -> None:
 
 
 class PodCounter:
-    """Counts the pods that were created for each service, by a watch."""
+    """Watches the pods, and counts for each service how many were created."""
 
     def __init__(self, kubectl: Kubectl, namespace: str) -> None:
         path = r'{.metadata.uid} {.metadata.labels.rayloom\.dev/service} {.metadata.labels.ray\.io/cluster}{"\n"}'

@@ -21,8 +21,8 @@ def model_on_the_nodes() -> Path:
     converted = resolve("builtin://smollm2-135m").path
     if os.environ.get("E2E_CLUSTER") == "kind" or os.environ.get("E2E_KUBECONFIG"):
         pytest.skip("the nodes do not see this machine's folders")
-    # The folder is outside of HOME, which other users cannot enter. Its name contains the name of the conversion, so
-    # the folder is never out of date.
+    # The folder is outside of HOME, which other users cannot enter. Its name contains the name of the converted
+    # model's folder, so its files are never out of date.
     folder = Path("/var/tmp") / f"rayloom-e2e-{converted.name}"
     if not folder.exists():
         _copy(converted, folder, shutil.copyfile)
@@ -31,7 +31,7 @@ def model_on_the_nodes() -> Path:
 
 @contextmanager
 def claim_on_the_nodes(kubectl: Kubectl, namespace: str, claim: str, path: str) -> Iterator[None]:
-    """A PersistentVolumeClaim of a host folder with the model at this path."""
+    """A PersistentVolumeClaim for a host folder, which has the model at `path`."""
     root = Path(tempfile.mkdtemp(prefix="rayloom-e2e-claim-", dir="/var/tmp"))
     root.chmod(0o755)
     volume = {"kind": "PersistentVolume", "metadata": {"name": f"{namespace}-{claim}"}}

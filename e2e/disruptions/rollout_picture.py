@@ -21,7 +21,7 @@ _FOLDER = Path(__file__).parents[2] / "docs" / "images"
 # Pixels.
 _WIDTH, _LEFT, _RIGHT = 960, 150, 20
 _TOP, _STEP, _LANE, _REQUESTS, _BOTTOM = 34, 30, 34, 170, 94
-_BEFORE_S = 5.0  # seconds before the change that are shown
+_BEFORE_S = 5.0  # the picture begins this many seconds before the change
 
 _STEP_COLOURS = ("#e8eef7", "#f4efe3")
 _COLOURS = {
@@ -37,7 +37,7 @@ _COLOURS = {
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A part of an engine's life; seconds from the change."""
+    """A part of an engine's life. Seconds count from the change."""
 
     begin: float
     end: float

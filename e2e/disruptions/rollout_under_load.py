@@ -1,4 +1,4 @@
-"""Changes a service under steady streams, and reports the effects on clients and the times of an untrue status.
+"""Changes a service under steady streams, and reports the effects on clients and when the status was untrue.
 
 The rules of fault_under_load.py apply, with the setting `steady`: new streams arrive until the rollout is over, so that
 streams run whenever the operator acts on an engine. All revisions serve the same weights, since their tokens are

@@ -23,9 +23,9 @@ def untrue_times(
     """In words: the periods of more than `late_s` seconds in which Available was wrong.
 
     `available` has each change of the condition with its time. `answers` has the times of a prober's answers, one a
-    second while the service works. The answers between `since` and `until` count. Available is wrong in two cases.
-    Between two answers it is True for more than `late_s` in total. During a streak of answers it is False for more than
-    `late_s` at once.
+    second while the service works. Only answers between `since` and `until` count. Available is wrong in two cases.
+    Between two consecutive answers it is True for more than `late_s` in total. During a streak of answers it is False
+    for more than `late_s` at once.
     """
     found = []
     ends = [at for at, _ in available[1:]] + [until]

@@ -136,7 +136,7 @@ class RolloutTimeline(Timeline):
             self._take_head(now, self._engine(now, meta), document, is_deleted)
 
     def _engine(self, now: float, meta: dict[str, Any]) -> Engine:
-        """The engine replica that has the object with this metadata. Events of objects arrive in any order."""
+        """The engine replica to which the object with this metadata belongs. Events of objects arrive in any order."""
         name, revision = meta["labels"]["rayloom.dev/group"], meta["labels"]["rayloom.dev/revision"]
         return self.engines.setdefault(name, Engine(name=name, revision=revision, made_at=now))
 
@@ -163,7 +163,7 @@ class RolloutTimeline(Timeline):
             self._touch(engine, now, "its head pod is terminating")
         if address and meta["uid"] not in self._asked and not is_deleted:
             self._asked.add(meta["uid"])
-            # Another thread sends the requests. They would delay this thread, which records the times of events.
+            # Another thread sends the requests. Requests would delay this thread, which records the times of events.
             threading.Thread(target=self._ask, args=(engine, address), daemon=True).start()
 
     def _ask(self, engine: Engine, address: str) -> None:

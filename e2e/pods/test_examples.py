@@ -1,4 +1,4 @@
-"""A service with a model of a claim, three ranks in a pod, and pod templates, on real pods."""
+"""A service on real pods, with a model from a PersistentVolumeClaim, three ranks in a pod, and pod templates."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_what_a_pod_template_says_is_so_inside_the_containers(operator: Kubectl,
             command = ("exec", "--namespace", service.namespace, pod["metadata"]["name"], "--container", name, "--")
             variables = dict(line.split("=", 1) for line in operator(*command, "env").splitlines() if "=" in line)
             assert (variables["PASSPHRASE"], variables["FROM_SETTINGS"]) == ("open sesame", "yes")
-            # The ConfigMap has other values for these variables.
+            # The ConfigMap has other values for these variables, and the operator's values must win.
             assert variables["RAY_AUTH_MODE"] == "token" and variables["RAYLOOM_ALIVE_FILE"] != "/nowhere"
             assert operator(*command, "cat", "/etc/settings/FROM_SETTINGS") == "yes"
     limits = {each["name"]: each["resources"]["limits"] for each in head["spec"]["containers"]}

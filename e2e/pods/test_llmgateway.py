@@ -1,7 +1,7 @@
 """One URL for two services: an LLMGateway under streams for both models and an alias of both models.
 
-All tests share the LLMGateway and its services, whose own gateways have no pods. A request may fail only if it was
-connected to a gateway pod that was killed.
+All tests share the LLMGateway and its services. These services have no gateway pods of their own. A request may fail
+only if it was connected to a gateway pod that was killed.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ def place(operator: Kubectl) -> Iterator[Place]:
         client = Client.start(operator, namespace)
         gateway = ModelsGateway(operator, client, namespace, "public")
         first, second = (GatewayedService(operator, client, namespace, f"public-{each}") for each in (FIRST, SECOND))
-        # The data types differ, so the answers of the two models differ. So a request that reached the wrong model is
-        # noticed.
+        # The two models answer differently, because their data types differ. So a request that reached the wrong model
+        # is noticed.
         operator.apply(
             _service(first, FIRST, "float32"),
-            # This service is autoscaled from the start, because the scaler must know the load of a minute before it
-            # removes an engine.
+            # This service is autoscaled from the start, because the scaler must have read the load for a minute before
+            # it removes an engine.
             _service(second, SECOND, "bfloat16", autoscaling=AUTOSCALING),
             _gateway(gateway, {first.name: 1, second.name: 1}),
         )

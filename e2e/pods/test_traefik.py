@@ -69,7 +69,7 @@ class Place:
 
     @property
     def http_route(self) -> dict[str, Any]:
-        # The API server refuses several references to one Gateway that only differ in their ports.
+        # The API server refuses several references to one Gateway that differ only in their ports.
         listeners = {"https": self.traefik.https_port, "http": self.traefik.http_port}
         parents = [{"name": EDGE, "sectionName": name, "port": port} for name, port in listeners.items()]
         return {"parentRefs": parents, "hostnames": [HOST]}
@@ -120,7 +120,7 @@ def traefik(cluster: Cluster, operator: Kubectl, tmp_path_factory: pytest.TempPa
     yield running
     running.close()
     operator("delete", "ingressclass", CLASS)
-    # The definitions end with all objects of their kinds.
+    # The deletion of the CRDs also deletes all objects of their kinds.
     operator("delete", *files, "--timeout=120s", timeout_s=130)
 
 
@@ -139,7 +139,7 @@ def place(operator: Kubectl, traefik: Traefik) -> Iterator[Place]:
             _certificate(authority, namespace, "edge-tls", HOST),
             _certificate(authority, namespace, f"{FIRST}-tls", HOST_OF_FIRST),
             _edge(namespace, traefik),
-            # Other numbers give other answers, so an answer of the wrong model is noticed.
+            # Each data type gives other answers, so an answer of the wrong model is noticed.
             _service(first, FIRST, "float32", gateway={"replicas": 1, "route": own_route}),
             _service(second, SECOND, "bfloat16"),
             _service(asleep, ASLEEP, "bfloat16", replicas=0),
@@ -294,8 +294,8 @@ def _whole_tokens(outsider: Outsider, url: str, model: str) -> list[str]:
 def _expect_one_by_one(outsider: Outsider, url: str, model: str, tokens: list[str]) -> None:
     """Expects a stream of these tokens whose events have arrived one by one. A proxy that buffers sends many at once.
 
-    At least half of the events must arrive _APART_S or more after the previous event. The limit is not higher, since a
-    busy machine may let this process read late.
+    At least half of the events must arrive _APART_S or more after the previous event. A busy machine may let this
+    process read late, so the share is not higher.
     """
     body = {"model": model, **CHAT, "stream": True}
     events = [each for each in outsider.events(f"{url}/chat/completions", body) if each[1]["choices"]]
@@ -308,7 +308,7 @@ def _expect_one_by_one(outsider: Outsider, url: str, model: str, tokens: list[st
 
 
 def _times_of_long_stream(outsider: Outsider, url: str) -> list[float]:
-    """The times of the events of a stream, from which the client disconnects after STREAM_SECONDS."""
+    """The times of a stream's events. The client disconnects from the stream after STREAM_SECONDS."""
     body = {"model": FIRST, **CHAT, "stream": True, "ignore_eos": True, "max_tokens": 8000}
     times: list[float] = []
     with contextlib.closing(outsider.events(f"{url}/chat/completions", body)) as events:

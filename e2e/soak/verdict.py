@@ -26,7 +26,7 @@ def trends(samples: Samples) -> dict[str, Trend]:
 def shortcomings(seconds: float, faults: Mapping[str, int], samples: Samples) -> list[str]:
     """Returns a sentence for each role whose memory grows or was measured too rarely, and one if no fault happened.
 
-    `seconds`: the length of the run, because long runs must test more. `faults`: text returned by Strikes.strike ->
+    `seconds`: the length of the run; a long run must test more. `faults`: text returned by Strikes.strike ->
     number of faults, including faults that had no victim.
     """
     found = []

@@ -239,8 +239,8 @@ def killed_when_there_is(process: str) -> None:
         return bool(Processes(PLACE.state).alive(process))
 
     try:
-        # The log of the process is no criterion, because the process gets its mark only later. By this mark the next
-        # `up` finds the process.
+        # A first line in the log of the process would come too early, because the process gets its mark only later. By
+        # this mark the next `up` finds the process.
         wait_until(f"the start of {process}", runs, 300)
     finally:
         starter.kill()

@@ -54,7 +54,7 @@ class Fault:
     role: str  # rank, core or launcher
     victim: str  # the role, or the rank
     how: str
-    strike_at: int  # number of tokens of every stream at which the fault happens
+    strike_at: int  # the fault happens when every stream has this many tokens
 
 
 def draw_faults(rng: random.Random, number: int, num_ranks: int) -> list[Fault]:

@@ -83,7 +83,7 @@ TIME_PARAMETERS = {
     "required": ["zone"],
     "additionalProperties": False,
 }
-# The tools of a chat, as OpenAI's API has them.
+# The tools of a chat, in the format of OpenAI's API.
 TOOLS = [
     {"type": "function", "function": {"name": name, "description": text, "parameters": parameters, "strict": True}}
     for name, text, parameters in (

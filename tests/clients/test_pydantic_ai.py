@@ -57,7 +57,10 @@ def calls_whole_and_streamed(model: Model, question: str, **settings: Any) -> li
     ]
 )
 def model(request: pytest.FixtureRequest, base_url: str) -> Model:
-    """The model for Messages is left out: pydantic-ai 2.38 cannot make a request with the anthropic client here."""
+    """A model for chats or for Responses.
+
+    A model for Messages is left out: pydantic-ai 2.38 cannot make a request with the anthropic client here.
+    """
     kind = {"chat": OpenAIChatModel, "responses": OpenAIResponsesModel}[request.param]
     return kind(MODEL, provider=OpenAIProvider(base_url=base_url, api_key="none"))
 

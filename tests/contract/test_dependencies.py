@@ -17,7 +17,7 @@ PROJECTS = ("engine", "operator", "bench")
 SAFE = {
     "aiohttp": "3.14.1",  # compressed bodies fill the memory (PYSEC-2026-2111)
     "jinja2": "3.1.6",  # a template leaves the sandbox (CVE-2024-56326, CVE-2025-27516)
-    "ray": "2.54",  # no token below 2.52; a web page deletes jobs (CVE-2026-27482)
+    "ray": "2.54",  # versions below 2.52 have no token; a web page deletes jobs (CVE-2026-27482)
     "setuptools": "78.1.1",  # files are written anywhere (CVE-2025-47273)
     "starlette": "1.3",  # Range headers take quadratic time (CVE-2025-62727), hosts are forged (PYSEC-2026-248)
     "torch": "2.10",  # checkpoints run code (CVE-2025-32434, CVE-2026-24747)

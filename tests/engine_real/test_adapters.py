@@ -1,6 +1,6 @@
 """A real server with LoRA adapters: many adapters in one batch, changes while requests run, and losses of processes.
 
-A request's tokens are compared with PEFT's in float32, and with the tokens of the same request alone in a batch.
+A request's tokens are compared with PEFT's in float32, and with its tokens when the request is alone in a batch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WITH_PEFT = slice(0, NUM_ADAPTERS, 5)  # adapters whose tokens PEFT computes, to
 NUM_PROMPTS = 16
 PROMPT_TOKENS = 12
 NUM_TOKENS = 8
-STREAM_TOKENS = 64  # steps are slow until a process is killed, so streams of this length still run then
+STREAM_TOKENS = 64  # steps are slow until a process is killed, so it is killed before streams of this length end
 ARGUMENTS = ("--dtype", "float32", "--served-model-name", "m", "--max-model-len", "1024", "--num-kv-blocks", "1024")
 PROMPTS = [random.Random(index).choices(range(4, VOCAB_SIZE), k=PROMPT_TOKENS) for index in range(NUM_PROMPTS)]
 

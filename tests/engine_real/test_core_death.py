@@ -71,7 +71,7 @@ def test_a_fault_of_the_core_costs_a_pause_and_no_request(
 def test_answers_of_every_kind_continue_after_the_core_died_and_a_vanished_client_gets_its_own(
     server: RunningServer,
 ) -> None:
-    """Clients read three choices of a chat, a response and a message. No client reads the fourth answer."""
+    """Clients read three answers: a chat with three choices, a response and a message. No client reads the fourth."""
     kept = {**completion_body(1), "max_tokens": NUM_TOKENS, "stream": True}
     asks = (_three_choices, _items_of_responses, _blocks_of_messages)
     with ThreadPoolExecutor() as pool:
@@ -107,7 +107,7 @@ QUESTION = [{"role": "user", "content": "Tell me a long story."}]
 
 
 def _streamed(server: RunningServer, path: str, body: dict[str, object], sign: bytes, begun: threading.Event) -> bytes:
-    """All events of an answer. Sets `begun` when an event contains `sign`: the core then computes the answer."""
+    """All events of an answer. Sets `begun` when an event contains `sign`, which shows that the core computes it."""
     received = b""
     with httpx.stream("POST", f"{server.api_url}{path}", json={**body, **SAMPLING}, timeout=120.0) as answer:
         for part in answer.iter_bytes():

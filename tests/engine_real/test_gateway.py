@@ -23,7 +23,7 @@ from rt_ports import free_port
 from rt_server import START_EVERY_S, wait_until
 from rt_streams import ENDLESS_JSON, PROMPTS
 
-NUM_TOKENS = 64  # steps are slow until an engine is killed, so streams of this length still run then
+NUM_TOKENS = 64  # steps are slow until an engine is killed, so it is killed before streams of this length end
 WORDS = " ".join(f"{number} and" for number in range(40))  # text that makes prompts long enough for several KV blocks
 NUM_PREFIXES = 12
 EARLY_EVENTS = 6  # events of every stream before the fault

@@ -20,7 +20,7 @@ from rt_tls import DAY, Authority, Issued, tls_flags, write_tls
 
 ARGUMENTS = ("--dtype", "float32", "--device", "cpu", "--served-model-name", "m", "--num-kv-blocks", "512")
 ENGINE = "chat-engines.default.svc"
-NUM_TOKENS = 64  # steps are slow until an engine is killed, so streams of this length still run then
+NUM_TOKENS = 64  # steps are slow until an engine is killed, so it is killed before streams of this length end
 LONG_TOKENS = 300  # enough that a stream still runs when certificates are read again
 BODIES = [completion_body(index, NUM_TOKENS) for index in (0, 1, 3, 4)]
 EARLY_TOKENS = 5

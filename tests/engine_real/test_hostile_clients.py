@@ -1,8 +1,8 @@
 """Requests that blocked earlier fronts or filled their memory. Now other clients still get answers in time.
 
-All tests share one real server, and limit the growth of its memory. Each request is as large as the request that did
-harm. test_front_http_protocol.py and test_front_body.py test whether single requests are refused, and how long this
-takes.
+All tests share one real server, and limit the growth of the server's memory. Each request is as large as the request
+that did harm. test_front_http_protocol.py and test_front_body.py test whether single requests are refused, and how long
+this takes.
 """
 
 from __future__ import annotations

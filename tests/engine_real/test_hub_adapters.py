@@ -147,7 +147,7 @@ def test_an_adapter_that_cannot_be_used_is_refused_with_a_sentence(
     assert found[0] == status, found
     assert words in found[1], found
     new = hub.seen[num_seen:]
-    if path != "hf://acme/other":  # a wrong model shows only in the weights
+    if path != "hf://acme/other":  # only the weights show that an adapter is for another model
         assert not [request for request in new if request.startswith("GET") and "adapter_model" in request]
     assert "x" not in [card["id"] for card in server.client.get(f"{server.api_url}/v1/models").json()["data"]]
 

@@ -34,7 +34,7 @@ ENVIRONMENT = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "f" * 64, "RAY_memory
 
 @dataclass(frozen=True)
 class Head:
-    """A running head. `port`: of its control store."""
+    """A running head. `port`: the port of its control store."""
 
     command: psutil.Process
     port: int

@@ -139,7 +139,8 @@ def test_a_long_prompt_is_answered_beside_streams_from_the_cache_and_after_a_pre
         answer, gaps = ask_beside_streams(server, prompt, max_tokens=4, stream_tokens=STREAM_TOKENS)
         again = ask(server, prompt, max_tokens=4)
         calm = preemptions(server)
-        # The pool is too small for these streams and the long answer. The long answer was last, so it is preempted.
+        # The pool is too small for these streams and the long answer. The long answer was requested last, so it is
+        # preempted.
         late, _ = ask_beside_streams(server, prompt, LONG_ANSWER, stream_tokens=LONG_ANSWER)
         assert preemptions(server) > calm == 0
         status = server.status()

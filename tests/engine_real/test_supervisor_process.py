@@ -22,7 +22,7 @@ from rt_server import RunningServer, Stream, running_server, wait_until
 from rt_tiny import tiny_checkpoint, tiny_tokenizer
 from rt_torch_users import users_of_torch
 
-# How long a process takes to end depends on the machine's load. These limits only bound the time of a failing test.
+# The time that a process needs to end depends on the machine's load. This limit only bounds the time of a failing test.
 ENDS_S = 60.0
 BODY = {"model": "tiny", "prompt": "abc", "max_tokens": 100, "ignore_eos": True, "seed": 1}
 

@@ -119,7 +119,7 @@ def test_every_limit_lies_between_that_of_a_long_prompt_and_that_of_several(
         assert num_streams == 0 or (backlog.size >= 2 and backlog.size >= num_streams)
     else:
         assert least <= seconds <= most
-    # More streams never let prompts use more of a step.
+    # A larger number of streams never gives prompts a larger part of a step.
     more = replace(backlog, num_streams=num_streams + 1)
     assert backlog.is_crowd or not more.is_crowd
     assert backlog.is_crowd or not backlog.leaves_last_tokens(512)

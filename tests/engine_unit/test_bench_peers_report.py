@@ -1,4 +1,4 @@
-"""The page of `bench peers`: ratios by round, the machine's limit, goals and tables, on numbers checked by hand."""
+"""The page of `bench peers` has the right ratios by round, limit of the machine, goals and tables, checked by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One stream for a fixed time, and the process that keeps a core busy meanwhile."""
+"""One stream for a fixed time, and the process that keeps a core busy during this time."""
 
 from __future__ import annotations
 

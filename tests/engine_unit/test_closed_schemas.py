@@ -1,4 +1,4 @@
-"""JSON schemas whose objects are closed for a grammar."""
+"""JSON schemas whose objects are closed for a grammar: an object may have only declared keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On the C library the last layer computes only the rows that the caller wants. They have the bits of a full step."""
+"""On the C library the last layer computes only the rows that the caller wants. The bits are those of a full step."""
 
 from __future__ import annotations
 

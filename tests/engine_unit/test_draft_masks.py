@@ -231,7 +231,7 @@ def test_a_grammar_that_is_not_built_gives_no_draft_and_the_wait_counts() -> Non
     slow = Forms(lambda: has_begun.set() or (tiny_vocabulary() if gate.wait(60) else None))
     grammar = DraftForms(slow).begin(form_params({"regex": "ab"}), len(PROMPT))
     assert has_begun.wait(60)
-    slow._builds._wall_s = 0.0  # the first counted wait gives the build up
+    slow._builds._wall_s = 0.0  # the build is given up after the first counted wait
     assert grammar.fit(PROMPT, tuple(ids_of("ab")), 4) == ()
     assert slow._vocabulary.given_up, "the wait was counted"
     gate.set()

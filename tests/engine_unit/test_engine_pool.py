@@ -19,7 +19,7 @@ from rt_fake_core import FINGERPRINT
 
 
 async def held_after_four_ids(world: World) -> ClientSequence:
-    """Submits a sequence, and returns when its engine has generated four ids. It generates no more before `release`."""
+    """Submits a sequence, and returns when its engine has generated four ids. Further ids come only after `release`."""
     world.hold(4)
     one = sequence()
     world.client.submit([one])

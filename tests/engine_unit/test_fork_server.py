@@ -36,7 +36,7 @@ _WITHOUT_TORCH = (
 
 # This fork server never ends its imports, as if it was stopped.
 _STUCK = (*_WITHOUT_TORCH[:2], _WITHOUT_TORCH[2].replace("lambda: None", "__import__('signal').pause"))
-# psutil finds children by reading the files of all processes of the machine.
+# Waits check only this often: psutil finds children by reading the files of all processes of the machine.
 _EVERY_S = 0.1
 
 

@@ -40,7 +40,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 def refused(response: httpx.Response, status: int, field: str | None = None, code: str | None = None) -> str:
-    """Checks all other parts of a refusal, and returns its message."""
+    """Returns the message of a refusal, after checking all other parts of the refusal."""
     assert response.status_code == status, response.text
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -243,7 +243,7 @@ def test_more_choices_than_the_queue_holds_are_refused(front: FrontUnderTest) ->
     message = refused(front.complete(["x"] * 1025), 400)
     assert "1025" in message
     assert "1024" in message
-    # The refusal comes before any text is tokenised. Tokenising would show that these texts are too long.
+    # The refusal comes before any text is tokenised. After tokenising, it would say that these texts are too long.
     assert "1152" in refused(front.complete(["x" * (512 * 12 + 1)] * 9, n=128), 400)
 
 

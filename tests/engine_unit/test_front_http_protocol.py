@@ -1,4 +1,4 @@
-"""Limits on the size and time of requests, tested over sockets, and on the protocol class with the test's own clock."""
+"""Limits on the size and time of requests: over sockets, and on the protocol class with a clock that the test sets."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from rt_fake_core import say
 from rt_front import FrontUnderTest, running_front
 
 NUM_CASES = int(os.environ.get("RAYLOOM_API_CASES", "200"))
-SECONDS = 20.0  # httpx fails after this time without a byte, because the server hangs
+SECONDS = 20.0  # after this time without a byte the server counts as hung, and httpx fails
 
 
 @pytest.fixture(scope="module")

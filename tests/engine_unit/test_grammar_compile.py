@@ -271,7 +271,7 @@ def test_hostile_forms_are_answered_at_once(name: str) -> None:
         cpu_s = asyncio.run(ask())
     finally:
         gc.enable()
-    assert cpu_s < 0.1  # of the thread of the event loop
+    assert cpu_s < 0.1  # CPU time of the event loop's thread
     assert max(gaps, default=0.0) < 0.1
 
 

@@ -116,7 +116,7 @@ def test_a_form_begins_behind_its_text(forms: Forms) -> None:
     for text, allowed in (("I </", None), ("t<", None), ("/t", None), (">", "12"), ("1", "$")):
         form.append(ids_of(text))
         assert _texts(form.allowed(())) == allowed
-    # After a replay the form finds its text again.
+    # After a replay the form finds the text `after` again.
     assert _texts(_form(forms, "x</t>", after="</t>", regex="[12]").allowed(())) == "12"
 
 

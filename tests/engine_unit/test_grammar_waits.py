@@ -66,7 +66,7 @@ def builds_of(llm: LLM) -> Builds:
 
 def test_others_get_a_token_in_each_step_while_grammars_are_built(llm: LLM) -> None:
     gate = threading.Event()
-    builds_of(llm).start(lambda: gate.wait(60))  # this build blocks the thread
+    builds_of(llm).start(lambda: gate.wait(60))  # this build blocks the thread of all builds
     wishes = {f"form {number}": constrained(number, regex=f"[a-z{number}]{{6,9}}") for number in range(6)}
     tokens: dict[str, list[int]] = defaultdict(list)
     for request_id, params in wishes.items():

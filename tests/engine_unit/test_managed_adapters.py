@@ -150,7 +150,7 @@ def test_the_next_front_still_wants_adapters_that_could_not_be_loaded(folder: Pa
 
 
 class SlowLoad:
-    """Replaces AdapterList.load. The adapter "slow" is loaded after `release`, such as one from a slow hub."""
+    """Replaces AdapterList.load. Like one from a slow hub, the adapter "slow" is loaded late: after `release`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._is_over = threading.Event()

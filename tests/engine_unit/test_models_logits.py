@@ -1,7 +1,7 @@
 """Logits of every supported architecture against transformers in float32, on tiny random checkpoints.
 
 Covers a prompt in one step, in chunks and token by token. Also covers a batch with scattered blocks, in which some
-sequences decode and others prefill. Does not cover real weights (see tests/engine_real) and types other than float32.
+sequences decode and others prefill. Does not cover real weights (see tests/engine_real) or types other than float32.
 """
 
 from __future__ import annotations

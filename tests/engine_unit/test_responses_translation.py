@@ -1,6 +1,6 @@
 """Responses requests become chat requests.
 
-Items become messages, and options get the names of chat requests. Errors have the names in the client's request.
+Items become messages, and options get the names of chat requests. Errors name fields as the client's request does.
 """
 
 from __future__ import annotations

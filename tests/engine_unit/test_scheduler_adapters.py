@@ -136,7 +136,7 @@ def test_every_request_gets_its_tokens_from_its_own_adapter(
     num_blocks: int,
     losses: set[int],
 ) -> None:
-    """The simulated rank refuses to compute a sequence with another request's adapter, or to read such KV."""
+    """The simulated rank refuses another request's adapter for a sequence, and KV that another adapter has computed."""
     scheduler = make_scheduler(num_blocks, max_loras=max_loras, max_num_seqs=max_num_seqs, depth=depth)
     rank = SimulatedRank()
     in_flight: deque = deque()

@@ -35,7 +35,7 @@ def test_a_long_prompt_that_waits_for_room_does_not_hold_up_short_ones() -> None
 
 
 def test_a_sequence_is_overtaken_by_as_many_tokens_as_it_has() -> None:
-    """The long sequence has 13 tokens. A second overtaker of 8 tokens would make 16."""
+    """The long sequence has 13 tokens. Two overtakers of 8 tokens would have 16, so only one may overtake."""
     scheduler, rank = make_scheduler(9, max_num_batched_tokens=64, max_num_seqs=8), SimulatedRank()
     scheduler.add(make_sequence("runs", prompt=[3] * 20, max_tokens=12))
     _slots_of_steps(scheduler, rank, 1)
@@ -77,7 +77,7 @@ def test_a_sequence_that_may_not_overtake_is_overtaken_within_its_own_bound() ->
 def test_nobody_is_overtaken_beyond_the_bound(arrivals, num_blocks, max_num_seqs) -> None:
     """Arrivals are (prompt, tokens, step of arrival). The test counts overtakers only from the plans.
 
-    A preempted sequence is still older than later arrivals. If it waits again in front of them, this is no overtaking.
+    A preempted sequence stays older than later arrivals. So it overtakes none of them when it waits in front of them.
     """
     scheduler = make_scheduler(num_blocks, max_num_seqs=max_num_seqs, max_num_batched_tokens=40)
     rank = SimulatedRank()
@@ -143,7 +143,7 @@ def test_prefills_alternate_with_decodes_that_fill_the_budget() -> None:
 )
 @example(prompts=[1, 1, 1, 12, 12, 1, 1, 8, 9, 3], budget=5, depth=1)  # four decodes leave one token to two prefills
 def test_every_running_sequence_computes_within_as_many_steps_as_there_are(prompts, budget, depth) -> None:
-    """With blocks for all, a sequence waits for at most one step of every other sequence, and `depth` steps in flight.
+    """A sequence waits for at most one step of every other sequence, and `depth` steps in flight, if blocks suffice.
 
     A prompt waits longer only while an older prompt is computed. Prefills share the budget that decodes leave, and the
     oldest prefill comes first.

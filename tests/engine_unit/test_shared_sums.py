@@ -163,7 +163,7 @@ def test_sums_are_bit_for_bit_those_in_order_of_ranks(dtype: torch.dtype, joined
 
 @pytest.mark.parametrize("num_rows", [1, 16, 1024 * 1024 // max(WIDTHS) + 1])
 def test_logits_of_uneven_widths_meet_on_the_first_rank(num_rows: int, joined: Ranks) -> None:
-    """The last number of rows does not fit into a slot."""
+    """With the largest `num_rows`, the rows do not fit into a slot."""
     whole = torch.cat([part_of(rank, 7, num_rows, width=width) for rank, width in enumerate(WIDTHS)], dim=1)
     first, *others = joined.ask_all("gather", 7, num_rows)
     assert torch.equal(first, whole)

@@ -122,7 +122,7 @@ class _OneAnswer(GuessedGrammars):
     """Grammars that return the same draft in every call, and record the drafts that they get."""
 
     def __init__(self, answer: tuple[int, ...] | None) -> None:
-        """`answer`: None: the draft as it is."""
+        """`answer`: the draft to return; None: the given draft, unchanged."""
         super().__init__()
         self._answer = answer
         self.seen: list[tuple[tuple[int, ...], tuple[int, ...], int]] = []

@@ -145,7 +145,7 @@ class _DiesAtStep:
 
 
 def answers_across_a_loss(engine, stages: RankProcesses):
-    """Returns `answers`. When the engine's step raises, the test makes a new process group."""
+    """Returns the result of `answers`. When the engine's step raises, the test makes a new process group."""
     step = engine.step
     losses = []
 

@@ -70,7 +70,7 @@ def test_the_status_shows_the_bytes_of_four_adapters_of_rank_16(tensor, num_byte
 
 @pytest.mark.parametrize("adapters", [(), (SQL,), [{**SQL, "name": f"a{number}"} for number in range(64)]])
 def test_the_settings_decide_and_not_the_number_of_adapters_in_the_list(adapters):
-    # Eight slots of rank 16 by default.
+    # By default there are eight adapter slots of LoRA rank 16.
     assert adapted(*adapters).sizing.adapters_bytes_per_rank == 8 * 10 * MIB + 7_864_320
 
 

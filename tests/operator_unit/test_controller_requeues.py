@@ -54,7 +54,7 @@ def test_only_a_service_that_is_well_is_left_alone_for_long(said, now, seconds):
         (10_000, 0.0, None, 8.0),
         (10_000, 3.0, None, 5.0),
         (2000, 60.0, None, 10.0),
-        # Other waits are requeued at their usual times.
+        # Another requeue, at its usual time, is due earlier than the requeue for the silent engine.
         (10_000, 60.0, None, 20.0),
         (10_000, 60.0, 1.0, 2.0),
         (10_000, 60.0, 61.0, 10.0),

@@ -24,14 +24,14 @@ def test_hostile_tenants_cost_the_others_nothing_that_they_notice():
     figures = json.loads(done.stdout)
     print(figures)
     assert figures["bad_engines_asked"] == 12
-    # In the best round of three: CPU time of the loop between two ticks, and wall time without waits for a processor.
+    # Figures of the best round of three: CPU time of the loop between two ticks, and wall time without waits for a CPU.
     assert figures["loop_cpu_ms"] < 200
     assert figures["loop_wall_ms"] < 250
     assert figures["rss_mib"] < 256 and figures["rss_growth_mib"] < 64
     assert figures["passes"] > 50
     assert figures["pass_p99_ms"] < 250
     assert figures["well"] == 20
-    # A burst of 60 writes and then two a second, whatever the 12 engines answer.
+    # The operator writes at most a burst of 60 times and then twice a second, whatever the 12 engines answer.
     assert 0 < figures["bad_writes"] <= 60 + 2 * (figures["seconds"] + 2)
     assert figures["bad_status_bytes"] < 32_768
     reasons = {

@@ -154,7 +154,7 @@ def test_the_owner_of_an_object_is_read_before_the_first_apply_alone(monkeypatch
         await applier.carry_out(KEY, planned, 300)
         assert sorted(kube.gets) == paths_of(SHARED)
         assert len(kube.calls) == 4
-        # Half an hour later all of it is applied again.
+        # Half an hour later all objects are applied again.
         monkeypatch.setattr(loop, "time", lambda: 2800.0)
         kube.gets.clear()
         kube.calls.clear()

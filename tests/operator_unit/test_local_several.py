@@ -21,7 +21,7 @@ TWO = "  replicas: 2"
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts `local` with two fake engines and a fake gateway. Ends processes that are left of them."""
+    """Starts `local` with two fake engines and a fake gateway. Ends those of their processes that outlive the test."""
     started = []
 
     def start_local(scenario="", *flags, spec=TWO):

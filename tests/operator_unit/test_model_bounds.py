@@ -194,7 +194,7 @@ def worst_costs():
 
 
 def num_calls(function, *args):
-    """Returns the number of called functions, including functions in C. It is the same on every machine."""
+    """Returns the number of called functions, including functions in C. This number is the same on every machine."""
     number = 0
 
     def count(frame, event, argument):

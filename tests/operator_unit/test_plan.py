@@ -256,7 +256,7 @@ def test_evictions_are_held_no_longer_while_nothing_can_be_planned():
 def test_the_last_engine_with_a_route_keeps_it_beside_one_that_is_to_go():
     leaver = make_serving(ONE, 1, pods=(make_pod("head1"), make_pod("worker1", is_head=False)))
     ill = make_serving(ONE, 0, reading=make_reading(make_said("recovering")))
-    # Otherwise the planner would take back the terminating engine, because too few engines serve.
+    # With maxUnavailable 0, the planner would take the terminating engine back, because too few engines serve.
     one = make_resolved(rollout={"maxUnavailable": 1})
     rollout = replace(settled(one), terminating={leaver.name: ""}, has_served=True)
     previous = {"rollout": RolloutStatus.of(rollout).model_dump(mode="json", by_alias=True)}

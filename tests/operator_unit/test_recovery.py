@@ -137,7 +137,7 @@ def hung(seconds, said=None, started="2026-01-01T00:00:00Z"):
 
 def test_a_new_operator_reads_from_the_status_that_a_silent_engine_had_served():
     serving = turn(ONE, [make_serving(ONE)])
-    # Twice the hang limit of 10 s passes under each of two operators. No operator gets an answer from the engine.
+    # Twice the hang limit of 10 s passes under each of two operators. Neither operator gets an answer from the engine.
     for seconds in (0, 19.9, 0, 19.9):
         serving = turn(ONE, [hung(seconds)], previous=serving.document)
         assert (serving.status.groups[0].state, serving.status.groups[0].restarts) == ("Recovering", 0)

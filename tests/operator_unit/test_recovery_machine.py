@@ -194,7 +194,7 @@ class Recovery(RuleBasedStateMachine):
         assert all(world.is_available(each) for each in world.clusters.values())
 
 
-# Failing examples are not shrunk, because that takes minutes and a few steps are readable as they are.
+# hypothesis does not shrink failing examples: shrinking takes minutes, and a few steps are readable as they are.
 Recovery.TestCase.settings = settings(
     max_examples=6,
     stateful_step_count=25,

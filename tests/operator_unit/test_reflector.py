@@ -299,7 +299,7 @@ def test_an_object_with_an_edited_label_leaves_no_copy_under_the_old_one(monkeyp
             kube.put(pod("a", "other"))
             await until(lambda: names(found, ("team", "other")) == ["a"])
             assert (names(found), changes) == ([], [("team", "chat"), ("team", "other")])
-            # Another edit of the label, which a list finds.
+            # The label is edited again, and a list finds this edit.
             kube.objects["/api/v1/namespaces/team/pods/a"]["metadata"]["labels"]["rayloom.dev/service"] = "third"
             kube.end_watches("/pods", KubeError(410, "too old resource version"))
             await until(lambda: names(found, ("team", "third")) == ["a"])

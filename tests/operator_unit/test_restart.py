@@ -1,4 +1,4 @@
-"""A change of `spec.restartedAt` makes a new revision. Specs that were stored without the field keep theirs.
+"""A change of `spec.restartedAt` makes a new revision. Specs that were stored without the field keep their revision.
 
 Not covered: the rollout, which does not depend on the changed field.
 """

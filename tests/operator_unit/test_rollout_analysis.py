@@ -38,7 +38,7 @@ def latencies(upper, number=100):
 @pytest.mark.parametrize(
     ("requests", "errors", "is_wrong"),
     [
-        (5, 1, True),  # At best 1 in 20, which is 5 %.
+        (5, 1, True),  # Even with 20 requests, one failure would be 5 %.
         (99, 1, True),  # 1.01 %
         (100, 1, False),  # 1 %
         (0, 0, False),

@@ -166,7 +166,7 @@ class RollsAndDrains(Rolls):
             self.world.evict()
 
 
-# Failing examples are not shrunk, because that takes minutes and a dozen steps are readable as they are.
+# hypothesis does not shrink failing examples: shrinking takes minutes, and a dozen steps are readable as they are.
 Rolls.TestCase.settings = settings(
     max_examples=400,
     stateful_step_count=12,

@@ -1,4 +1,4 @@
-"""The load of engines by hand: seconds of the queue / half of the goal + running tokens / tokens that can run."""
+"""The load of engines by hand: (seconds of the queue / half of the goal) + (running tokens / tokens that can run)."""
 
 import pytest
 

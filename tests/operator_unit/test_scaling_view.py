@@ -75,7 +75,7 @@ def test_only_a_planner_at_rest_may_be_disturbed(name):
     is_settled = name in ("Complete", "Scaling", "RolledBack")
     wanted = RolloutActivity.SETTLED if is_settled else RolloutActivity.ROLLING
     assert activity_of(planned(name)) is wanted
-    # In every step, an engine that finds no node stops additions.
+    # In every step, an engine that finds no node stops the scaler from adding engines.
     waiting = View(engines=(engine("b-0"), engine("b-1", "unschedulable")))
     assert activity_of(planned(name, view=waiting)) is RolloutActivity.WAITING
     leaving = planned(name, view=waiting, terminating={"b-1": ""})

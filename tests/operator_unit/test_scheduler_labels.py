@@ -100,7 +100,7 @@ def test_a_raycluster_that_its_queue_holds_is_suspended():
 
 @pytest.mark.parametrize("is_head_evicted", [False, True])
 def test_a_queued_cluster_is_no_fault_and_waits_for_capacity(is_head_evicted):
-    # KubeRay deletes the pods of a cluster that is suspended later.
+    # If a RayCluster is suspended after its start, KubeRay deletes its pods.
     group = make_group(is_suspended=True, is_head_evicted=is_head_evicted)
     verdict = judge(group, NOW)
     (engine,) = view_of(Observed(replicas=(group,)), {}, "00000000", mono=NOW).engines

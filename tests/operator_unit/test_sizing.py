@@ -159,11 +159,11 @@ def test_quantised_weights_count_as_dense_where_no_rank_keeps_them(quantization)
 @pytest.mark.parametrize(
     ("per_node", "tensor", "pipeline", "pods_and_nodes"),
     [
-        (8, 8, 2, (2, 2)),  # a stage a node
+        (8, 8, 2, (2, 2)),  # one stage per node
         (8, 2, 4, (1, 1)),  # four stages in a pod
         (4, 2, 6, (3, 3)),  # two stages in a pod
         (4, 2, 3, (3, 2)),  # the number of stages is odd, so a pod has one stage; a node has room for two pods
-        (None, 3, 2, (2, 2)),  # CPU: a stage a pod
+        (None, 3, 2, (2, 2)),  # CPU: one stage per pod
     ],
 )
 def test_stages_share_a_pod_as_far_as_a_node_goes(per_node, tensor, pipeline, pods_and_nodes):

@@ -206,7 +206,7 @@ def test_events_name_the_change_and_are_equal_when_repeated():
 
 
 def test_a_note_has_no_more_bytes_than_the_api_server_takes():
-    words = "größer " * 300  # 1024 characters of this text have more bytes
+    words = "größer " * 300  # 1024 characters of this text have more than 1024 bytes
     broken = make_serving(ONE, pods=(make_pod(engine=crashed(78, words)),), reading=None)
     found = turn(ONE, [broken])
     (event,) = events(SERVICE, found.status.model_copy(update={"conditions": long(found.status, words)}), CLOCK)

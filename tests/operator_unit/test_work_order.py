@@ -91,7 +91,7 @@ def test_while_events_never_end_known_services_get_one_reconcile_of_eight_and_ne
     def prepare(queue):
         for key in ("endless-1", "endless-2"):
             queue.add(key)
-        # Keys that have waited longest do not come first, because thousands of keys may have waited long.
+        # Thousands of keys may have waited long, so the queue does not begin with the keys that have waited longest.
         for number in range(3):
             queue.add(f"new-{number}", is_new=True)
         for number in range(9):

@@ -29,8 +29,8 @@ def write_adapter(
 ) -> Path:
     """Writes an adapter for the model in the folder `model` into `folder`, and returns `folder`.
 
-    `size`: the adapter's updates, relative to the products of the model's matrices. `settings`: further fields of
-    adapter_config.json.
+    `size`: the size of the adapter's updates, relative to the products of the model's matrices. `settings`: further
+    fields of adapter_config.json.
     """
     shape = read_shape(model)
     generator = torch.Generator().manual_seed(seed)

@@ -121,7 +121,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 def config_alone(folder: Path, architecture: TinyArchitecture) -> Path:
-    """Writes only the config.json of such a checkpoint into `folder`."""
+    """Writes the config.json of the architecture's tiny checkpoint into `folder`, without weights."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     config = _config(architecture)

@@ -65,8 +65,8 @@ def blocks_of(root: Path, path: Path) -> list[Block]:
 def runnable(command: str) -> str:
     """The command as a test runs it.
 
-    A target of make is only expanded (`make -n`). The target itself may run this suite, change the environment or
-    measure for minutes. A benchmark only parses its flags. For this the command ends with `--help`, and an unknown flag
+    A target of make is only expanded (`make -n`): its commands may run this suite, change the environment or measure
+    for minutes. A benchmark only parses its flags. For this the command ends with `--help`, and an unknown flag
     before `--help` is still refused.
     """
     words = command.split()

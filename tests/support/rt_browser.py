@@ -107,7 +107,7 @@ class Page:
             time.sleep(0.02)
 
     def text(self, selector: str) -> str:
-        """The visible text of the first element."""
+        """The visible text of the first element that matches `selector`."""
         return self.evaluate(f"document.querySelector({json.dumps(selector)}).innerText")
 
     def count(self, selector: str) -> int:

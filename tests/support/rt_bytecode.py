@@ -1,6 +1,6 @@
 """Writes the bytecode of test files, with assertions rewritten by pytest, once for all processes of a run.
 
-Without this, each process would rewrite the assertions of all files in a fresh checkout. This takes 7 s of CPU time.
+Otherwise, in a fresh checkout, each process would rewrite the assertions of all files, which takes 7 s of CPU time.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def _ask(url: str, front: psutil.Process, found: Canary, stop: threading.Event) 
 def _cpu_s(process: psutil.Process) -> float:
     """CPU seconds of all threads of a process.
 
-    They are exact to a nanosecond if the kernel counts so, and else to a clock tick.
+    The result is exact to a nanosecond if the kernel counts nanoseconds, and else to a clock tick.
     """
     total = 0
     for task in Path(f"/proc/{process.pid}/task").iterdir():

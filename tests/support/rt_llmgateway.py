@@ -83,7 +83,7 @@ class GatewayWorld:
         return {} if found is None else json.loads(base64.b64decode(found["data"]["models.json"]))
 
     def show_pods(self, number, ready=True, **facts):
-        """Creates `number` pods of the only LLMGateway's Deployment, with its present settings."""
+        """Creates `number` pods of the only LLMGateway's Deployment, with the Deployment's present settings."""
         for each in range(number):
             document = make_pod_document(f"gateway-{each}", is_head=False, ready=ready, **facts)
             document["metadata"]["labels"] = {"rayloom.dev/llmgateway": "public"}

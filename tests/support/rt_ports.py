@@ -20,7 +20,7 @@ def free_port() -> int:
 def free_ports(number: int) -> tuple[int, ...]:
     """Returns consecutive ports without a listener.
 
-    While this process runs, this function returns these ports to no process again.
+    While this process runs, no process gets these ports again from this function.
     """
     while True:
         first = random.randrange(FIRST, LAST + 2 - number)

@@ -72,7 +72,10 @@ def make_costs(
 
 
 def make_question(facts, gib=80, per_node=8, **changes):
-    """Inputs of a sizing in bfloat16 on accelerators of `gib` GiB, or on CPUs if `per_node` is None. No ranks given."""
+    """Inputs of a sizing in bfloat16 on accelerators of `gib` GiB, or on CPUs if `per_node` is None.
+
+    By default the numbers of shards and stages are not given.
+    """
     settings = {
         "shape": facts.shape,
         "costs": facts.costs,

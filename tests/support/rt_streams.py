@@ -20,7 +20,7 @@ from rt_faults import slow_steps
 from rt_server import RunningServer, Stream, wait_until
 
 NUM_STREAMS = 4
-NUM_TOKENS = 64  # steps are slow until a fault happens, so streams of this length still run then
+NUM_TOKENS = 64  # steps are slow until a fault happens, so it happens before streams of this length end
 LATE_TOKENS = 16
 LATE_EVERY_S = 0.3
 MOST_LATE = 16  # the most requests that arrive after a fault

@@ -47,7 +47,7 @@ class WarmPython:
         stdout: int,
         stderr: int,
     ) -> WarmProcess:
-        """Calls "MODULE:FUNCTION" in a fork, in a session of its own. Its result is the exit code.
+        """Calls "MODULE:FUNCTION" in a fork, in a session of its own. The function's result is the exit code.
 
         `arguments`: sys.argv[1:] of the fork. `executable`: its sys.executable.
         """
@@ -172,5 +172,5 @@ def _main() -> object:
 
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # the folder of this file, which an own interpreter would not have
+    sys.path.pop(0)  # the folder of this file, which a separate interpreter would not have
     sys.exit(_main())

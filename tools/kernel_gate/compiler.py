@@ -25,10 +25,9 @@ _TARGETS: dict[Gpu, GPUTarget] = {
 
 
 def compiled_figures(shipped: Shipped, gpu: Gpu) -> Figures:
-    """Compiles as for a launch with aligned pointers, except for integers. The compiler may raise any exception.
+    """Compiles as for a launch with aligned pointers, but specialises no integer. The compiler may raise any exception.
 
-    Integers are not specialised here. A launch specialises integers that are 1 or divisible by 16, except integers that
-    the kernel excludes.
+    A launch specialises integers that are 1 or divisible by 16, except integers that the kernel excludes.
     """
     names = shipped.kernel.arg_names
     signature = {name: shipped.signature.get(name, "constexpr") for name in names}

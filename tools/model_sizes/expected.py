@@ -163,7 +163,7 @@ class _Held:
         return ((self._bits / 8 + of_groups) * stored_groups / num_groups + _FACTOR / inputs) * len(layers)
 
     def _gguf_bytes(self, tensor: Tensor, layer: int) -> float:
-        """Returns the bytes of a weight. Stacked matrices are all dense if one is. If types differ, all have 8 bits."""
+        """Returns the bytes of a weight. If one stacked matrix is dense, all are; if types differ, all have 8 bits."""
         name = tensor.name.removesuffix(".weight").replace("*", str(layer))
         owner = name.removesuffix(tensor.module)
         stacked = next((group for group in _STACKED if tensor.module in group), (tensor.module,))

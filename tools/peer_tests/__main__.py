@@ -18,7 +18,7 @@ from rayloom_bench.peers.engines.installation import PeerMissing, peers_folder
 
 SUITES = {suite.name: suite for suite in (vllm_suite(), sglang_suite(), llama_cpp_suite())}
 PEER = "peer"
-_REPEATS = 3  # how often the tests are repeated on our server that only the peer passes
+_REPEATS = 3  # how often tests that only the peer passes are repeated on our server
 
 
 def main() -> int:
@@ -65,7 +65,7 @@ def _options() -> argparse.Namespace:
 
 
 def _run_columns(suite: Suite, place: Place, options: argparse.Namespace) -> None:
-    """Runs all tests on our server. Then runs the tests without a result on the peer, our failures first."""
+    """Runs all tests on our server. Then runs, on the peer, the tests that have no result there, our failures first."""
     files: Sequence[str] = options.files or suite.files
     servers = options.servers.split(",")
     words = ("-k", options.k) if options.k else ()
@@ -86,7 +86,7 @@ def _run_columns(suite: Suite, place: Place, options: argparse.Namespace) -> Non
 
 
 def _repeat_owed(suite: Suite, place: Place, options: argparse.Namespace) -> None:
-    """Repeats the tests that only the peer passes on our server, because most of them depend on sampled answers."""
+    """Repeats, on our server, the tests that only the peer passes: most of them depend on sampled answers."""
     if RAYLOOM not in options.servers.split(","):
         return
     for _ in range(_REPEATS):

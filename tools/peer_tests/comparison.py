@@ -67,7 +67,7 @@ def compare(
     not_applicable: Mapping[str, str],
     exceptions: Mapping[str, str],
 ) -> list[Comparison]:
-    """Returns the tests that apply, in the order of their names. The reason of a skip here counts as a cause."""
+    """Returns the tests that apply, in the order of their names. If our server skips a test, the skip's reason is its cause."""
     absent = Result(ABSENT)
     comparisons = []
     for test in sorted({*ours, *theirs}):

@@ -1,7 +1,7 @@
 """Changes of a running service, and their effects on its clients, its engines and its status.
 
-Most tests have clients. A client's request may fail only in the test of a release that fails requests. Restarts of the
-operator during a rollout are in test_rollout_restarts.py, node drains in test_node_drains.py.
+In most tests clients send requests. Such a request may fail only in the test of a release that fails requests. Restarts
+of the operator during a rollout are in test_rollout_restarts.py, node drains in test_node_drains.py.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def test_without_surge_one_makes_room_first_and_the_others_serve(it: Service) ->
 
 
 def _is_rolled_back(it: Service, image: str, reason: str, says: str, rollout: Mapping[str, object]) -> list[str]:
-    """Rolls out `image`, expects a rollback for this reason, and returns the failures of clients meanwhile."""
+    """Rolls out `image`, expects a rollback for this reason, and returns the failures that clients noticed."""
     # `start` has no short deadline, because the first start may take long beside other tests.
     it.start()
     before, current = it.pods, it.status["currentRevision"]
@@ -114,7 +114,7 @@ def test_a_release_that_crashes_at_start_is_rolled_back(it: Service) -> None:
 
 @parallel_test
 def test_a_release_that_fails_requests_is_rolled_back_and_ends_their_failures(it: Service) -> None:
-    # The rollback happens long before the end of LONG's hold.
+    # The rollback happens long before the `holdSeconds` of LONG are over.
     failures = _is_rolled_back(it, FAILS, "AnalysisFailed", "requests failed in the new revision", {"analysis": LONG})
     assert failures
     assert {each.partition(" ")[2] for each in failures} == {"answered with an error"}
@@ -134,13 +134,14 @@ def test_a_release_that_never_starts_is_rolled_back_after_the_deadline(it: Servi
 
 @parallel_test
 def test_no_room_for_another_engine_is_no_failure_of_the_release(it: Service) -> None:
-    # A node has 100,000 cores, so one such engine fits on each of the two nodes.
+    # A node has 100,000 cores, so each of the two nodes has room for one engine of 60,000 cores.
     large = {"resources": {"requests": {"cpu": "60000"}}}
     it.start(replicas=2, engine=large)
     with it.traffic() as traffic:
         it.apply(BETTER)
         it.wait("Progressing", "WaitingForCapacity")
-        # The deadline is set only now. It counts until the pod is unschedulable, and KubeRay may create the pod late.
+        # The deadline is not set earlier, because it runs until the pod is marked unschedulable: if KubeRay created the
+        # pod late, the deadline would already be over.
         it.apply(rollout={"analysis": ANALYSIS, "progressDeadlineSeconds": 10})
         it.wait("Progressing", "WaitingForCapacity")
         began = time.monotonic()
@@ -149,7 +150,7 @@ def test_no_room_for_another_engine_is_no_failure_of_the_release(it: Service) ->
         assert (waiting["status"], waiting["reason"]) == ("True", "WaitingForCapacity")
         assert "maxSurge 0" in waiting["message"]
         assert it.condition("RolledBack")["status"] == "False"
-        # The change that the message advises.
+        # This is the change that the message advises.
         it.apply(rollout={"analysis": ANALYSIS, "maxSurge": 0, "maxUnavailable": 1})
         it.wait_complete()
     assert it.most == 3

@@ -20,7 +20,7 @@ from operator_processes.process import OperatorProcess, wait_for, wait_until
 from real_api_server.world import LLM, World
 from simulated_nodes.api_client import Document
 
-# A module has fewer tests than this.
+# Every module has fewer tests than this, so all tests of a module run at the same time.
 _NUM_AT_ONCE = 8
 
 
@@ -67,7 +67,7 @@ class ScaledService:
 
     @property
     def document(self) -> Document:
-        """The service as the watch has reported it last, because a GET for each check would load the API server."""
+        """The service, as the watch last reported it. A GET for each check would load the API server."""
         return self.world.services[(self.namespace, "chat")]
 
     @property

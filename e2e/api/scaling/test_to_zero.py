@@ -24,7 +24,7 @@ _SPEC: dict[str, Any] = {
 
 
 class Idle(ScaledService):
-    """A service with two gateways, which may be scaled to zero engines."""
+    """A service that has two gateways and may be scaled to zero engines."""
 
     def __init__(self, setting: Setting, **autoscaling: int) -> None:
         super().__init__(setting, **_SPEC | {"autoscaling": _SPEC["autoscaling"] | autoscaling})
@@ -56,8 +56,8 @@ def test_to_zero_without_requests_and_back_for_held_ones(at: Setting) -> None:
     it.wait(lambda: len(it.gateways) == 2, "two gateways")
     streaming, held = it.gateways
     it.change(streaming, in_flight=1)
-    # The short time is set only now: `change` has returned, so the operator has read the status with the stream. Before
-    # that, the operator might have removed the engine at once.
+    # The short `idleSeconds` is set only now: `change` has returned, so the operator has read the status with the
+    # stream. If it had been set earlier, the operator might have removed the engine at once.
     soon = {"spec": {"autoscaling": {"idleSeconds": 10}}}
     at.world.request("PATCH", it.path, soon, content_type=MERGE)
     assert it.stays(25), "a stream keeps the engine"
@@ -67,8 +67,8 @@ def test_to_zero_without_requests_and_back_for_held_ones(at: Setting) -> None:
     found = at.world.wait(at.namespace, "chat", "Available", "ScaledToZero")
     assert found["status"] == "False"
     it.wait(lambda: it.document["status"]["gateway"]["ready"] == 2, "both gateways")
-    # 3000 tokens take 3 s at the rate that the engine had, and a queue may take 1 s. So three engines are needed, or
-    # five at 70 %.
+    # 3000 tokens take one engine 3 s at the rate that it had, and may take 1 s. So three engines are needed, or five at
+    # 70 %.
     at.world.change(held, num_held=2, held_tokens=3000)
     it.wait(lambda: it.replicas == 4, "as many engines as maxReplicas allows")
     woken = it.wait_scaled("Woken")

@@ -73,7 +73,7 @@ def test_an_upgrade_with_another_default_image_and_another_builder_rolls_nothing
     assert (heads, images) == ({"another"}, {"rayloom/engine:2"})
     wait_until(lambda: engine.num_asked > asked, "the new operator to poll the old engine", story=world.story)
     assert _uids(world, namespace, "chat") == before
-    # With a new revision, a service gets the new default image, too.
+    # A new revision of a service also gets the new default image.
     world.create(manifest(engine={"args": {"threads": 2}}, rollout={"analysis": {"holdSeconds": 0}}))
     world.wait_serving(namespace, "chat")
     wait_until(lambda: not _uids(world, namespace, "chat") & before, "the old engine to go", story=world.story)
@@ -107,8 +107,8 @@ def test_an_uninstalled_chart_leaves_services_and_strands_no_namespace(
     assert world.get(_CRD) is not None
     assert world.get(f"{LLM}/namespaces/{namespace}/llmservices/chat") is not None
     assert _uids(world, namespace, "chat") == before
-    # This takes long: the namespace controller waits for half of a pod's grace period before it checks the namespace
-    # again.
+    # The deletion takes long: the namespace controller waits for half of a pod's grace period before it checks the
+    # namespace again.
     kubectl("delete", "namespace", namespace, "--timeout=180s", timeout_s=190)
 
 

@@ -1,6 +1,6 @@
 """A plugin for pytest that records the result of each test. It imports none of our modules.
 
-Results are appended to the file PEER_TESTS_RESULTS, one JSON object a line: one line when a test starts, and one line
+Results are appended to the file PEER_TESTS_RESULTS, one JSON object per line: one line when a test starts, and one line
 with its outcome. So an interrupted run loses only one test. With PEER_TESTS_RESUME, tests with an outcome are not run
 again. PEER_TESTS_ONLY names a file with the only tests that may run.
 """
