@@ -54,7 +54,7 @@ class LoadAgent:
             "repeat_url": "",  # URL to which clients repeat requests whose connection broke; "": no repeats
             "probe_url": "",
             "probe_timeout_s": 300.0,
-            "probe_rest_s": 120.0,  # seconds for the last probes, once the service is Available
+            "probe_rest_s": 120.0,  # seconds in which the last probes may be answered after "stop"
         }
         self._write(asked | settings)
 

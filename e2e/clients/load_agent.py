@@ -41,7 +41,7 @@ class Choice:
         self.finish_reason: str | None = None
 
     def take(self, part: dict[str, Any]) -> int:
-        """Adds the part of this choice that one event has; completion or chat. Returns the part's number of tokens."""
+        """Adds one event's part of this choice (completion or chat). Returns the number of tokens in this part."""
         delta = part.get("delta", {})
         self.text += part.get("text") or delta.get("content") or ""
         for call in delta.get("tool_calls") or ():
@@ -208,7 +208,10 @@ class Agent:
             await asyncio.sleep(asked["late_every_s"])
 
     async def _replay(self, session: aiohttp.ClientSession, tasks: Tasks) -> None:
-        """Sends the requests of `arrivals`, [seconds, index] each, until `stop`. Reports every `report_every_s`."""
+        """Sends the requests of `arrivals`, [seconds, index] each, until `stop`. Says its progress now and then.
+
+        `report_every_s`: seconds between two such messages.
+        """
         began, reported = time.time(), 0.0
         for at_s, index in self.settings["arrivals"]:
             while (left_s := began + at_s - time.time()) > 0 and not self.stop.is_set():

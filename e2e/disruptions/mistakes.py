@@ -25,7 +25,7 @@ from local_kubernetes.machine.shell import run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mistake:
-    """The expected condition of a service with the mistake, and its number of pods. No pod is created twice."""
+    """The condition of a service with the mistake, and the number of the service's pods. No pod is created twice."""
 
     reason: str
     said: tuple[str, ...]  # parts of the message: the problem and the solution

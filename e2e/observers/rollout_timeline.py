@@ -21,7 +21,7 @@ from observers.timeline import Timeline
 
 _AGENT = Path(__file__).with_name("engine_agent.py")
 _SAMPLE_S = 1.0
-CLUSTER_DELETED = "its RayCluster is deleted"  # the only action on an engine in this record
+CLUSTER_DELETED = "its RayCluster is deleted"  # the entry of `Engine.touches` for this action
 
 
 @dataclass(slots=True, kw_only=True)

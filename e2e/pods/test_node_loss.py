@@ -150,7 +150,7 @@ def test_after_the_loss_of_the_heads_node_a_new_engine_serves(
 
 
 def _spread(split: Split) -> dict[str, Any]:
-    """/status of the engine when it has a rank on each node. A long cut may have moved the other node's pod."""
+    """/status of the engine, once it has a rank on each node again. A long cut may have moved the other node's pod."""
     service = split.service
     wait(
         lambda: _is_node_ready(service.kubectl, split.other_node),

@@ -53,7 +53,7 @@ def test_a_process_carries_its_mark_as_soon_as_it_was_started(tmp_path: Path) ->
 
 
 def test_a_process_that_was_stopped_has_given_its_port_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The kernel frees a process's memory before its ports. The memory takes 0.3 s for an API server of 4 GB.
+    # The kernel frees a process's memory before its ports. Freeing 4 GB of an API server takes 0.3 s.
     program = """
 import socket, sys
 memory = bytearray(1 << 30)

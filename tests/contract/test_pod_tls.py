@@ -50,7 +50,7 @@ def engine_files(secret, folder: Path) -> TlsFiles:
 
 
 def shake(engine: TlsFiles, gateway: TlsFiles, name: str) -> bytes:
-    """Returns what the engine receives of a gateway's first message."""
+    """Returns the bytes of a gateway's first message that the engine receives."""
     server, client = TlsSession(engine.context()), TlsSession(gateway.context(), name)
     is_complete = False
     while not is_complete:

@@ -1,8 +1,8 @@
 """The costs in `inspect`'s output equal the engine's allocations, and the operator splits layers like the engine.
 
-The operator only adds these costs, so it has no arithmetic of models that could be compared. Other files test the
-comparison of sums with memory (tests/operator_unit/test_sizing.py) and the transfer of the document
-(test_inspection.py).
+The operator only adds these costs, so it has no formulas for models that could be compared with the engine's. Other
+files test how the operator compares sums with memory (tests/operator_unit/test_sizing.py), and the transfer of the
+document (test_inspection.py).
 """
 
 import pytest

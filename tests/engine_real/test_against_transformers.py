@@ -25,7 +25,7 @@ ON_FILE = Path(__file__).parents[1] / "data" / "greedy_tokens.json"
 # computed in another order.
 LEAST_LEAD = 2e-4
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
-SHORTER = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)  # a third block begins after the prompt
+SHORTER = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)  # enough for a third block
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_the_tokens_on_file_are_those_of_transformers(folder: Path, prompts: lis
 def test_tokens_are_the_same_alone_and_with_a_hot_prefix_cache(
     llm: LLM, prompts: list[list[int]], all_at_once: list[tuple[int, ...]]
 ) -> None:
-    short = SamplingParams(temperature=0.0, max_tokens=18, ignore_eos=True)  # a new block begins after the prompt
+    short = SamplingParams(temperature=0.0, max_tokens=18, ignore_eos=True)  # enough for a block after the prompt's
     for prompt, ids in zip(prompts[7::7], all_at_once[7::7], strict=True):
         assert _ids(llm.generate([prompt], short, use_tqdm=False)) == [ids[:18]]
     hot = llm.generate(prompts, short, use_tqdm=False)

@@ -107,7 +107,7 @@ QUESTION = [{"role": "user", "content": "Tell me a long story."}]
 
 
 def _streamed(server: RunningServer, path: str, body: dict[str, object], sign: bytes, begun: threading.Event) -> bytes:
-    """All events of an answer. Sets `begun` when an event contains `sign`, which shows that the core computes it."""
+    """All events of an answer. Sets `begun` when an event contains `sign`: the core is then computing the answer."""
     received = b""
     with httpx.stream("POST", f"{server.api_url}{path}", json={**body, **SAMPLING}, timeout=120.0) as answer:
         for part in answer.iter_bytes():

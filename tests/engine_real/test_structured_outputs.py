@@ -101,7 +101,7 @@ def test_choices_and_streams_have_the_form_too(server: RunningServer) -> None:
         "max_tokens": 80,
         "temperature": 1.0,
         "seed": 1,
-        # with flexible whitespace, a sampled answer might consist of blanks until max_tokens
+        # with flexible whitespace, a sampled answer might write blanks until max_tokens
         "structured_outputs": {"json": {**PERSON, "x-guidance": {"whitespace_flexible": False}}},
     }
     stream.run(server.api_url, {**body, "stream": True}, AUTH)

@@ -59,7 +59,7 @@ def test_an_abort_that_arrives_during_the_join_ends_the_group_that_is_joined() -
 def test_a_group_is_aborted_only_by_an_abort_of_its_own_or_a_later_order(events: list[tuple[bool, int]]) -> None:
     """Each event is a Join or an Abort.
 
-    A Join has a later ticket, and an Abort has the last ticket or one of the two before.
+    A Join has a later ticket than all earlier events. An Abort has the last ticket, or one of the two before it.
     """
     group, waits, last, aborted = GroupAbort(), WaitsOfTest(), 0, -1
     joined = last

@@ -58,7 +58,7 @@ def test_requests_for_a_loaded_adapter_overtake_one_that_waits_for_a_slot_within
     scheduler.add(sequence_with("first", A))
     scheduler.add(sequence_with("waits", B))
     order: list[str] = []
-    for number in range(40):  # requests for A never end
+    for number in range(40):  # a request for A arrives before every step
         scheduler.add(sequence_with(f"a{number}", A))
         plan = scheduler.schedule()
         assert plan is not None
@@ -200,7 +200,7 @@ def test_a_tenants_own_requests_overtake_one_that_waits_for_its_share_within_a_b
     rank = SimulatedRank()
     add(scheduler, sequence_with("first", A, tenant="x"), sequence_with("waits", B, tenant="x"))
     order: list[str] = []
-    for number in range(40):  # requests for A never end
+    for number in range(40):  # a request for A arrives before every step
         scheduler.add(sequence_with(f"a{number}", A, tenant="x"))
         plan = scheduler.schedule()
         assert plan is not None

@@ -143,7 +143,7 @@ def test_prefills_alternate_with_decodes_that_fill_the_budget() -> None:
 )
 @example(prompts=[1, 1, 1, 12, 12, 1, 1, 8, 9, 3], budget=5, depth=1)  # four decodes leave one token to two prefills
 def test_every_running_sequence_computes_within_as_many_steps_as_there_are(prompts, budget, depth) -> None:
-    """A sequence waits for at most one step of every other sequence, and `depth` steps in flight, if blocks suffice.
+    """If blocks suffice, a sequence waits for at most one step of every other sequence and for `depth` steps in flight.
 
     A prompt waits longer only while an older prompt is computed. Prefills share the budget that decodes leave, and the
     oldest prefill comes first.

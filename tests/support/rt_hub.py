@@ -30,9 +30,9 @@ def serve_hub(
 
     `others`: further repositories, name -> folder.
 
-    The hub always has four more: `gated/model` refuses requests until its terms are accepted, `forbidden/model` refuses
-    every token, `broken/model` answers with server errors, and `slow/model` answers too late. All others are unknown.
-    `tls`: (certificate, key) of the server. `seen`: receives "METHOD path" of each request.
+    The hub always has these repositories, too: `gated/model` refuses requests until its terms are accepted,
+    `forbidden/model` refuses every token, `broken/model` answers with server errors, and `slow/model` answers too late.
+    All others are unknown. `tls`: (certificate, key) of the server. `seen`: receives "METHOD path" of each request.
     """
     is_over = threading.Event()
     folders = {repository: folder, **(others or {})}

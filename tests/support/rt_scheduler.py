@@ -219,9 +219,9 @@ class SimulatedRank:
         return next_token([*ids, 8]) % (num + 1) if self._late_masks and new.params.has_mask else num
 
     def _verified(self, ids: SequenceOf[int], draft: SequenceOf[int], most: int) -> tuple[list[int], bool]:
-        """Returns a slot's tokens after a draft, and True if the draft is dirty.
+        """Returns a slot's tokens after a draft, and True if the draft is dirty: a wrong token of it gave NaN.
 
-        If the draft is dirty, some tokens are missing. `most`: draft tokens that may be accepted.
+        If the draft is dirty, some tokens are missing. `most`: number of draft tokens that may be accepted.
         """
         tokens = [next_token(ids)]
         for token_id in draft[:most]:

@@ -67,7 +67,10 @@ def compare(
     not_applicable: Mapping[str, str],
     exceptions: Mapping[str, str],
 ) -> list[Comparison]:
-    """Returns the tests that apply, in the order of their names. If our server skips a test, the skip's reason is its cause."""
+    """Returns the tests that apply, in the order of their names.
+
+    If `exceptions` has no cause for a test that was skipped on our server, the reason of the skip is the cause.
+    """
     absent = Result(ABSENT)
     comparisons = []
     for test in sorted({*ours, *theirs}):

@@ -68,7 +68,7 @@ def test_the_hpas_controller_counts_a_services_engines_and_scales_it(
     world.create(_example(_SERVICE, namespace))
     world.wait_serving(namespace, _SERVICE)
     hpa = _example("hpa", namespace)
-    # If there are fewer than minReplicas, the HPA scales up without metrics. This cluster has no metrics.
+    # If a service has fewer than minReplicas, the HPA scales it up without metrics. This cluster has no metrics.
     hpa["spec"]["minReplicas"] = 3
     path = f"/apis/autoscaling/v2/namespaces/{namespace}/horizontalpodautoscalers"
     world.request("POST", path, hpa)
