@@ -62,7 +62,7 @@ def store(venv: Path, kept: Path) -> None:
 
 
 def _remove_old(kept: Path) -> None:
-    """Removes the oldest environments beside `kept`, and what killed processes have left."""
+    """Removes the oldest environments beside `kept`, and the folders that killed processes have left."""
     ages = {each: time.time() - each.stat().st_mtime for each in kept.parent.iterdir() if each != kept}
     others = sorted((each for each in ages if not each.name.startswith(_UNFINISHED)), key=lambda each: ages[each])
     left = [each for each in ages if each.name.startswith(_UNFINISHED) and ages[each] > _UNFINISHED_S]

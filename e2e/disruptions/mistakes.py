@@ -52,8 +52,8 @@ MISTAKES = {
 IMAGE = "docker.io/rayloom/engine:not-there-yet"
 FOLDER = Path("/var/tmp/rayloom-e2e-not-there-yet")
 FILLER = "filler"
-# The share of a node's memory that the filler requests. Each of two ranks requests the same share, so only one of these
-# ranks fits.
+# The share of a node's memory that the filler requests. Each of the two ranks of the service "room" requests the same
+# share, so only one of the ranks fits.
 _MORE_THAN_HALF = 0.6
 
 

@@ -160,7 +160,7 @@ def _pod(pod: dict[str, Any]) -> str:
 
 
 def _short(name: str) -> str:
-    """The end of a pod's name, which is unique within its service."""
+    """The end of a pod's name. This end is unique within the service."""
     return "-".join(name.split("-")[-3:])
 
 

@@ -22,8 +22,8 @@ from local_kubernetes.machine.shell import ClusterError, CommandTimeout, run, ru
 from rt_ports import free_port
 
 PLACE = Place.of(1)
-# Environment variable that marks the processes of a run in these tests. It is not the usual variable, because other
-# tests use the machine's cluster at the same time.
+# Environment variable that marks the processes of a run in these tests. Other tests use the machine's cluster at the
+# same time, so the usual variable must not be used here.
 MARK = "RAYLOOM_RUN_OF_A_TEST"
 
 

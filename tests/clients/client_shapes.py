@@ -1,5 +1,5 @@
-"""Shapes of answers: nested, recursive, with enums, and one whose JSON schema has 15 KB. Each limits the length of its
-texts.
+"""Shapes of answers: nested, recursive, with enums, and one whose JSON schema has 15 KB. Each shape limits the length
+of its texts.
 
 The model is too small to follow a schema by itself. So an answer has the shape only if the server enforces the schema.
 """

@@ -156,7 +156,7 @@ def test_the_server_answers_its_blocks_and_ends_on_ctrl_c(server, tmp_path):
         for block in CLIENTS:
             answer = run_shell(block, stand_in)
             assert answer
-            if shutil.which("curl"):  # a machine without curl uses the stand-in
+            if shutil.which("curl"):  # a machine without curl has only the stand-in
                 assert run_shell(block)
         for block in PYTHON:
             if block.is_client:

@@ -92,7 +92,7 @@ def gateway(models: Models) -> Iterator[Gateway]:
 
 def wait_serving(gateway: Gateway, *names: str) -> None:
     def serve() -> bool:
-        # This is the state of the model. Its engine may serve before the gateway has the model's tokenizer.
+        # The state of the model, not of its engine: the engine may serve before the gateway has the model's tokenizer.
         documents = httpx.get(f"{gateway.admin_url}/status", timeout=20.0).json()["models"]
         return all(documents.get(name, {}).get("state") == "serving" for name in names)
 

@@ -242,7 +242,7 @@ def test_a_grammar_that_is_not_built_gives_no_draft_and_the_wait_counts() -> Non
 
 def test_the_checks_of_a_step_have_a_time(forms: Forms) -> None:
     ticks = iter(range(1000))
-    # Each draft takes 0.5 of DRAFTS_S, and a quarter passes between two drafts.
+    # Each draft takes 0.5 of DRAFTS_S, and 0.25 of DRAFTS_S passes between two drafts.
     grammars = DraftForms(forms, cpu_clock=lambda: 0.25 * DRAFTS_S * next(ticks))
     three = [core_grammar(grammars, form_params({"regex": "[ab]{9}"})) for _ in range(3)]
     draft = tuple(ids_of("ab"))

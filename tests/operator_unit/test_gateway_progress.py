@@ -18,7 +18,7 @@ def gateways(number):
 
 
 def shown(num_wanted, num_ready, progress):
-    """The status of a service whose engine serves, with so many ready gateway pods."""
+    """The status of a service whose engine serves, with `num_ready` ready gateway pods."""
     resolved = make_resolved(gateway={"replicas": num_wanted})
     before = {"gateway": {"replicas": num_wanted, "ready": 0, "reason": "Starting"}, "endpoint": THROUGH}
     groups = [make_serving(resolved)]

@@ -58,8 +58,8 @@ def alias(**parts):
     return {"aliases": [{"name": "assistant", "targets": [{"service": "chat"}], **parts}]}
 
 
-# The spec, and a part of its sentence. Each sentence has the given value or its place, the allowed values, and the
-# cure.
+# A wrong spec, and a part of the sentence about it. Each sentence has the given value or its place, the allowed values,
+# and the cure.
 BAD = {
     "no services": ({"services": None}, "spec.services: is missing; add it"),
     "an empty selector": (

@@ -33,7 +33,7 @@ def tokens_of_one_rank(model: str) -> list[list[int]]:
 
 
 def tokens_of_ranks(server: RunningServer, executor: str, num_ranks: int) -> list[list[int]]:
-    """The same tokens from a server with `ARGUMENTS`, which must have `num_ranks` rank processes of this executor."""
+    """The same, computed by a server with `ARGUMENTS`. It must have `num_ranks` rank processes of this executor."""
     status = server.status()
     assert status["executor"] == executor
     assert [rank["rank"] for rank in status["ranks"]] == list(range(num_ranks))

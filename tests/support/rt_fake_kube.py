@@ -220,7 +220,7 @@ class FakeKube:
             yield kind, msgspec.convert(document, shape)
 
     def end_watches(self, end, error):
-        """Ends the watches of collections whose paths end with `end`, with `error`."""
+        """Ends, with `error`, the watches of collections whose paths end with `end`."""
         for path, _, queue in self._watches:
             if path.endswith(end):
                 queue.put_nowait(error)

@@ -86,7 +86,7 @@ def test_without_surge_one_makes_room_first_and_the_others_serve(it: Service) ->
 
 def _is_rolled_back(it: Service, image: str, reason: str, says: str, rollout: Mapping[str, object]) -> list[str]:
     """Rolls out `image`, expects a rollback for this reason, and returns the failures that clients noticed."""
-    # `start` has no short deadline, because the first start may take long beside other tests.
+    # The first start may take long beside other tests, so no short deadline applies to `start`.
     it.start()
     before, current = it.pods, it.status["currentRevision"]
     with it.traffic() as traffic:

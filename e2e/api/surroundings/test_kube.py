@@ -82,7 +82,7 @@ def test_an_apply_with_a_uid_changes_that_very_object_alone(
             with pytest.raises(KubeError) as refused:
                 await kube.apply(with_uid(_OTHER, "3"))
             code, words = refused.value.code, str(refused.value)
-            # The operator's applier treats these errors as "another object".
+            # From these errors the operator's applier concludes that the existing object is another one.
             assert code in (404, 409) or (code == 422 and "metadata.uid" in words), (code, words)
         with pytest.raises(KubeError):
             await kube.get(path)
