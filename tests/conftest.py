@@ -15,7 +15,7 @@ from rt_bytecode import files_without_bytecode, write_bytecode
 from rt_schedule import longest_first, scheduler, seconds_on_file
 
 _MEASURED = "measured"
-collect_ignore = ["clients"]  # `make client-tests` runs them, in an environment with the clients
+collect_ignore = ["clients"]  # `make client-tests` runs this folder, in an environment with the clients
 
 
 def pytest_configure() -> None:

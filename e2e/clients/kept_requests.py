@@ -44,7 +44,7 @@ Answer = tuple[int, str]  # HTTP status and body; without an answer: status 0 an
 
 
 class KeptRequests:
-    """Sends requests through one running program. Starts it again if it has ended. Threads may share this object."""
+    """Sends requests through one running program, which is started again if it ends. Threads may share this object."""
 
     def __init__(self, start: Callable[[], subprocess.Popen[str]]) -> None:
         """`start` starts PROGRAM in the pod."""

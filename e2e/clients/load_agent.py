@@ -208,9 +208,9 @@ class Agent:
             await asyncio.sleep(asked["late_every_s"])
 
     async def _replay(self, session: aiohttp.ClientSession, tasks: Tasks) -> None:
-        """Sends the requests of `arrivals`, [seconds, index] each, until `stop`. Says its progress now and then.
+        """Sends the requests of `arrivals`, [seconds, index] each, until `stop`.
 
-        `report_every_s`: seconds between two such messages.
+        Reports its progress every `report_every_s` seconds.
         """
         began, reported = time.time(), 0.0
         for at_s, index in self.settings["arrivals"]:

@@ -42,7 +42,7 @@ class Scene:
         return seen
 
     def is_serving_after(self, epoch: int) -> Callable[[], bool]:
-        """A predicate: the engine serves in a later epoch."""
+        """A predicate: the engine serves in an epoch after `epoch`."""
 
         def is_rebuilt() -> bool:
             status = self.service.engine_status()

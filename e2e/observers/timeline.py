@@ -63,7 +63,7 @@ class Timeline:
             watch.wait()
 
     def begin(self, what: str, at: float | None = None) -> None:
-        """Sets the time of the fault to now, or to this Unix time. All seconds count from it."""
+        """Sets the time of the fault to now, or to this Unix time. All seconds count from this time."""
         self.began_at = time.time() if at is None else at
         self.note(self.began_at, "fault", what)
 

@@ -239,8 +239,8 @@ def undisturbed(gateway: Gateway, engines: Engines) -> tuple[str, list[Request]]
 def test_each_prefix_is_computed_by_one_engine_and_both_engines_have_some(
     gateway: Gateway, measured: Callable[[str], None]
 ) -> None:
-    # The gateway sends a prefix that no engine has to either engine with equal probability. So with this many prefixes
-    # both engines get some.
+    # A prefix that no engine has goes to either engine with equal probability. So with this many prefixes both engines
+    # get some.
     prefixes = [f"{number}: {PROMPTS[number % 6]} {WORDS}" for number in range(NUM_PREFIXES)]
 
     def cached_tokens(number: int, question: str) -> tuple[int, int]:

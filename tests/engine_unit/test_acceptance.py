@@ -42,7 +42,7 @@ def test_drafts_that_are_never_accepted_cost_little() -> None:
         num_drafted += num
         if num:
             acceptance.note(num, 0)
-    # A drafted token costs 0.05 of a step. There are 18 of them at the beginning, and 8 in the trials after pauses of
+    # A drafted token costs 0.05 of a step. 18 tokens are drafted at the beginning, and 8 in the trials after pauses of
     # 32, 64, 128 and 256 tokens.
     assert num_drafted * 0.05 < 0.003 * 1000
 

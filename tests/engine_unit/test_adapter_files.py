@@ -157,7 +157,7 @@ def test_a_rank_has_loaded_only_when_it_has_the_files_and_fetches_later_ones_whi
 def fetching_rank(model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RankPool, threading.Thread]]:
     """A pool with one rank, and the rank's main thread.
 
-    The rank fetches a needed adapter, and this fetch does not end in the block.
+    The rank fetches a needed adapter, and this fetch does not end before the block ends.
     """
     monkeypatch.setattr(rank_server, "_ADAPTERS_SECONDS", 10 * LONG_S)
     ranks, is_over = Ranks(), threading.Event()

@@ -115,7 +115,7 @@ def test_a_slot_cannot_share_more_blocks_than_the_other_one_has() -> None:
 
 BLOCK_SIZE = 4
 # Slots of one step: (known tokens, tokens computed before, tokens computed in this step, spare blocks). The test
-# reduces impossible numbers.
+# lowers numbers that are too large to be possible.
 SLOTS = st.lists(
     st.tuples(st.integers(1, 40), st.integers(0, 39), st.sampled_from((1, 1, 2, 5, 40)), st.integers(0, 2)),
     min_size=1,

@@ -69,8 +69,8 @@ def test_a_step_asks_for_enough_tokens_that_the_width_remains_without_stop_token
 
 
 def test_a_step_copies_only_the_beams_that_stay() -> None:
-    # 32 beams with 160 alternatives each have 5,120 continuations of 16 KB. Only 32 live and 32 ended beams of these
-    # stay.
+    # 32 beams with 160 alternatives each have 5,120 continuations of 16 KB. Of these, only 32 unfinished and 32 ended
+    # beams stay.
     settings = BeamSettings(width=32, max_tokens=4000, stop_ids=frozenset(range(128)))
     tree = PromptSearch(settings=settings, prompt_len=1, live=[Beam(token_ids=(200,) * 2000)] * 32)
     top = tuple((token, -1.0 - token) for token in range(settings.num_alternatives))

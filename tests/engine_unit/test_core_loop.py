@@ -96,7 +96,7 @@ def test_a_grammar_that_kills_the_process_while_others_are_computed_is_found(cor
 
 
 class _DeadlyDrafter(Drafter):
-    """Ends the process when it looks for the draft of a certain sequence, as a fault in native code would."""
+    """Ends the process when a certain sequence needs a draft, as a fault in native code would."""
 
     def draft(self, token_ids, cost, most, fit=None) -> tuple[int, ...]:
         if token_ids[0] == 0:

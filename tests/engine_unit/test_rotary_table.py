@@ -39,7 +39,7 @@ def test_frequencies_and_scales_are_those_of_transformers(name: str, head_dim: i
     expected, scale = rope_utils.ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=context)
     ours = inverse_frequencies(shape.rope, head_dim)
     assert ours.dtype == np.float32
-    # The blend of yarn contains a difference of two numbers, which has a larger relative rounding error than they have.
+    # The blend of yarn contains a difference of two numbers. The relative rounding error of a difference is larger.
     np.testing.assert_allclose(ours, expected.numpy(), rtol=2e-6 if kind == "yarn" else 3e-7)
     assert attention_scale(shape.rope) == pytest.approx(scale, rel=1e-12)
 

@@ -88,7 +88,7 @@ def _blamed(cpu_shares: list[float], waits: list[bool]) -> tuple[float, int] | N
     [
         # Rank 1 waits for a slow rank. The slow rank is blamed after 10 x 4 CPU seconds.
         ([1.0, 0.0], [False, True], (40.25, 0)),
-        # A peer that polls or spins while it waits does no work.
+        # A peer that polls or spins while it waits counts as doing no work.
         ([0.0, 1.0], [False, True], (4.25, 0)),
         # One rank is slow; the other is blocked, but does not wait for the first.
         ([1.0, 0.0], [False, False], (4.25, 1)),

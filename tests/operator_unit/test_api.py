@@ -236,7 +236,7 @@ def test_each_mistake_is_named_with_its_cure(path, value, sentence):
 
     (problem,) = caught.value.problems
     # An expected sentence about an unknown field ends before the list of all fields. This list would only repeat the
-    # class.
+    # fields of the class.
     assert problem == sentence or (sentence.endswith((", ", ": ")) and problem.startswith(sentence))
 
 

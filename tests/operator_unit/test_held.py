@@ -1,4 +1,4 @@
-"""A service that the operator's settings do not or no longer allow: its engines stay reachable and may be deleted."""
+"""A service that the operator's settings do not (or no longer) allow: its engines stay reachable and can be deleted."""
 
 from dataclasses import replace
 

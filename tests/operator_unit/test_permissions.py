@@ -1,6 +1,6 @@
 """Host paths and a user's own hub need a setting of the operator.
 
-Without it, specs are refused and running engines stay.
+Without this setting, such specs are refused, and running engines stay.
 """
 
 from dataclasses import replace

@@ -22,8 +22,8 @@ _MAX_MADE = 8
 _WINDOW_S = 600.0
 _ALL_THREADS = (1, 2, FAILS_REQUESTS)
 _THREADS, _OTHER = st.sampled_from(_ALL_THREADS), st.integers(1, len(_ALL_THREADS) - 1)
-# A first new engine serves after 20 s and proves itself within 10 s. Each following engine takes as long, and 20 s more
-# to drain.
+# A first new engine serves after 20 s and proves itself within 10 s. Each following engine takes as long, and a drain
+# takes 20 s more.
 _A_WHILE = st.sampled_from([25, 33, 42, 60, 75, 100, 140])
 _BOUNDS = st.sampled_from([(1, 0), (1, 0), (0, 1), (1, 1), (2, 0)])
 

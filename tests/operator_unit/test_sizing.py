@@ -54,7 +54,7 @@ def refusal(kind, *args, **changes):
     ],
 )
 def test_the_cheapest_that_fits_on_1_2_4_and_8_accelerators_of_a_node(model, gib, winners):
-    # Where it fits, the context is the model's whole context: 8192 tokens, and 40960 tokens for Qwen3.
+    # The chosen shapes have room for the model's whole context: 8192 tokens, and 40960 tokens for Qwen3.
     assert tuple(shape_of(MODELS[model], gib, per_node) for per_node in (1, 2, 4, 8)) == winners
 
 

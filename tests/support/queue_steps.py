@@ -1,4 +1,4 @@
-"""Makes a work queue in the test's event loop work, turn by turn."""
+"""Helpers that run a work queue in the test's event loop, turn by turn."""
 
 import asyncio
 

@@ -53,8 +53,8 @@ class FakeKube:
         self.version = 100
         self.may_write = lambda: True
         self.lists_endpoints = True
-        # If False, `managedFields` does not name the writer of `replicas`. The real API server does this after an apply
-        # that created the object without `replicas`.
+        # If False, `managedFields` does not name the writer of `replicas`. The real API server omits this writer after
+        # an apply that created the object without `replicas`.
         self.records_scale_manager = True
         self._watches = []  # (path of the collection, params, queue)
         self._events = []  # (version, kind of event, path, object)

@@ -1,7 +1,7 @@
 """Ranks with a model in processes of their own, and their pool in this process. Faults happen between two collectives.
 
 The launcher here restarts a fenced rank without ending the old process, as if the rank's machine had lost power or its
-network connection. So a rank that waits for a stopped rank waits until it gets an Abort.
+network connection. So a rank whose peer is stopped waits for this peer until an Abort comes.
 """
 
 from __future__ import annotations

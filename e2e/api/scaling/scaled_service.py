@@ -97,7 +97,7 @@ class ScaledService:
     def stays(self, seconds: float) -> bool:
         """Returns whether `replicas` keeps its value for this time.
 
-        The whole time must pass, because no event shows that a write does not come.
+        No event shows that a write does not come, so the whole time must pass.
         """
         number, end = self.replicas, time.monotonic() + seconds
         while time.monotonic() < end:

@@ -60,7 +60,8 @@ def started_tests(world: World, request: pytest.FixtureRequest) -> Iterator[Para
 @parallel_test
 def test_replicas_follow_the_load_up_and_down(at: Setting) -> None:
     it = Scaled(at)
-    # 2000 tokens take 2 s, and half of the goal is 1 s. So the load is two fully used engines, or three at 70 %.
+    # 2000 tokens take 2 s, and may take half of the latency goal, 1 s. So the load is two fully used engines, or three
+    # at 70 %.
     it.load(queued_tokens=2000)
     it.wait(lambda: it.replicas == 3, "three replicas")
     # The first sample of the load is averaged with the idle sample before it, so there may be two engines for a moment.

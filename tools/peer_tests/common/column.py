@@ -21,7 +21,7 @@ _LOST = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """How the tests of a suite run on one server."""
+    """The settings with which the tests of a suite run on one server."""
 
     python: Path  # the interpreter of the suite's environment
     root: Path  # the working directory of pytest
