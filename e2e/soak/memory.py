@@ -35,7 +35,7 @@ def memory(service: GatewayedService) -> dict[str, Size]:
 
 
 def mean_size(members: Sequence[Sequence[Size]], num_pods: int = 1) -> Size:
-    """The mean size of the members whose pods are all ready and measured. A member's size is that of its pods. Pure.
+    """The mean size of members whose pods are all ready and measured. A member's size is the total of its pods. Pure.
 
     A member with missing pods is left out, because its size would be too small.
     """

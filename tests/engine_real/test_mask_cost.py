@@ -60,7 +60,7 @@ def test_the_masks_of_sixteen_answers_cost_less_than_three_percent_of_a_step(
     step = Timed(llm._engine.step)
     sizes = [len(step()) for _ in range(NUM_STEPS // 2)]
     assert sizes == [NUM_SEQUENCES] * len(sizes), "each step has a token of every answer"
-    # The test uses the median, because in some steps another program on the same core replaces the cached data.
+    # The test uses the median, because in some steps another program on the same core fills the CPU's cache.
     mask_s, step_s = median(masks.seconds), median(step.seconds)
     share = mask_s / step_s
     measured(f"masks {mask_s * 1000:.2f} ms of {step_s * 1000:.1f} ms a step, {share:.2%}, one thread")
