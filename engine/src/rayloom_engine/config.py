@@ -26,7 +26,7 @@ ReasoningParser = Literal["none", "qwen3", "deepseek_r1", "mistral", "seed_oss",
 Executor = Literal["auto", "uni", "mp", "ray", "external"]
 
 BLOCK_SIZE = 16  # tokens in a KV block
-INT8_GROUP = 32  # number of inputs of an int8 matrix whose activations share a scale; kGroup in csrc/cpu/int8.h
+INT8_GROUP = 32  # the activations of this many inputs of an int8 matrix share a scale; kGroup in csrc/cpu/int8.h
 
 
 class EngineConfig(BaseModel):

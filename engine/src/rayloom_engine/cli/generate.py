@@ -95,7 +95,7 @@ def read_items(lines: Iterable[str]) -> Iterable[dict[str, Any]]:
             continue
         item: Any = {"prompt": text}
         if text.lstrip().startswith("{"):
-            with contextlib.suppress(ValueError):  # The line is not JSON, but a prompt that begins with a brace.
+            with contextlib.suppress(ValueError):  # A line that is not JSON is a prompt that begins with a brace.
                 item = json.loads(text)
             if not isinstance(item.get("prompt"), str) and not isinstance(item.get("messages"), list):
                 raise RequestError(f"line {number} has neither a text `prompt` nor a list `messages`", "prompt")

@@ -83,7 +83,7 @@ def end_with_parent(parent_pid: int, how: signal.Signals = signal.SIGKILL) -> No
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Does the same as `end_with_parent` with SIGKILL, without a thread, so that the process can fork. Linux only."""
+    """Does the same as `end_with_parent` with SIGKILL. Starts no thread, so the process can fork. Linux only."""
     _control(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         os._exit(1)
@@ -125,7 +125,7 @@ def _pulse(fd: int, is_up: Callable[[], bool]) -> None:
 
 
 def give_sign(fd: int, is_up: bool) -> None:
-    """Sends one sign of life. An event loop calls this function every PULSE_SECONDS; others call `start_pulse`."""
+    """Sends one sign of life. An event loop calls this every PULSE_SECONDS; other processes call `start_pulse`."""
     os.set_blocking(fd, False)
     # The pipe is full if the supervisor is stopped, and broken if the supervisor has ended. When the supervisor has
     # ended, this process ends soon, too.

@@ -7,7 +7,7 @@ import sys
 from rayloom_engine.common.process import without_garbage_collection
 
 if __name__ == "__main__":
-    # The objects that imports create are never garbage. Garbage collections would take a fifth of the imports' time and
+    # Objects created by imports are never garbage. Garbage collections would take a fifth of the imports' time and
     # free nothing.
     with without_garbage_collection():
         from rayloom_engine.front.process import main

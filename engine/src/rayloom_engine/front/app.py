@@ -37,8 +37,8 @@ class ApiApplication(Starlette):
 
     FastAPI only generates the OpenAPI document from ROUTES.
 
-    FastAPI is imported at the first request for the document. At the start of a front, the import would take a fourth
-    of the CPU time, also at a restart after a crash.
+    FastAPI is imported at the first request for the document. An import at the start of a front, also at a restart
+    after a crash, would take a fourth of the start's CPU time.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ApiApplication(Starlette):
 
     def openapi(self) -> dict[str, Any]:
         """Returns the OpenAPI document."""
-        # Imports FastAPI: see the class.
+        # This import loads FastAPI; the class docstring says why it is here.
         from rayloom_engine.front.document.openapi import openapi_document
 
         if self._openapi is None:

@@ -77,10 +77,10 @@ class ModelText:
     def context_of(self, params: SamplingParams, prompt_len: int) -> int:
         """Returns the context length within which a request must stay.
 
-        For a request with max_tokens, this is the longest context length of all engines. An answer without max_tokens
-        may fill its whole context. If this context is short, more engines can compute and continue the request. So for
-        such a request, this is the shortest context length of which prompt and min_tokens fill at most three quarters.
-        If there is no such length, this is the longest length.
+        With max_tokens, returns the longest context length of all engines. Without max_tokens, the answer may fill the
+        whole context; the shorter the context is, the more engines can compute and continue the request. So without
+        max_tokens, returns the shortest context length of which prompt and min_tokens fill at most three quarters. If
+        there is no such length, returns the longest length.
         """
         if params.max_tokens is not None:
             return self.model.max_model_len

@@ -35,7 +35,7 @@ class ServingState(Protocol):
     lifecycle: Lifecycle
 
     async def run(self) -> None:
-        """Keeps the connections to engines until it is cancelled."""
+        """Keeps the connections to engines open until `run` is cancelled."""
 
     def fail_all(self, error: Exception) -> None:
         """Ends every unfinished sequence with `error`."""

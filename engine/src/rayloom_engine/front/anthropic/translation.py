@@ -137,7 +137,7 @@ def _check_budget(thinking: ThinkingOptions | None, max_tokens: int | None) -> N
 
 
 def _add_thinking(document: dict[str, Any], thinking: ThinkingOptions) -> None:
-    """Adds the chat fields for `thinking`. "disabled" takes precedence over an effort. "adaptive" adds no field."""
+    """Adds the chat fields for `thinking`. "disabled" replaces the reasoning effort. "adaptive" adds no field."""
     if thinking.type == "disabled":
         document["reasoning_effort"] = "none"
     elif thinking.type == "enabled":

@@ -18,7 +18,7 @@ def with_adapter(usable: list[EngineLink], links: Iterable[EngineLink], sequence
     """Returns the engines of `usable` that may compute the sequence. `links`: all engines of the pool.
 
     If an engine has the adapter, only engines with the adapter may compute the sequence. For this rule, an engine that
-    leaves the list counts only if it has the sequence now. If no such engine has the adapter, a sequence that has begun
+    leaves the list counts only if it has the sequence now. If no engine that counts has it, a sequence that has begun
     may continue on any engine that has reported its adapters: the files of the adapter may still exist. Other engines
     may support no adapters. A sequence that has not begun gets no engine.
     """

@@ -134,7 +134,7 @@ class CoreClient:
         )
 
     async def run(self) -> None:
-        """Keeps the connections to all engines. Runs until it is cancelled."""
+        """Keeps the connections to all engines open until `run` is cancelled."""
         async with asyncio.TaskGroup() as group:
             self.pool.run_in(group)
             while True:

@@ -20,7 +20,7 @@ LOSSES_UNTIL_PINNED = 2
 PINNED_S = 30.0
 MOST_LOSSES = 6
 MOST_CORRUPT = 3  # a NaN or an infinity on this number of engines ends a sequence: its request may be the cause
-# Seconds for which an engine that replaces lost ranks keeps its sequences. Then other engines replay these sequences,
+# Seconds for which an engine that replaces lost ranks keeps its sequences. After that, other engines replay them,
 # because a rank that has to start in a new pod takes minutes.
 REBUILD_PATIENCE_S = 10.0
 

@@ -37,7 +37,7 @@ class Placement:
         return in_turns_of_keys(waiting, self._sequences.values()) if self._pool.rules.is_gateway else waiting
 
     def hold(self, sequences: Iterable[ClientSequence]) -> None:
-        """Records that the sequences wait from now on. A sequence that waits already keeps its time."""
+        """Records that the sequences wait from now on. If a sequence waits already, the start of its wait stays."""
         now_s = time.monotonic()
         for sequence in sequences:
             if sequence.place.waits_since_s is None:
@@ -97,6 +97,6 @@ class Placement:
             self.fail(sequence, PoisonousRequest(f"{MOST_LOSSES} engines in a row were lost with this request"))
 
     def fail(self, sequence: ClientSequence, error: Exception) -> None:
-        """Ends with `error` a sequence that no engine has any more."""
+        """Fails a sequence that no engine has any more: its mailbox gets `error`."""
         del self._sequences[sequence.sequence_id]
         sequence.mailbox.fail(error)

@@ -22,7 +22,7 @@ class PromptBlocks:
     hashes: tuple[int, ...] = ()  # hashes of the blocks, cut as in a PrefixIndex
 
     def of_size(self, block_size: int) -> tuple[int, ...]:
-        """Returns the hashes for an engine with this block size; none if the hashes are of blocks of another size."""
+        """Returns the hashes for an engine with this block size; no hashes if they are for another block size."""
         return self.hashes if block_size == self.block_size else ()
 
 

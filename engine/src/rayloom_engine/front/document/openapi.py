@@ -45,7 +45,7 @@ def openapi_document(
     )
     schemas = document["components"]["schemas"]
     schemas.update(_schemas(routes))
-    # FastAPI adds its own 422 answer to invalid requests. This server never sends such an answer.
+    # FastAPI documents its own answer to invalid requests, with status 422. This server never sends that answer.
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     for operations in document["paths"].values():

@@ -33,7 +33,7 @@ _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 async def read_json(request: Request, max_bytes: int) -> dict[str, Any]:
     """Returns the JSON object in a request's body. Raises ApiError (400, 413, 415, 503) or ClientGone.
 
-    The body counts in the budget until it is decoded, also while it waits for the parser.
+    The budget counts the body until the body is decoded, so also while the body waits for the parser.
     """
     check_content_type(request.headers.get("content-type"))
     tenant: str = request.state.tenant
@@ -46,7 +46,7 @@ async def parsed(body: bytes, tenant: str, parse: Callable[[bytes], Parsed]) -> 
     """Returns the result of `parse`. A large body is parsed in a thread, in the tenant's turn."""
     if len(body) <= THREAD_ABOVE_BYTES:
         return parse(body)
-    # One large body is parsed at a time: two threads would share the interpreter's lock.
+    # Only one large body is parsed at a time: two threads would share the interpreter's lock.
     async with _PARSER_TURNS.turn(tenant):
         return await asyncio.to_thread(parse, body)
 

@@ -24,15 +24,15 @@ class BodyBudget:
     def share(self, tenant: str, least_bytes: int) -> Share:
         """Returns the Share of one body: a context manager that gives the body's bytes back at its exit.
 
-        For this body, the budget counts as at least `least_bytes` large.
+        For this body, the limit of the budget is at least `least_bytes`, even if the budget is smaller.
         """
         return Share(self, tenant, max(self._max_bytes, least_bytes))
 
     def take(self, tenant: str, num_bytes: int, max_bytes: int) -> bool:
         """Adds bytes to the tenant's count. If the sum would exceed the tenant's part, adds nothing and returns False.
 
-        A named tenant may hold at most as many bytes as remain free. The queue has the same rule (`has_room`). So a
-        single tenant gets half. When k tenants hold as much as they may, max_bytes / 2**k are still free.
+        A named tenant may hold at most as many bytes as remain free, so a single tenant gets half. When k tenants hold
+        as much as they may, max_bytes / 2**k are still free. The queue has the same rule (`has_room`).
         """
         num_after = self.num_bytes + num_bytes
         num_beside = self._tenant_to_bytes[tenant] + num_bytes if tenant else 0

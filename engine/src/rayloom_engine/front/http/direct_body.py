@@ -13,7 +13,7 @@ from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 EXTENSION = "rayloom.direct_body"
-# The line before the data of a small chunk, by size. To look up a line takes a third of the time of formatting it.
+# The line before the data of a small chunk, by size. Looking it up takes a third of the time of formatting it.
 _SIZE_LINES = tuple(b"%x\r\n" % size for size in range(2048))
 
 

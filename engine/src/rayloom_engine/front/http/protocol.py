@@ -39,7 +39,7 @@ class HttpLimits:
 
     head_bytes: int = 64 * 1024  # request line, headers and trailers together
     head_fields: int = 256  # headers and trailers together
-    head_s: float = 10.0  # seconds until the last header, from the connection's start or a later request's first byte
+    head_s: float = 10.0  # seconds until the last header, from a request's first byte; for the first request, from the connection
     body_s: float = 30.0  # seconds for the next part of a body; the whole body gets body_s + size / body_bytes_per_s
     body_bytes_per_s: float = 256 * 1024  # with this rate, a body of 8 MiB may take 62 s
 
@@ -96,7 +96,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        """Ends the connection after the request that the client has sent. Perhaps none of its bytes has been read yet.
+        """Ends the connection after a request that the client has sent, even if no byte of it has been read yet.
 
         Called when a drain begins, and by uvicorn when the server stops. If no request comes, the connection is closed.
         """
@@ -166,7 +166,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._num_events += 1
-        if not self.cycle.response_complete:  # the rest of a refused body gets no more time
+        if not self.cycle.response_complete:  # the rest of a refused body does not move the deadline
             now = self.loop.time()
             self._body_due += len(body) / self._limits.body_bytes_per_s
             self._expect_by(min(self._limits.body_s, self._body_due - now))

@@ -58,7 +58,7 @@ class Turns:
             line = self._lines.pop(tenant)
             waiter = line.popleft()
             if line:
-                self._lines[tenant] = line  # the tenant goes to the end of the line
+                self._lines[tenant] = line  # the tenant moves to the end of `_lines`
             if waiter.done():
                 continue  # the waiter's task was cancelled, but has not run since
             waiter.set_result(None)

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 MOST_ADAPTERS = 1024
 _MOST_NAME = 256  # characters
-_RETRY_AFTER_S = 30  # after the hub, or a rank, could not be reached
+_RETRY_AFTER_S = 30  # seconds after which a client should retry, if the hub or a rank could not be reached
 MOST_NAMES = 10  # in one message
 
 
@@ -44,7 +44,7 @@ class AdapterNames(Protocol):
         """Returns the adapter with this name; None if there is no such adapter."""
 
     def check_known(self, name: str) -> None:
-        """Raises ApiError 503 for an unknown `name` as long as the list of adapters is not known."""
+        """Raises ApiError 503 if `name` is unknown, but may be an adapter that no engine has reported yet."""
 
 
 class AdapterList:
@@ -58,7 +58,7 @@ class AdapterList:
         self._entries: dict[str, ServedAdapter] = {}
         # name -> lock: loads and unloads of one name come one after the other; other names do not wait for a slow hub
         self._changes: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
-        self._is_writing = asyncio.Lock()  # of the file
+        self._is_writing = asyncio.Lock()  # held while the file is written
         self.on_change: Callable[[], None] = lambda: None  # called after every `load` and `unload`, not by `start`
 
     @property
@@ -96,7 +96,7 @@ class AdapterList:
             self._entries = {entry.name: entry for entry in entries}
             self._need_files()
         else:
-            self._need_files()  # none yet; replaces the list of an earlier front that died during its first load
+            self._need_files()  # the list is empty: it replaces that of a front that died during its first load
             for name, path in wanted.items():
                 await self._add(name, path, folder)
             if self._entries:

@@ -1,7 +1,7 @@
 """Metrics that handlers update: gauges, counters and histograms, cheap enough for every token of every stream.
 
 The Counter and Histogram of prometheus_client take a lock for each observation, and cannot record several equal
-observations in one call. This is too slow for a call at every token. The classes of this module count without a lock.
+observations in one call. They are too slow for a call at every token. The classes of this module count without a lock.
 metrics.py gives their values to prometheus_client, which formats the answer of `/metrics`.
 """
 

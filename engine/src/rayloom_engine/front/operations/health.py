@@ -13,9 +13,9 @@ from rayloom_engine.front.operations.service import ENGINE_VERSION, Service
 
 
 async def health(request: Request) -> Response:
-    """Answers 200 as soon as the model was loaded. Recoveries and drains do not change this answer.
+    """Answers 200 once the model has been loaded, also during recoveries and drains.
 
-    Answers 503 before that, and after the engine has failed.
+    Answers 503 before the model has been loaded, and after the engine has failed.
     """
     service: Service = request.app.state.service
     service.lifecycle.check_alive()

@@ -214,7 +214,7 @@ class Metrics:
             self._startup.set(phase.seconds, phase=phase.name)
 
     def _add_gateway_requests(self, before: GatewayRequests, now: GatewayRequests) -> None:
-        """Adds to this front's counts the gateway requests that the core has counted since its last report."""
+        """Adds gateway requests to this front's counts: those that the core has counted since its last report."""
         if now == before:
             return
         self.finished.add(now.num_finished - before.num_finished)

@@ -22,7 +22,7 @@ _MOST_S = 900.0
 
 @dataclass(slots=True)
 class _Wait:
-    problem: asyncio.Future[str]  # empty: every rank has the files
+    problem: asyncio.Future[str]  # the reason why a rank cannot get the files; empty if every rank has them
     until_s: float | None = None  # by time.monotonic; None while the core does not serve
 
 
@@ -40,14 +40,14 @@ class RankFiles:
         self._needed: dict[str, NeededAdapter] = {}  # path -> needed adapter
         self._kept: frozenset[str] = frozenset()  # paths of the latest `need`
         self._waits: dict[int, _Wait] = {}  # number of a needed adapter -> wait
-        # path -> lock: of two loads of the same files, the second begins after the first
+        # path -> lock: two loads of the same files run one after the other
         self._loads: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._has_sent = False
 
     def need(self, entries: Iterable[ServedAdapter]) -> None:
-        """Sets the needed adapters: those of the hub in `entries`, and those that `bring` waits for.
+        """Sets the needed adapters: the hub's adapters in `entries`, and the adapters that `bring` waits for.
 
-        Does not wait for their files.
+        Does not wait for the files.
         """
         wanted = {entry.adapter.path: entry for entry in entries if entry.num_bytes}
         self._kept = frozenset(wanted)

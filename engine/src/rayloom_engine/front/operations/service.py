@@ -124,7 +124,7 @@ class Service:
         )
 
     async def run(self) -> None:
-        """Keeps the connection to the core until it is cancelled."""
+        """Keeps the connection to the core open until `run` is cancelled."""
         await self.client.run()
 
     def fail_all(self, error: Exception) -> None:

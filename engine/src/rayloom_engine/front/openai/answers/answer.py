@@ -118,7 +118,7 @@ class Answer(ABC):
 
     @property
     def is_chunk_fixed(self) -> bool:
-        """True if the next chunk has no new warning. Such chunks without usage differ only in their choices."""
+        """True if the next chunk has no new warning. Without usage, such chunks differ only in their choices."""
         return len(self.generation.warnings) == self._num_warned
 
     def count(self, delta: ChoiceDelta) -> None:

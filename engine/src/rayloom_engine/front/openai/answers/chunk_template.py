@@ -1,7 +1,7 @@
 """ChunkTemplate: an event of a stream, complete except for its text, which differs from token to token.
 
-Most events of a stream differ only in their text. To encode the text alone costs a tenth of building and encoding a
-document.
+Most events of a stream differ only in their text. Encoding the text alone takes a tenth of the time that
+building and encoding the whole document takes.
 """
 
 from __future__ import annotations

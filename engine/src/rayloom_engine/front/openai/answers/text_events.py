@@ -10,8 +10,9 @@ from rayloom_engine.text.message_parsing.sink import PlainKind
 class TextEvents:
     """Implements EventsOfText for one choice.
 
-    This object refers only to the objects that such an event needs. On a busy machine, other processes displace memory
-    from the processor's caches, and reading this memory again takes most of the time for a token.
+    This object refers only to the objects that an event with nothing but text needs. On a busy machine, other
+    processes displace memory from the processor's caches, and reading this memory again takes most of the time for
+    a token.
     """
 
     __slots__ = ("_kind", "_reader", "_template")

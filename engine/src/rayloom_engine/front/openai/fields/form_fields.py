@@ -21,7 +21,7 @@ _VLLM_KEYS: dict[str, tuple[object, ...]] = {
     "regex": (),
     "choice": (),
     "grammar": (),
-    "disable_fallback": (None, False, True),  # this server has llguidance alone
+    "disable_fallback": (None, False, True),  # llguidance is this server's only backend
     "disable_any_whitespace": (None, False),
     "disable_additional_properties": (None, False),
     "whitespace_pattern": (None,),

@@ -1,4 +1,4 @@
-"""vLLM's own request fields: limits on the tokens that are chosen or have log-probabilities, and cuts of the prompt."""
+"""vLLM's own request fields: allowed tokens, tokens with log-probabilities, forbidden words, cuts of the prompt."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The requests of the API port as pydantic models: OpenAI's fields, and vLLM's fields where OpenAI has none.
 
 For every field, null means the default. tools/write_api_docs.py makes the tables of docs/api.md from the descriptions
-and ranges here. other_apis.py lists fields of other APIs; any other field is refused.
+and ranges here. other_apis.py lists fields of other APIs. A field that is in neither file is refused.
 """
 
 from __future__ import annotations
