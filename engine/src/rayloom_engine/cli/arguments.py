@@ -166,7 +166,7 @@ class _ChoiceType:
 
 
 def _kind(annotation: Any) -> tuple[Callable[[str], Any], list[str] | None, bool]:
-    """Returns (type of one value, choices, whether it is a list) for a field's annotation."""
+    """Returns (type of one value, choices, whether the field is a list) for a field's annotation."""
     if get_origin(annotation) in (Union, types.UnionType):
         annotation = next(part for part in get_args(annotation) if part is not type(None))
     if get_origin(annotation) is Literal:

@@ -88,7 +88,7 @@ def _declares_its_keys(schema: Mapping[str, Any]) -> bool:
 
 
 def _is_simple(schema: Mapping[str, Any]) -> bool:
-    """True if one schema alone describes each object, and no object can fit two schemas of a `oneOf`."""
+    """True if each object is described by only one schema, and no object can fit two schemas of a `oneOf`."""
     level: list[Mapping[str, Any]] = [schema]
     for _ in range(MAX_DEPTH):
         if not all(_is_simple_here(each, schema) for each in level):

@@ -39,7 +39,7 @@ class HttpLimits:
 
     head_bytes: int = 64 * 1024  # request line, headers and trailers together
     head_fields: int = 256  # headers and trailers together
-    head_s: float = 10.0  # seconds until the last header, from a request's first byte; for the first request, from the connection
+    head_s: float = 10.0  # seconds from a request's first byte to the last header; first request: from the connection
     body_s: float = 30.0  # seconds for the next part of a body; the whole body gets body_s + size / body_bytes_per_s
     body_bytes_per_s: float = 256 * 1024  # with this rate, a body of 8 MiB may take 62 s
 
@@ -229,7 +229,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._is_held_up():
             self._deadline = now + seconds
         elif now - self._deadline > LATE_S:
-            # time to read the bytes that arrived while the loop was blocked
+            # the next deadline gives time to read the bytes that arrived while the loop was blocked
             self._deadline = now + min(LATE_S, seconds)
         self._body_due = max(self._body_due, self._deadline)
         if self._deadline > now:

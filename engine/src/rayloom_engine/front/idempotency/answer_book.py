@@ -1,9 +1,10 @@
 """AnswerBook: decides which answers are kept for repeated requests, and for how long. Pure: the caller passes the time.
 
-An answer is kept while it has readers, and for some seconds after its last reader left or its computation ended. It is
-released earlier if all kept answers need too much memory, or if answers without a reader have too many sequences or
-tokens. An answer without an Idempotency-Key is also released when its last reader has got all of it. A repeat does not
-find a released answer. If a released answer has no reader, its computation must end.
+An answer is kept while it has readers, and then for some seconds. They count from the time when its last reader left or
+its computation ended, whichever is later. The answer is released earlier if all kept answers need too much memory, or if
+answers without a reader have too many sequences or tokens. An answer without an Idempotency-Key is also released when
+its last reader has got all of it. A repeat does not find a released answer. If a released answer has no reader, its
+computation must end.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ class KeyReused(Exception):
 class KeepLimits:
     """Bounds of all kept answers together."""
 
-    seconds: float = 30.0  # seconds for which an answer is kept after its last reader left or its computation ended
-    # Used instead of `seconds`, if it is less, for an answer with an X-Request-Id while this answer is computed.
-    # Proxies add this header to every request, so most clients of such answers send no repeat.
+    # seconds for which an answer is kept after its computation has ended and its last reader has left
+    seconds: float = 30.0
+    # While an answer with an X-Request-Id is computed, the smaller one of this limit and `seconds` applies. Proxies add
+    # this header to every request, so most clients of such answers send no repeat.
     detached_id_seconds: float = 5.0
     max_answers: int = 1024
     max_bytes: int = 64 * 1024 * 1024
@@ -86,9 +88,9 @@ class AnswerBook(Generic[A]):
     def find(self, key: Hashable, digest: bytes) -> Entry[A] | None:
         """Returns the entry that a request with this key and body shall read; None if there is no such entry.
 
-        Several requests may share an X-Request-Id. So an answer with only such an id is not found while it has readers.
-        When the last reader has left, the connection is broken. Raises KeyReused if an Idempotency-Key came with
-        another body.
+        Several requests may share an X-Request-Id. An answer with only such an id is found only if it has no reader: the
+        connection of its last reader is then broken, so this request is probably a repeat. Raises KeyReused if an
+        Idempotency-Key came with another body.
         """
         entry = self._entries.get(key)
         if entry is None:
@@ -137,7 +139,7 @@ class AnswerBook(Generic[A]):
         return []
 
     def expire(self, now_s: float) -> list[Entry[A]]:
-        """Releases entries that are too old, or whose tokens exceed the limit. Call it regularly."""
+        """Releases entries that had no reader for too long, and entries beyond the limits. Call it regularly."""
         due = [
             entry
             for entry in self._entries.values()

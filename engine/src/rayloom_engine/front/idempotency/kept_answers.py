@@ -1,8 +1,8 @@
 """KeptAnswers: lets a client that repeats its request read the answer to the first request.
 
-A request with a name is computed in a task of its own, which writes a KeptAnswer. The connections of the request and of
-its repeats read this KeptAnswer. So repeats work at every endpoint whose handler returns a response, for streams and
-for whole answers.
+A request with a RequestName is computed in a task of its own, which writes a KeptAnswer. The connections of the request
+and of its repeats read this KeptAnswer. So repeats work at every endpoint whose handler returns a response, for streams
+and for whole answers.
 """
 
 from __future__ import annotations

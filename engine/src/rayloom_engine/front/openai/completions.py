@@ -64,7 +64,7 @@ class Echo:
     """A prompt as it appears in an answer with `echo`."""
 
     text: str
-    num_hidden_chars: int = 0  # length of the special tokens before the prompt, which `text` does not show
+    num_hidden_chars: int = 0  # length of the special tokens before the prompt; `text` leaves them out
 
 
 def _echo(tokenizer: Tokenizer, prompt: str | tuple[int, ...], ids: tuple[int, ...]) -> Echo:
