@@ -70,7 +70,7 @@ def build_found_engine(config: EngineConfig, found: FoundModel, epoch: int, prog
 
 
 class RankArithmetic(Protocol):
-    """How a rank computes. All ranks of an engine compute in the same way."""
+    """The arithmetic of a rank. All ranks of an engine compute in the same way."""
 
     @property
     def dtype(self) -> str: ...

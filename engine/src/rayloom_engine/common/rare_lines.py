@@ -10,7 +10,7 @@ MAX_PROBLEMS = 64  # number of problems that OncePerProblem remembers
 
 
 class RareLines(logging.Filter):
-    """Passes one log record in `every_s` seconds for each of `messages`, with the number of records dropped before."""
+    """Passes one log record in `every_s` seconds for each of `messages`, and adds the number of dropped records."""
 
     def __init__(
         self, messages: Collection[str], every_s: float = 1.0, clock: Callable[[], float] = time.monotonic

@@ -37,8 +37,8 @@ class ApiApplication(Starlette):
 
     FastAPI only generates the OpenAPI document from ROUTES.
 
-    FastAPI is imported at the first request for the document. An import at the start of a front, also at a restart
-    after a crash, would take a fourth of the start's CPU time.
+    FastAPI is imported at the first request for the document. At each start of a front, also after a crash, the
+    import would take a fourth of the start's CPU time.
     """
 
     def __init__(

@@ -76,7 +76,7 @@ class CoreConnection:
 async def connect(core: CoreAddress) -> CoreConnection:
     """Returns a connection on which both sides have greeted each other.
 
-    A core that has another key than `token` is greeted again with `old_token`, unless this is empty.
+    If the core has another key than `token`, greets it again with `old_token`, unless `old_token` is empty.
     Raises OSError, EOFError, ValueError, msgspec.MsgspecError, TimeoutError or ProtocolError.
     """
     try:

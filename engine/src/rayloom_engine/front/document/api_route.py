@@ -40,5 +40,5 @@ class ApiRoute:
 
     @property
     def endpoint(self) -> Endpoint:
-        """The key under which the handler is found."""
+        """The key of the route's handler: method and path."""
         return self.method, self.path

@@ -32,7 +32,7 @@ def owner_of_key(key: bytes, num_keys: int) -> str:
 
 
 def tenant_of_key(key: bytes, num_keys: int) -> str:
-    """Returns the owner's name, under which slots, queue and memory are counted.
+    """Returns the owner's name. Slots, queue places and memory are counted under this name.
 
     Empty unless the server has several keys.
     """

@@ -1,10 +1,9 @@
 """AnswerBook: decides which answers are kept for repeated requests, and for how long. Pure: the caller passes the time.
 
-An answer is kept while it has readers, and then for some seconds. They count from the time when its last reader left or
-its computation ended, whichever is later. The answer is released earlier if all kept answers need too much memory, or if
-answers without a reader have too many sequences or tokens. An answer without an Idempotency-Key is also released when
-its last reader has got all of it. A repeat does not find a released answer. If a released answer has no reader, its
-computation must end.
+An answer is kept while it has readers, and then for some seconds, which start again when its computation ends. It is
+released earlier if all kept answers need too much memory, or if answers without a reader have too many sequences or
+tokens. An answer without an Idempotency-Key is also released when its last reader has got all of it. A repeat does not
+find a released answer. If a released answer has no reader, its computation must end.
 """
 
 from __future__ import annotations
@@ -25,9 +24,8 @@ class KeyReused(Exception):
 class KeepLimits:
     """Bounds of all kept answers together."""
 
-    # seconds for which an answer is kept after its computation has ended and its last reader has left
-    seconds: float = 30.0
-    # While an answer with an X-Request-Id is computed, the smaller one of this limit and `seconds` applies. Proxies add
+    seconds: float = 30.0  # seconds for which an answer is kept without a reader; its computation's end restarts them
+    # While an answer with an X-Request-Id is computed, the smaller of this limit and `seconds` applies. Proxies add
     # this header to every request, so most clients of such answers send no repeat.
     detached_id_seconds: float = 5.0
     max_answers: int = 1024
@@ -88,9 +86,9 @@ class AnswerBook(Generic[A]):
     def find(self, key: Hashable, digest: bytes) -> Entry[A] | None:
         """Returns the entry that a request with this key and body shall read; None if there is no such entry.
 
-        Several requests may share an X-Request-Id. An answer with only such an id is found only if it has no reader: the
-        connection of its last reader is then broken, so this request is probably a repeat. Raises KeyReused if an
-        Idempotency-Key came with another body.
+        Several requests may share an X-Request-Id. So an answer with only such an id is found only while it has no
+        reader: the connection of its last reader is then broken, and this request is probably a repeat. Raises
+        KeyReused if an Idempotency-Key came with another body.
         """
         entry = self._entries.get(key)
         if entry is None:

@@ -61,7 +61,7 @@ def _info(text: ModelText) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Returns `value` with the objects that describe a token replaced by the token's text."""
+    """Returns `value`; each object in it that describes a token is replaced by the token's text."""
     if isinstance(value, dict):
         if isinstance(value.get("content"), str):
             return value["content"]

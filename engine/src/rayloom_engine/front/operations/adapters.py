@@ -96,7 +96,7 @@ class AdapterList:
             self._entries = {entry.name: entry for entry in entries}
             self._need_files()
         else:
-            self._need_files()  # the list is empty: it replaces that of a front that died during its first load
+            self._need_files()  # the list is empty; it replaces the list of a front that died during its first load
             for name, path in wanted.items():
                 await self._add(name, path, folder)
             if self._entries:
@@ -200,7 +200,7 @@ def _refusal(error: ModelError) -> ApiError:
 
 
 def named_paths(adapters: Iterable[str]) -> dict[str, str]:
-    """Returns name -> folder or place on the hub of adapters that are given as in the setting `adapters`: NAME=PATH."""
+    """Returns name -> folder, or place on the hub. `adapters` has the form of the setting `adapters`: NAME=PATH."""
     return {name: path for name, _, path in (given.partition("=") for given in adapters)}
 
 

@@ -33,7 +33,7 @@ class ManagedAdapters:
     def __init__(
         self, adapters: AdapterList, wanted: Mapping[str, str], retry_s: float, file: Path | None = None
     ) -> None:
-        """`wanted`: adapter's name -> folder, or place on the hub. `retry_s`: seconds between attempts to load.
+        """`wanted`: adapter's name -> folder, or place on the hub. `retry_s`: seconds between tries to load one.
 
         `file`: stores the wanted list for the next front; a list in this file replaces `wanted`. None: no list is
         stored.

@@ -38,7 +38,7 @@ class EventWriter(Protocol):
         """Returns the events for one delta."""
 
     def text_events(self, index: int) -> EventsOfText | None:
-        """Returns the writer of a choice's next events, as long as these differ in their text alone.
+        """Returns the writer of a choice's next events if these differ in their text alone.
 
         Returns None if `chunks` must write all deltas. Never called before the choice's first delta. The result is used
         until the generation has a new warning.

@@ -45,7 +45,7 @@ class ExtraFields(Wire):
     request_id: str | None = as_in_chats("request_id")
 
     def given(self, *names: str) -> dict[str, Any]:
-        """Returns name -> value of the fields in `names` and in ExtraFields that the client gave."""
+        """Returns name -> value of each field that the client gave, for `names` and the fields of ExtraFields."""
         fields = (*names, "model", *EXTRA_NAMES)
         return {name: value for name in fields if (value := getattr(self, name)) is not None}
 

@@ -28,7 +28,7 @@ async def read_request(request: Request, kind: type[_Wire]) -> tuple[Service, Mo
     service: Service = request.app.state.service
     text = service.model_text()
     wire = parse_request(kind, await read_json(request, service.config.max_body_bytes))
-    # True if a gateway has chosen this model for an alias. The name of an alias is never the name of an adapter.
+    # True if the name is an alias for which a gateway has chosen this model. Then the name means no adapter.
     is_alias = wire.model is not None and wire.model == getattr(request.state, "alias", None)
     found = None if is_alias else find_adapter(service, wire.model)
     request.state.adapter = None if found is None else found.adapter
