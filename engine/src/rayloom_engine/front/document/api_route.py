@@ -18,7 +18,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiRoute:
-    """An endpoint with its handler. The other fields only describe it. No request or answer is checked against them."""
+    """An endpoint with its handler. The other fields, except `is_generation`, only describe it and check nothing."""
 
     method: str
     path: str
@@ -34,7 +34,7 @@ class ApiRoute:
     text: str = ""  # media type of an answer that is not JSON
     statuses: frozenset[int] = frozenset()  # statuses of errors, besides those that every path has
     needs_key: bool = False  # True if a request needs an API key, on a server with API keys
-    is_generation: bool = False  # True if errors count as failed requests in the metrics
+    is_generation: bool = False  # True if errors count as failed requests, and answers are kept for repeats
     examples: Mapping[str, Any] = field(default_factory=dict)  # name -> body of a request
     parameters: tuple[Mapping[str, Any], ...] = ()  # query parameters, as OpenAPI writes them
 
