@@ -34,7 +34,7 @@ class KeyCheck(Protocol):
         """True if requests need no key."""
 
     def num_keys_beside(self, key: bytes) -> int:
-        """Returns the number of the port's keys if `key` is one of them, else 0. `knows` may accept other keys, too."""
+        """Returns the number of the port's keys if `key` is one of them, else 0, even if `knows` accepts `key`."""
 
     def knows(self, key: bytes) -> bool:
         """True if `key` is one of the port's keys, or if there is a model name that needs no key."""

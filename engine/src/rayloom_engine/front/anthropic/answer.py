@@ -14,7 +14,7 @@ from rayloom_engine.front.operations.service import Service
 
 
 class MessagesAnswer:
-    """Writes the documents of one request. An AnswerWriter."""
+    """Implements AnswerWriter: writes the documents of one request."""
 
     has_event_names = True
     ping = b'event: ping\ndata: {"type":"ping"}\n\n'

@@ -11,7 +11,7 @@ from rayloom_engine.common.json_words import shown
 from rayloom_engine.errors import RequestError
 
 # Claude Code puts a text block in front of its system message. The block has a checksum that differs in every request.
-# It is left out, so that the prefix cache finds the common prefix of requests.
+# The block is left out, so that the prefix cache finds the common prefix of requests.
 _BILLING_HEADER = "x-anthropic-billing-header:"
 
 

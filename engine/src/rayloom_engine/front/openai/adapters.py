@@ -40,7 +40,7 @@ async def unload_adapter(request: Request) -> Response:
 
 
 async def _read_change(request: Request, service: Service, kind: type[_Change]) -> _Change:
-    """Returns the body of a request that changes the list of adapters. Raises ApiError 403 if that is not allowed."""
+    """Returns the body of a request that changes the list of adapters. Raises ApiError 403 if the request may not."""
     if service.client.rules.is_gateway:
         raise ApiError(
             403,

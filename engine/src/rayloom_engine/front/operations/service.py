@@ -221,7 +221,7 @@ class Service:
         except (ModelError, OSError) as error:
             logger.error("%s", error)
             self._give_up(str(error))
-        except Exception as error:  # nobody awaits this task: without `fail` the front would never end its start
+        except Exception as error:  # nobody awaits this task: without `_give_up` the front would never end its start
             logger.exception("cannot load the tokenizer in %s", folder)
             self._give_up(f"cannot load the tokenizer in {folder}: {type(error).__name__}: {error}")
 

@@ -24,7 +24,7 @@ _ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 
 
 class ResponsesAnswer:
-    """Writes the documents of one request. An AnswerWriter."""
+    """Implements AnswerWriter: writes the documents of one request."""
 
     has_event_names = True
     ping = PING

@@ -83,7 +83,7 @@ def response_format(form: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _tool_choice(choice: object) -> tuple[object, list[str] | None]:
-    """Returns the chat's `tool_choice` and the names of the allowed tools. If the names are None, all are allowed."""
+    """Returns the chat's `tool_choice` and the names of the allowed tools (None: all tools are allowed)."""
     if choice in (None, "auto", "none", "required"):
         return choice, None
     kind = choice.get("type") if isinstance(choice, Mapping) else None

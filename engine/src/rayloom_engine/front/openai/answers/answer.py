@@ -43,7 +43,7 @@ class AnswerWriter(EventWriter, Protocol):
 
 
 class Answer(ABC):
-    """Writes the documents of an endpoint that answers with choices. An AnswerWriter."""
+    """Implements AnswerWriter for the endpoints that answer with choices."""
 
     id_prefix: str
     full_object: str

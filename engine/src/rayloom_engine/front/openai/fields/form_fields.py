@@ -59,7 +59,7 @@ class FormFields(BaseModel):
     )
 
     def form(self) -> StructuredOutputs | None:
-        """Returns the form of the answer; None if it may be any text. Raises RequestError that names the field."""
+        """Returns the form of the answer; None if any text is allowed. Raises RequestError that names the field."""
         forms = [form for name, read in _READERS.items() if (form := read(name, getattr(self, name))) is not None]
         if len(forms) > 1:
             raise RequestError(

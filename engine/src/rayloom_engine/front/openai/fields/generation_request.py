@@ -166,7 +166,7 @@ class GenerationRequest(FormFields, SamplingFields, Wire):
     )
 
     def names_tokens_by_id(self, config: EngineConfig) -> bool:
-        """True if log-probabilities name tokens by their ids. The request's field decides, else the setting."""
+        """True if log-probabilities name tokens by ids: as the request's field says or, without it, the setting."""
         asked = self.return_tokens_as_token_ids
         return config.return_tokens_as_token_ids if asked is None else asked
 
