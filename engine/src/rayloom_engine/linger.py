@@ -37,7 +37,7 @@ def linger(look: Callable[[], Answer], clock: Callable[[], float], sleep: Callab
     """Waits until the pod may exit. Returns the reason.
 
     Returns at once if there is no engine. Otherwise returns when the engine's drain is over, or if no drain begins
-    within _PATIENCE_S. If the engine does not answer, it counts as in its last known state for _PATIENCE_S.
+    within _PATIENCE_S. While an engine does not answer, its last known state is used for _PATIENCE_S.
     """
     was_draining = False
     until = clock() + _PATIENCE_S

@@ -261,7 +261,7 @@ class LLM:
                 )
                 leader = leader or request_id
         for sequence in sequences:
-            self._engine.add(sequence, is_resume=True)  # is_resume: never refused for a full queue
+            self._engine.add(sequence, is_resume=True)  # is_resume: even a full queue accepts it
         try:
             self._finish_all(choices, use_tqdm)
         finally:

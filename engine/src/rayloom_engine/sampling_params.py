@@ -1,8 +1,7 @@
 """SamplingParams: a user's settings for one request, with vLLM's names and defaults.
 
-Another class, `core.decoding.DecodingParams`, has the settings of one sequence that ranks get: a request becomes n
-sequences. Stop strings, include_stop_str_in_output and skip_special_tokens are used only where text is made from
-tokens.
+A request becomes n sequences. Ranks get the settings of each sequence as `core.decoding.DecodingParams`. Stop strings,
+include_stop_str_in_output and skip_special_tokens are used only where text is made from tokens.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ MAX_BAD_WORD_CHARS = 16384  # characters of all bad words together
 MAX_COUNT = 2**31 - 1  # limit of token counts and token ids: far above any context, and fits every tensor
 GREEDY_BELOW = 1e-5  # a smaller temperature would overflow float32 logits, so it means greedy, as in vLLM
 
-_MAX_NAMED = 5  # the most wrong values that a message names
+_MAX_NAMED = 5  # a message names at most this many wrong values
 
 
 class ContextTooLong(RequestError):
@@ -43,7 +42,7 @@ class ContextTooLong(RequestError):
 RANGES: Mapping[str, Range] = MappingProxyType(
     {
         "n": Range(low=1, high=MAX_CHOICES, is_whole=True),
-        # OpenAI's maximum is 2, but higher values only make answers more random, and users of other servers send them.
+        # OpenAI's maximum is 2. Higher values only make answers more random, and users of other servers send them.
         "temperature": Range(low=0.0),
         "top_p": Range(low=0.0, high=1.0),
         "top_k": Range(low=-1, high=MAX_COUNT, is_whole=True),
@@ -169,7 +168,7 @@ class SamplingParams:
         *,
         max_output_tokens: int | None = None,
     ) -> DecodingParams:
-        """Returns the DecodingParams of choice `index` for a prompt of `prompt_len` tokens, without bad_words.
+        """Returns the DecodingParams, without bad_words, of choice `index` for a prompt of `prompt_len` tokens.
 
         `fresh_seed` (any integer >= 0) is used if the user gave no seed. Raises ContextTooLong if prompt and output do
         not fit into `max_model_len`. Raises RequestError for ids outside the vocabulary, or if the answer would have
@@ -226,7 +225,7 @@ class SamplingParams:
     def check_logprobs(self, max_logprobs: int, vocab_size: int) -> SamplingParams:
         """Returns these settings. If a number of alternatives is -1, it is replaced by the vocabulary's size.
 
-        `max_logprobs`: the server's setting, the most alternatives that it allows. Raises RequestError for more.
+        `max_logprobs`: the most alternatives that the server's setting allows. Raises RequestError for more.
         """
         most = vocab_size if max_logprobs == -1 else max_logprobs
         for name in ("logprobs", "prompt_logprobs"):

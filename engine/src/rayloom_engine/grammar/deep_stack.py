@@ -12,7 +12,8 @@ _setting = threading.Lock()
 def deep_stack_pool(name: str) -> ThreadPoolExecutor:
     """Returns a pool of one thread with a large stack. The thread is already started."""
     pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
-    # Threads that other code of this process starts in this block get the same size, which does no harm.
+    # If other code of this process starts a thread during this block, the thread also gets the large stack. That does
+    # no harm.
     with _setting:
         usual_bytes = threading.stack_size(_STACK_BYTES)
         try:

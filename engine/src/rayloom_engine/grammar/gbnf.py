@@ -29,7 +29,7 @@ _MAX_NESTING = 100  # the most parentheses inside each other
 
 @dataclass(slots=True)
 class _Rule:
-    """A rule. Its tokens are strings, not objects: tens of thousands of objects would start the garbage collector."""
+    """A rule. Each token is a plain string: tens of thousands of token objects would start the garbage collector."""
 
     name: str
     # Tokens in Lark's syntax. A blank precedes each token except operators and references. A reference is the name of

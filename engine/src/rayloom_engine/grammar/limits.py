@@ -60,7 +60,7 @@ def check_rules(lark: str) -> None:
 
 
 def _check_alternatives(lark: str) -> None:
-    """Raises RequestError for a rule of more than MAX_ALTERNATIVES. A terminal, which is one lexeme, may have more."""
+    """Raises RequestError if a rule has more than MAX_ALTERNATIVES. Terminals may have more: each is one lexeme."""
     if lark.count("|") < MAX_ALTERNATIVES:
         return
     text = _LITERAL.sub('""', lark)
@@ -116,7 +116,7 @@ def _check_merged(num_properties: int) -> None:
 
 
 def _num_properties(schema: Mapping[str, Any]) -> int:
-    """Returns the number of properties or of patternProperties, the larger. Raises RequestError if it is too large."""
+    """Returns the larger of two numbers, of properties and of patternProperties. Raises RequestError if too large."""
     most = 0
     for name in ("properties", "patternProperties"):
         properties = schema.get(name)

@@ -17,12 +17,12 @@ from rayloom_engine.grammar.vocabulary import Vocabulary
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-# Attributes of a rule with which llguidance cuts a token at the end of the rule. The matcher may then be wrong, or
-# panic, after it has followed tokens that are no part of the answer.
+# If a rule has one of these attributes, llguidance cuts a token at the end of the rule. The matcher may then be wrong,
+# or panic, after it has followed tokens that are not part of the answer.
 _ATTRIBUTES = re.compile(r"\w\s*\[")
 _CUTTING = re.compile(r"\b(?:lazy|max_tokens|stop|suffix)\b")
 
-Mask = npt.NDArray[np.int32]  # bit i of word w is 1 if token 32 w + i is allowed
+Mask = npt.NDArray[np.int32]  # bit i of word w is 1 if token 32 * w + i is allowed
 
 
 def may_follow_ahead(grammar: str) -> bool:
@@ -86,7 +86,7 @@ class Matcher:
         return int(self._matcher.validate_tokens(list(token_ids)))
 
     def forced(self) -> list[int]:
-        """Returns tokens of the text that the grammar forces the answer to have next; [] if it forces no text.
+        """Returns tokens of the text with which the grammar forces the answer to go on; [] if it forces no text.
 
         The grammar allows these tokens. It may allow other tokens of the same text, too.
         """

@@ -54,7 +54,7 @@ class Preamble:
 
     def __init__(self, endings: Endings) -> None:
         self._endings = endings
-        self._text = b""  # the answer's last bytes; always fewer bytes than the text before the form
+        self._text = b""  # the answer's last bytes; always fewer bytes than `endings.after`
         self.is_over = not endings.after
 
     def copy(self) -> Preamble:

@@ -1,4 +1,4 @@
-"""Messages between the launcher and its fork server. A packet of their connection is one message.
+"""Messages between the launcher and its fork server. Each packet on their connection is one message.
 
 The fork server imports all modules that a rank needs, and the launcher needs none of these modules. So the messages
 have a module of their own.
@@ -26,7 +26,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Killed(msgspec.Struct, frozen=True, tag=True):
-    """The rank has been sent SIGKILL. RankEnd follows once its process has ended."""
+    """SIGKILL was sent to the rank. RankEnd follows once the rank's process has ended."""
 
     rank: int
 

@@ -131,7 +131,7 @@ def main() -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # ranks do not use numpy's threads
     with without_garbage_collection():
         _preload()
-    # From now on, the garbage collector does not write to imported objects, so ranks go on sharing their memory.
+    # From now on, the garbage collector does not write to imported objects, so all ranks keep sharing these objects.
     gc.freeze()
     parent = os.getpid()
     order = ForkServer(socket.socket(fileno=args.line_fd)).run()
@@ -141,7 +141,7 @@ def main() -> int:
 
 
 def _preload() -> None:
-    """Imports the modules that every rank needs, with the modules of the plain kernels."""
+    """Imports the modules that every rank needs, and the modules of the plain kernels."""
     for module in _PRELOAD:
         importlib.import_module(module)
     import torch

@@ -16,8 +16,8 @@ from typing import Any
 # This program runs until the end of its standard input, a pipe that closes when the raylet ends.
 _IDLE_PROGRAM = "cat"
 _AGENTS = ("--dashboard_agent_command", "--runtime_env_agent_command")
-# Ray's command imports these modules for subcommands other than `start`. The imports take half a second of CPU time. If
-# such a module cannot be imported, Ray's command only lacks its subcommand.
+# Ray's command imports these modules for subcommands other than `start`. The imports take half a second of CPU time.
+# Ray's command also works if it cannot import such a module; it then lacks the module's subcommand.
 _OTHER_SUBCOMMANDS = ("ray.dashboard.modules.job.cli", "ray.serve.scripts", "ray.util.state.state_cli")
 
 

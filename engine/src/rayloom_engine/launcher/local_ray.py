@@ -45,7 +45,7 @@ def use_private_ray(run_dir: Path) -> None:
     Ray's servers listen on every address of the machine. Ranks keep the priority of this process. If memory runs
     out, only the kernel kills ranks, not Ray.
     """
-    # This variable may have another Ray's token, which Ray would use instead of the file.
+    # This variable may contain the token of another Ray. This server's Ray would use it instead of the file.
     os.environ.pop("RAY_AUTH_TOKEN", None)
     os.environ.update(
         {

@@ -56,7 +56,7 @@ class RayRanks:
     def __init__(self, config: EngineConfig, run_dir: Path, token: str, core_port: int) -> None:
         self._config = config
         self._run_dir = run_dir
-        # True if an earlier launcher has placed all ranks. If there is no room now, the config is then not the cause.
+        # True if an earlier launcher has placed all ranks. Then the config is not the cause of a lack of room now.
         self._is_restart = _placed_file(run_dir).exists()
         self._patience = config.rebuild_seconds if self._is_restart else config.placement_seconds
         self._token = token

@@ -60,7 +60,7 @@ class Channel:
 
     @property
     def local_host(self) -> str:
-        """This machine's address, as the peer reaches it."""
+        """The address at which the peer reaches this machine."""
         return str(self._socket.getsockname()[0])
 
     def limit_sends(self, seconds: float) -> None:

@@ -19,7 +19,7 @@ _PART_VALUES = 65_536  # log-probabilities in one part, at 17 bytes each: about 
 
 
 def split_outputs(message: Outputs) -> Iterator[Outputs]:
-    """Splits `message` if its log-probabilities are many. Yields the parts in the order of sending, or `message`."""
+    """Splits `message` if it has many log-probabilities. Yields the parts in the order of sending, or `message`."""
     if not any(output.prompt_logprobs or output.logprobs for output in message.outputs):
         yield message  # the usual case
         return

@@ -113,10 +113,10 @@ class EngineAdapters(msgspec.Struct, frozen=True, tag="adapters"):
 
 
 class NeedAdapters(msgspec.Struct, frozen=True, tag="need_adapters"):
-    """The adapters of the hub that the machine of every rank must have: loaded adapters and one that is loading.
+    """The hub adapters whose files must be on every rank's machine: loaded adapters and one that is loading.
 
     Replaces the list in the previous message. The core's status has a report for an adapter once all ranks have its
-    files, or a rank cannot get them. Sent only by the engine's own front, on the Unix socket.
+    files, or once one rank cannot get them. Sent only by the engine's own front, on the Unix socket.
     """
 
     adapters: tuple[NeededAdapter, ...]
@@ -185,7 +185,7 @@ class TextFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Properties of the model that a front needs before it can accept requests. Known once the engine is built."""
+    """The model's properties that a front must know before it accepts requests. Known once the engine is built."""
 
     path: str  # folder with config.json and tokenizer.json
     architecture: str
@@ -241,7 +241,7 @@ class CoreStatus(msgspec.Struct, frozen=True, tag="status", kw_only=True):
     # the engine's LoRA adapters; None: the engine's front has not reported them yet. Engines of versions
     # without this field have no adapters.
     adapters: tuple[ServedAdapter, ...] | None = ()
-    # reports for the adapters in NeedAdapters whose files all ranks have, or that a rank cannot get
+    # one report for each adapter in NeedAdapters whose files are on all ranks' machines, or which a rank cannot get
     adapter_reports: tuple[AdapterReport, ...] = ()
     # requests of gateways, which the engine's own front does not see
     gateway_requests: GatewayRequests = GatewayRequests()

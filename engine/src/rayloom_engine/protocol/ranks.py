@@ -132,7 +132,7 @@ class Loaded(msgspec.Struct, frozen=True, tag="loaded", kw_only=True):
     num_blocks: int  # KV blocks that the rank has memory for
     max_model_len: int
     num_step_tokens: int
-    num_kept_blocks: int | None = None  # limit of cached blocks at the beginning, as in KvPlan; None: no limit
+    num_kept_blocks: int | None = None  # the initial limit of cached blocks, as in KvPlan; None: no limit
     dtype: str
     compute_dtype: str
     hidden_dtype: str  # type of the tensors that ranks send to each other in a step
@@ -186,7 +186,7 @@ class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True):
     done: int = 0  # progress of a start-up phase: units done of `total`
     total: int = 0
     unit: str = ""
-    adapters: tuple[AdapterReport, ...] = ()  # reports for the needed adapters for which an attempt has ended
+    adapters: tuple[AdapterReport, ...] = ()  # one for each needed adapter whose files arrived or failed to arrive
 
 
 # --- launcher ---

@@ -1,6 +1,6 @@
 """Frames between two processes of one machine, through shared memory next to their connection.
 
-Each direction is a ring in a memory file, and a pipe: the writer puts a frame into the ring, then its size into the
+Each direction has a ring in a memory file and a pipe: the writer puts a frame into the ring, then its size into the
 pipe. The pipe does two things that memory cannot. First, a reader can poll the pipe together with sockets. Second, the
 kernel's lock of the pipe orders memory accesses on every processor. So a reader that has read a size sees the whole
 frame of that size. Once a writer sees that a size was read, the reader has copied all earlier frames. A futex in place

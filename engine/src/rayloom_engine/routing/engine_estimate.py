@@ -40,9 +40,9 @@ class EngineEstimate:
         self.load = SchedulerLoad()
         self.index = PrefixIndex()
         self._sent: dict[str, _Sent] = {}  # sequence id -> a sequence of which no token has arrived
-        self._prefill: Counter[str] = Counter()  # tenant -> outstanding tokens, also of requests sent since the report
+        self._prefill: Counter[str] = Counter()  # tenant -> outstanding tokens, with requests sent since a report
         self._num_decodes = 0
-        self._decoding: set[str] = set()  # sequences of this gateway that have a token
+        self._decoding: set[str] = set()  # this gateway's sequences of which a token has arrived
         self._is_asked = True  # True: the whole index was requested, and no part of it has arrived
         self._expected: Counter[int] = Counter()  # blocks of sent prompts -> number of these prompts
         self._computed: list[tuple[int, ...]] = []  # blocks of prompts computed since the last report
@@ -74,7 +74,7 @@ class EngineEstimate:
 
     @property
     def num_decodes(self) -> int:
-        """Sequences of all gateways that have a token."""
+        """Sequences that have generated a token, counted over all gateways."""
         return self._num_decodes
 
     @property

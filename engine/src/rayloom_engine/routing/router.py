@@ -31,10 +31,10 @@ def choose(
 ) -> str | None:
     """Returns the name of the engine with the lowest score; None if there is no engine.
 
-    `prompt_tokens`: length of the prompt, generated tokens of a resumed sequence included. `decode_token_cost`: time of
-    another decode in a step, in units of the time of a prefill token. Of engines with equal scores, the first in the
-    rendezvous order of `tie_key` is chosen. So requests with equal keys meet at one engine. When an engine leaves, only
-    the requests with the keys of this engine move to other engines.
+    `prompt_tokens`: length of the prompt, generated tokens of a resumed sequence included. `decode_token_cost`: time
+    that one more decode adds to a step, in units of the time of a prefill token. Of engines with equal scores, the
+    first in the rendezvous order of `tie_key` is chosen. So requests with equal keys meet at one engine. When an engine
+    leaves, only the requests with the keys of this engine move to other engines.
     """
     lowest = float("inf")
     tied: list[str] = []

@@ -20,7 +20,7 @@ def spawn(module: str, arguments: Sequence[str], fds: Sequence[int] = ()) -> sub
 
 
 def _ignore_sigint() -> None:
-    """Runs in the child process. Without it, a SIGINT during the child's imports would print a KeyboardInterrupt trace.
+    """Runs in the child process. Otherwise a SIGINT during the child's imports would print a KeyboardInterrupt trace.
 
     The front sets its own handler once it can end its requests.
     """

@@ -8,7 +8,7 @@ from rayloom_engine.common.json_words import shown
 from rayloom_engine.errors import RequestError
 from rayloom_engine.text.tokenizer import Tokenizer
 
-MAX_SEQUENCES = 1000  # the most token sequences of all words; a step compares each with the end of the answer
+MAX_SEQUENCES = 1000  # limit for all words together; a step compares each token sequence with the end of the answer
 
 
 def bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:

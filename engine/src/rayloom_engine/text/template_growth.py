@@ -24,7 +24,7 @@ Growth = Callable[[tuple[Any, ...], Mapping[str, Any]], int]
 
 
 def weight(value: object, most: int) -> int:
-    """Returns roughly the number of characters of `value` written out. Stops counting once the number is above `most`.
+    """Returns roughly how many characters `value` has when it is written out. Stops counting above `most`.
 
     A list may contain one long text many times. Each repetition counts, because each takes memory in the written text.
     """

@@ -91,7 +91,7 @@ class Budget:
         return value
 
     def weigh(self, value: object) -> int:
-        """Returns the number of characters of `value` written out. Raises SecurityError if there are too many."""
+        """Returns how many characters `value` has when it is written out. Raises SecurityError if too many."""
         num_chars = weight(value, self.max_chars)
         self.check_chars(num_chars)
         return num_chars

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class TlsFiles:
-    """The files of a server or of a client. For one thread."""
+    """The files of a server or of a client. Not thread-safe."""
 
     def __init__(self, paths: TlsPaths, *, is_server: bool) -> None:
         """Reads the files. Raises ConfigError that names a file which cannot be used."""
@@ -32,8 +32,8 @@ class TlsFiles:
     def context(self) -> ssl.SSLContext:
         """Returns the context for a new connection, made from the files as they are now.
 
-        Unusable files change nothing and are logged once. For example, the files are unusable while only one of them is
-        renewed.
+        Unusable files change nothing and are logged once. For example, the files are unusable if one of them is renewed
+        before the others.
         """
         stamps = self._current_stamps()
         if stamps != self._stamps:
@@ -67,8 +67,8 @@ def _load(paths: TlsPaths, *, is_server: bool) -> ssl.SSLContext:
     context.verify_mode = ssl.CERT_REQUIRED  # a server, too, verifies its peer's certificate
     context.hostname_checks_common_name = False
     if is_server:
-        # A resumed session would skip the check of the certificates. So a gateway could reconnect after its certificate
-        # has expired.
+        # A resumed session would skip the check of the certificates. A gateway could then reconnect after its
+        # certificate has expired.
         context.num_tickets = 0
     try:
         # Without a password here, OpenSSL would ask for a password on the terminal.

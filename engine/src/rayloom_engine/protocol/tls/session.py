@@ -77,6 +77,6 @@ class TlsSession:
 
     @property
     def peer_certificate_end(self) -> str:
-        """The time at which the peer's certificate ends, as OpenSSL writes it. The handshake must be complete."""
+        """The time at which the peer's certificate expires, as OpenSSL writes it. The handshake must be complete."""
         found = self._tls.getpeercert()
         return "" if not found else str(found["notAfter"])

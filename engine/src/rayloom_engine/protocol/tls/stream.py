@@ -68,8 +68,8 @@ async def begin_tls(
     `server_name`: the name that the peer's certificate must have; None: the peer began the connection. All bytes in
     `reader` count as TLS. So if an attacker has added clear text after the peer's last message, the connection ends.
     The client's handshake is complete before the server has verified the client's certificate. So the client notices a
-    refusal only at its first read. Raises TlsRefused, OSError or asyncio.IncompleteReadError. The caller limits the
-    time.
+    refusal only at its first read. Raises TlsRefused, OSError or asyncio.IncompleteReadError. The caller must set a
+    time limit.
     """
     session = TlsSession(context, server_name)
     data = b""

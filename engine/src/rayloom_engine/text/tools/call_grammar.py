@@ -44,7 +44,7 @@ def call_grammar(
 def calls_or_form(
     use: ToolUse, format: ToolFormat, special_ids: Mapping[str, int], form: str, *, is_after_reasoning: bool = False
 ) -> str:
-    """Returns the grammar of answers that are either calls or follow `form`, another grammar."""
+    """Returns the grammar of answers that consist of calls, or that follow the grammar `form`."""
     made = _Grammar(use, format, special_ids, BLANKS if is_after_reasoning else "")
     start, *rules = made.forced().splitlines()
     either = f"start: calls | other\ncalls: {start.removeprefix('start: ')}"
@@ -61,7 +61,7 @@ class _Grammar:
         self._is_single = use.mode == "named" or not use.is_parallel or format is HARMONY
 
     def forced(self) -> str:
-        """Returns a grammar for answers of calls alone. In the harmony format, reasoning may precede the calls."""
+        """Returns a grammar for answers with only calls. In the harmony format, reasoning may precede the calls."""
         rules = self._call_rules()
         if self._format is HARMONY:
             analysis = sequence(self._tag(CHANNEL), quoted("analysis"), self._tag(MESSAGE), "thoughts")
@@ -75,7 +75,7 @@ class _Grammar:
         return grammar(sequence(self._before, f"tagged{more}"), tagged, *rules)
 
     def chosen(self) -> str | None:
-        """Returns a grammar for answers of any text, in which calls follow their schemas from the opener on."""
+        """Returns a grammar for answers with any text. Each call in the text follows its schema from the opener on."""
         rules = self._call_rules()
         if self._format is HARMONY:
             return None  # headers of harmony's messages may have many forms

@@ -16,7 +16,7 @@ def written_messages(
     *,
     has_system: bool,
 ) -> list[dict[str, Any]]:
-    """Returns messages of the roles system, user and assistant alone.
+    """Returns messages that have only the roles system, user and assistant.
 
     The system message describes the tools. If the template renders no system message, the first message describes them.
     Calls are written into the assistant's content, in the tool format. Results of tools become messages of the user.

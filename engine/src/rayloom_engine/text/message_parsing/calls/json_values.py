@@ -47,7 +47,7 @@ class ValueScanner:
         self._open: list[str] = []  # brackets that are not closed yet
         self._is_string = False
         self._is_escaped = False
-        self._is_scalar = False  # in a number or word outside brackets, which ends before any character not in _SCALARS
+        self._is_scalar = False  # in a number or word outside brackets; it ends before a character not in _SCALARS
 
     def scan(self, text: str, at: int, is_end: bool) -> int:
         """Reads characters of the value from `at` on; returns the position after them. `is_end`: no text follows."""

@@ -56,7 +56,7 @@ def _refused(name: str) -> None:
 
 
 def _types(schema: Mapping[str, Any]) -> set[str]:
-    """Returns the names of the types that `schema` allows; empty if it allows all types, or has other keywords."""
+    """Returns the names of the types that `schema` allows; empty if all, or if keywords not read here limit them."""
     given = schema.get("type")
     if isinstance(given, str):
         return {given}
