@@ -94,7 +94,7 @@ class Bench:
         return OperatorProcess(where, self._credentials, folder, *arguments, command=OPERATOR)
 
     def grow(self, size: int, what: str, timeout_s: float) -> None:
-        """Creates services up to the number `size`, and adds a row with the measurements."""
+        """Creates services until there are `size`, and adds a row with the measurements."""
         self._wait("the operator", lambda: bool(self.operator.scrape()), 180)
         before, began = Scrape.of(self.operator), time.monotonic()
         number = size - self._num_services

@@ -1,6 +1,6 @@
 """A simulated KubeRay and scheduler, since the real KubeRay would take too long for thousands of services.
 
-It creates the pods of each RayCluster once, on simulated nodes. The real garbage collector deletes them.
+It creates the pods of each RayCluster once, on simulated nodes. Kubernetes' own garbage collector deletes the pods.
 """
 
 from __future__ import annotations

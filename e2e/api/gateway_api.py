@@ -22,5 +22,5 @@ def install(world: World, kubectl: Kubectl) -> None:
 
 
 def remove(kubectl: Kubectl) -> None:
-    """Returns when the CRD no longer exists, because a CRD that is applied during its deletion would be lost."""
+    """Removes the CRD and waits until it no longer exists: a CRD that is applied during its deletion would be lost."""
     kubectl("delete", "--ignore-not-found", "--filename", definition(), "--timeout=120s", timeout_s=130)

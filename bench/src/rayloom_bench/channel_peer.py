@@ -23,7 +23,7 @@ def answer(order: Run) -> Computed:
 
 
 def main(address: str, role: Literal["steps", "control"]) -> None:
-    """Answers until the peer closes the channel. The role `steps` shares memory; the role `control` measures TCP."""
+    """Answers until the peer closes the channel: through shared memory for the role `steps`, over TCP for `control`."""
     channel, _ = dial(address, os.environ[TOKEN_VARIABLE], Greeting(role=role, proof=""))
     try:
         while True:

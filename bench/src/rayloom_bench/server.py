@@ -227,7 +227,7 @@ def free_ports(count: int) -> tuple[int, ...]:
 
 
 def _role(process: psutil.Process) -> str:
-    """The module that `python -m` runs, such as `rayloom_engine.front`. For ranks and others, the process name."""
+    """The module that `python -m` runs, such as `rayloom_engine.front`; the process name for ranks and without `-m`."""
     arguments = process.cmdline()
     is_python = bool(arguments) and Path(arguments[0]).name.startswith("python")
     if is_python and "-m" in arguments[:-1] and not process.name().startswith("rank"):

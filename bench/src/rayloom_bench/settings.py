@@ -17,7 +17,7 @@ class BenchSettings:
     """The checked command line of `rayloom-engine bench`."""
 
     url: str | None  # None: the bench starts an engine
-    name: str | None  # name in the table of the server at `url`
+    name: str | None  # name that the server at `url` has in the table
     model: str | None  # the checkpoint; None if there is a URL and no local checkpoint
     revision: str | None
     served_model_name: str | None  # None: the first model in the server's /v1/models

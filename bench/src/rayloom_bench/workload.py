@@ -14,7 +14,7 @@ from rayloom_engine.errors import ConfigError
 # A JSON schema whose shortest instance is longer than any output of the workloads, so that no answer ends early.
 LONG_ARRAY: Mapping[str, object] = {"type": "array", "items": {"type": "integer"}, "minItems": 100}
 
-# Output tokens of each warm-up request: enough for steps of every batch size, few compared with the measured requests.
+# Output tokens of each warm-up request: enough for steps of every batch size, but few compared with a measured request.
 WARM_UP_OUTPUT = 16
 
 Purpose = Literal["measured", "warm-up"]

@@ -1,6 +1,6 @@
 """`spec.gateway.route` on a real API server: HTTPRoute and Ingress, with the status that a controller writes.
 
-The Gateway API's own CRD is installed during the tests. The tests write this status in place of a controller.
+The Gateway API's own CRD is installed during the tests. The tests write the status in place of a controller.
 """
 
 from __future__ import annotations

@@ -49,7 +49,10 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedPrefixes:
-    """Each request has its own question after one of `num_prefixes` prefixes, drawn by Zipf's law with exponent 1."""
+    """Each request begins with one of `num_prefixes` prefixes, drawn by Zipf's law with exponent 1.
+
+    The request's own question follows the prefix.
+    """
 
     num_prefixes: int = 24
     num_prefix_tokens: int = 1024

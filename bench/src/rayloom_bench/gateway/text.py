@@ -17,7 +17,7 @@ TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Writes a byte-level tokenizer, with a token for each word and the blank before it, and a chat template."""
+    """Writes a chat template and a byte-level tokenizer. Each word is one token, together with the blank before it."""
     pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(f"\u0120{word}" for word in WORDS)]
     backend = tokenizers.Tokenizer(models.BPE(vocab={piece: rank for rank, piece in enumerate(pieces)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

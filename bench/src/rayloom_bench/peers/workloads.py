@@ -18,7 +18,8 @@ PREFILL_LENGTHS = (128, 512, 2048, 8190)
 SWEEP_PROMPT = 32
 SWEEP_OUTPUT = 64
 
-# Sizes of the sweeps: one batch whose sequences decode together; two prompts, one after the other, with one token each.
+# Decode sweep: one batch whose sequences decode together. Prefill sweep: two prompts, one after the other; each answer
+# has one token.
 DECODE_SWEEP = tuple(
     Workload(name=f"D{batch}", num_requests=batch, concurrency=batch, num_own=SWEEP_PROMPT, num_output=SWEEP_OUTPUT)
     for batch in DECODE_BATCHES

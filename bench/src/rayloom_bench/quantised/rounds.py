@@ -55,7 +55,7 @@ class RoundsPlan:
 
 
 def servers(file: QuantisedFile, llama: Path, num_threads: int) -> tuple[FileServer, ...]:
-    """The servers of a file: this engine, llama.cpp, and this engine with int8 weights if the file has 8 bits."""
+    """The servers of a file: this engine, llama.cpp, and for a Q8_0 file also this engine with int8 weights."""
     found = [_ours(OURS, file, num_threads, ()), _llama_cpp(file, llama, num_threads)]
     if file.choice.kind == INT8_KIND:
         found.append(_ours(OURS_INT8, file, num_threads, ("--quantization", "int8")))

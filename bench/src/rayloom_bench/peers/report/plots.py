@@ -98,7 +98,7 @@ def _curves(axis: Any, curves: tuple[Curve, ...], title: str, x_label: str, y_la
         )
     axis.set_title(title)
     axis.set_xscale("log", base=2)
-    axis.set_yscale("log", subs=())  # without minor ticks, which are set below
+    axis.set_yscale("log", subs=())  # no minor ticks; the major ticks are set below
     ys = [tok_s for curve in curves for tok_s in curve.tok_s]
     low, high = log_range(min(ys), max(ys))
     axis.set_ylim(low, high * 1.1)
