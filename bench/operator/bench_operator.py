@@ -38,8 +38,8 @@ _NUM_AT_ONCE = 24
 _PROGRESS_S = 15.0
 _PER_NAMESPACE = 100
 _IDLE_S = 30.0
-# `_arrive` creates _NUM_ARRIVALS services, one every _ARRIVAL_S seconds. At this rate cores are idle, so no reconcile
-# waits for a core.
+# `_arrive` creates _NUM_ARRIVALS services, one every _ARRIVAL_S seconds. At this rate the cores are partly idle, so no
+# reconcile waits for a core.
 _NUM_ARRIVALS = 60
 _ARRIVAL_S = 1.0
 _NEVER = 1_000_000_000

@@ -16,7 +16,7 @@ def definition() -> str:
 
 
 def install(world: World, kubectl: Kubectl) -> None:
-    """Returns when the API server serves the kind. This happens shortly after the CRD is established."""
+    """Installs the CRD. Returns when the API server serves the kind, shortly after the CRD is established."""
     kubectl("apply", "--server-side", "--filename", definition())
     wait_until(lambda: world.get(_ROUTES), "the kind HTTPRoute")
 

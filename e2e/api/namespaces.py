@@ -24,8 +24,8 @@ def delete_services(world: World, namespace: str) -> None:
     """Deletes all LLMServices and LLMGateways of the namespace. Returns at once.
 
     The namespace stays until the end of the session. The deletion of a service takes 0.3 s of CPU time, and that of a
-    namespace with a service 0.7 s. The namespace controller deletes objects that the operator and other controllers
-    then try to create again.
+    namespace with a service 0.7 s, because the namespace controller deletes objects that the operator and other
+    controllers then try to create again.
     """
     for plural in ("llmgateways", "llmservices"):
         world.delete(f"{LLM}/namespaces/{namespace}/{plural}")

@@ -39,7 +39,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
-    ignores_eos: bool = True  # False: requests have no ignore_eos and min_tokens, for servers that refuse these fields
+    ignores_eos: bool = True  # False: requests have neither ignore_eos nor min_tokens, for servers that refuse them
     # fields that are added to every body, for one kind of server
     extra_fields: Mapping[str, object] = field(default_factory=dict)
     reuses_connections: bool = True  # False for servers that may close a connection after an answer

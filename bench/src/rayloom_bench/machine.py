@@ -60,7 +60,7 @@ def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def busy_percent() -> float:
-    """Percentage of all cores that is busy, 0 to 100, measured during the next BUSY_SAMPLE_S seconds."""
+    """Busy share of all cores together, in percent (0 to 100), measured during the next BUSY_SAMPLE_S seconds."""
     return psutil.cpu_percent(interval=BUSY_SAMPLE_S)
 
 

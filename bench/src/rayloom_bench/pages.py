@@ -108,7 +108,10 @@ def summary_line(part: Part, seconds: float, code: int) -> str:
 
 
 def _exit_code(command: Sequence[str]) -> int:
-    """Runs the command and returns its exit code. If this process ends first, it sends SIGTERM, for a clean end."""
+    """Runs the command and returns its exit code.
+
+    If this process ends first, it sends the command SIGTERM, so that the command can clean up.
+    """
     process = subprocess.Popen(command)
     try:
         return process.wait(MOST_PART_S)

@@ -14,7 +14,8 @@ from rayloom_engine.errors import ConfigError
 # A JSON schema whose shortest instance is longer than any output of the workloads, so that no answer ends early.
 LONG_ARRAY: Mapping[str, object] = {"type": "array", "items": {"type": "integer"}, "minItems": 100}
 
-# Output tokens of each warm-up request: enough for steps of every batch size, but few compared with a measured request.
+# Output tokens of each warm-up request: enough for steps of every batch size. All warm-up requests together have few
+# output tokens compared with the measured requests.
 WARM_UP_OUTPUT = 16
 
 Purpose = Literal["measured", "warm-up"]

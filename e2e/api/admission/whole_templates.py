@@ -173,7 +173,7 @@ def _of_the_node(container: str) -> dict[str, Any]:
     }
 
 
-# The second template has settings that exclude settings of the first: the node's namespaces, and a user namespace.
+# Several templates, because some settings exclude each other, such as the node's namespaces and a user namespace.
 TEMPLATES: dict[str, dict[str, Any]] = {
     "most": {
         "user": "Operator",

@@ -60,7 +60,7 @@ def test_a_changed_list_reaches_engines_that_serve_and_one_that_was_restarted(
     assert sorted(world.engines_of(namespace, "chat")) == before, "no engine was replaced"
     assert _status(world, namespace)["updateRevision"] == revision
 
-    # A restarted container begins with the list with which its pod was created.
+    # A restarted container begins with the list that its pod got at its creation.
     world.engine(namespace, "chat", adapters=dict(first))
     wait_until(lambda: _adapters(world, namespace) == [both, both], "the restarted engine's list", story=world.story)
 
@@ -89,7 +89,7 @@ def test_all_engines_load_an_adapter_of_the_hub_from_one_commit(
     world.engine(namespace, "chat", hub_commit=commit)
     wait_until(lambda: _commits(world, namespace) == [commit], "the commit in the status", story=world.story)
 
-    # The branch moves. The pod of the second engine is created with the commit of the first.
+    # The branch moves. The pod of the second engine is created with the first engine's commit.
     world.engine(namespace, "chat", hub_commit=later)
     world.request(
         "PATCH", f"{LLM}/namespaces/{namespace}/llmservices/chat", {"spec": {"replicas": 2}}, content_type=MERGE

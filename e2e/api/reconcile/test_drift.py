@@ -265,6 +265,6 @@ def test_an_old_kuberay_is_reported_and_running_engines_stay(
 
 
 def _bare(definition: Document) -> Document:
-    """The CRD as a manifest, without fields of the API server."""
+    """The CRD as a manifest, without the fields that the API server sets."""
     meta = {"name": definition["metadata"]["name"], "annotations": definition["metadata"].get("annotations", {})}
     return copy.deepcopy({key: definition[key] for key in ("apiVersion", "kind", "spec")} | {"metadata": meta})

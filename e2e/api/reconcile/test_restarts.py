@@ -20,7 +20,7 @@ from real_api_server.world import LLM, World
 
 # Upper bound of the writes of a story. A story needs about 20.
 _MAX_WRITES = 60
-# Between two checks of all objects of a service, which are ten requests.
+# Seconds between two checks of all objects of a service. A check takes ten requests.
 _PAUSE_S = 0.2
 
 
@@ -49,7 +49,7 @@ STORIES: dict[str, tuple[Act, ...]] = {
 
 @pytest.fixture
 def alone(world: World) -> Iterator[None]:
-    """Only operators that the test starts run."""
+    """Lets no operator run except those that the test starts."""
     world.stop_operators()
     yield
     world.stop_operators()

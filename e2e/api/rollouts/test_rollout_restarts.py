@@ -1,10 +1,10 @@
 """A rollout, a rollback and a scale-down reach the same end state if the operator is killed after every write.
 
 In test_restarts.py each kill has a service of its own. Here all kills happen to one service: each operator carries out
-one more step and is killed. So an operator finds all state in the cluster. A write that changes nothing is no step,
-because each new operator applies all existing objects again. An Event is no step, because no operator reads Events.
-Each ConfigMap, Secret and ControllerRevision causes only one kill. An operator that finds no RayCluster writes these
-objects before it creates the RayCluster. So with a kill at every such write, no operator would ever create the
+one more step and is killed. So each operator must find all state in the cluster. A write that changes nothing is no
+step, because each new operator applies all existing objects again. An Event is no step, because no operator reads
+Events. Each ConfigMap, Secret and ControllerRevision causes only one kill. An operator that finds no RayCluster writes
+these objects before it creates the RayCluster. So with a kill at every such write, no operator would ever create the
 RayCluster.
 """
 
@@ -60,7 +60,7 @@ STORIES = {
 
 @pytest.fixture
 def alone(world: World) -> Iterator[None]:
-    """Only operators that the test starts run."""
+    """Lets no operator run except those that the test starts."""
     world.stop_operators()
     yield
     world.stop_operators()

@@ -29,7 +29,7 @@ MAX_LOGPROB_TOKEN_IDS = 128
 MAX_ALLOWED_TOKEN_IDS = 2**20  # the most ids; no vocabulary has as many
 MAX_BAD_WORDS = 500
 MAX_BAD_WORD_CHARS = 16384  # characters of all bad words together
-MAX_COUNT = 2**31 - 1  # limit of token counts and token ids: far above any context, and fits every tensor
+MAX_COUNT = 2**31 - 1  # limit of token counts and token ids: far above any context, yet every tensor can hold it
 GREEDY_BELOW = 1e-5  # a smaller temperature would overflow float32 logits, so it means greedy, as in vLLM
 
 _MAX_NAMED = 5  # a message names at most this many wrong values
@@ -42,7 +42,8 @@ class ContextTooLong(RequestError):
 RANGES: Mapping[str, Range] = MappingProxyType(
     {
         "n": Range(low=1, high=MAX_CHOICES, is_whole=True),
-        # OpenAI's maximum is 2. Higher values only make answers more random, and users of other servers send them.
+        # Temperatures above OpenAI's maximum of 2 are allowed, because they only make answers more random, and users of
+        # other servers send them.
         "temperature": Range(low=0.0),
         "top_p": Range(low=0.0, high=1.0),
         "top_k": Range(low=-1, high=MAX_COUNT, is_whole=True),

@@ -1,6 +1,6 @@
 """A plain server of events, for proxies: answers a chat request with the words of the simulated engine.
 
-Each stream gets its first event at once and one more in every step, as the gateway's clients do.
+Each stream gets its first event at once and one more in every step, like the streams of the gateway.
 """
 
 from __future__ import annotations

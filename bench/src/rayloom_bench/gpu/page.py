@@ -23,7 +23,7 @@ def limits_text(limits: GpuLimits) -> str:
 def decode_table(times: Sequence[DecodeTime], limits: GpuLimits) -> str:
     """A row for each step.
 
-    Its last column is the time to read weights and KV at full bandwidth, divided by the time of the step.
+    The last column is the time to read weights and KV at full bandwidth, divided by the time of the step.
     """
     return table(
         ("sequences", "context", "CUDA graph", "ms of a step", "tok/s", "share of the memory's limit"),

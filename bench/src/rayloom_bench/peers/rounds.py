@@ -110,7 +110,10 @@ def _compare_answers(
     result: PeersResult,
     log: Log,
 ) -> None:
-    """Compares the answers of an engine. This first start also fills the caches of compiled code and of files."""
+    """Starts an engine for the first time, and compares its answers.
+
+    The start also fills the caches of compiled code and of files.
+    """
     log(f"greedy answers: {contestant.title}")
     try:
         with contestant.start() as server:

@@ -115,7 +115,7 @@ def _llama_cpp(file: QuantisedFile, llama: Path, num_threads: int) -> FileServer
 def _compare_answers(
     of_file: Sequence[FileServer], plan: RoundsPlan, found: FileResult, result: QuantisedResult, log: Log
 ) -> None:
-    """Compares the greedy answers of this engine and llama.cpp. These first starts fill the file caches."""
+    """Compares the greedy answers of this engine and llama.cpp. The first start of each also fills the file caches."""
     answers: dict[str, tuple[Ids, ...]] = {}
     for server in of_file:
         if server.name not in (OURS, LLAMA):

@@ -46,7 +46,7 @@ class PairedFigures:
 
     @property
     def ratio(self) -> float:
-        """Median over the requests of the speed with speculation divided by the speed without."""
+        """Median over the requests: the speed with speculation, divided by the speed without."""
         return statistics.median(on / off for on, off in zip(self.ngram_tok_s, self.off_tok_s, strict=True))
 
 

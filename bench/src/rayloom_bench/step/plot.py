@@ -87,7 +87,7 @@ def log_range(low: float, high: float) -> tuple[float, float]:
 
 
 def y_ticks(low: float, high: float, *, is_log: bool) -> list[float]:
-    """Round values: on a logarithmic axis 1, 2 and 5 times powers of ten in [low, high], else five steps from 0."""
+    """Ticks at round values: 1, 2 and 5 times powers of ten in [low, high] on a log axis, else five steps from 0."""
     if is_log:
         exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         values = [factor * 10.0**exponent for exponent in exponents for factor in (1, 2, 5)]

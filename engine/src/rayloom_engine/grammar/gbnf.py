@@ -148,7 +148,7 @@ _ESCAPE = re.compile(r"\\(x[0-9A-Fa-f]{2}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|.)")
 
 
 def _char_class(token: str) -> str:
-    """Returns a class of characters as a regular expression between Lark's slashes."""
+    """Returns a class of characters as the regular expression to write between Lark's slashes."""
 
     def regex_escape(found: re.Match[str]) -> str:
         escape = found[1]

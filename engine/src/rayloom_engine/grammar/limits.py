@@ -116,7 +116,10 @@ def _check_merged(num_properties: int) -> None:
 
 
 def _num_properties(schema: Mapping[str, Any]) -> int:
-    """Returns the larger of two numbers, of properties and of patternProperties. Raises RequestError if too large."""
+    """Returns the number of properties or the number of patternProperties, whichever is larger.
+
+    Raises RequestError if it is above MAX_PROPERTIES.
+    """
     most = 0
     for name in ("properties", "patternProperties"):
         properties = schema.get(name)
@@ -142,7 +145,7 @@ def _num_merged(schema: Mapping[str, Any]) -> int:
 
 
 def _num_embedded(lark: str, start: int) -> int:
-    """Returns _num_merged_properties of the JSON schema at `start` of a Lark grammar.
+    """Returns _num_merged_properties of the JSON schema that begins at index `start` of a Lark grammar.
 
     Returns 0 for a text that is not JSON, because llguidance refuses such a grammar.
     """

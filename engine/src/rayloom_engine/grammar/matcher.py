@@ -17,7 +17,7 @@ from rayloom_engine.grammar.vocabulary import Vocabulary
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-# If a rule has one of these attributes, llguidance cuts a token at the end of the rule. The matcher may then be wrong,
+# If a rule has an attribute in _CUTTING, llguidance cuts a token at the end of the rule. The matcher may then be wrong,
 # or panic, after it has followed tokens that are not part of the answer.
 _ATTRIBUTES = re.compile(r"\w\s*\[")
 _CUTTING = re.compile(r"\b(?:lazy|max_tokens|stop|suffix)\b")

@@ -11,7 +11,8 @@ from rayloom_engine.errors import RequestError
 from rayloom_engine.grammar.deep_stack import deep_stack_pool
 from rayloom_engine.grammar.llguidance_limits import parser_limits
 
-# Beginning of llguidance's message about a JSON schema: a place in the grammar that compile.py wrote around the schema.
+# Beginning of llguidance's message about a JSON schema. It names a place in the grammar around the schema, which
+# compile.py wrote.
 _JSON_SCHEMA = re.compile(r"^at \d+\(\d+\): failed to compile JSON schema: ")
 _MAX_MESSAGE = 500  # the most characters of llguidance's message in an error
 _MAX_KNOWN = 128  # the most results that are cached; a grammar has at most 64 KB

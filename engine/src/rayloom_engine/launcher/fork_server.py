@@ -131,7 +131,8 @@ def main() -> int:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # ranks do not use numpy's threads
     with without_garbage_collection():
         _preload()
-    # From now on, the garbage collector does not write to imported objects, so all ranks keep sharing these objects.
+    # From now on, the garbage collector does not write to imported objects, so all ranks keep sharing the memory of
+    # these objects.
     gc.freeze()
     parent = os.getpid()
     order = ForkServer(socket.socket(fileno=args.line_fd)).run()

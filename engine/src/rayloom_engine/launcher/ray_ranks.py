@@ -56,7 +56,8 @@ class RayRanks:
     def __init__(self, config: EngineConfig, run_dir: Path, token: str, core_port: int) -> None:
         self._config = config
         self._run_dir = run_dir
-        # True if an earlier launcher has placed all ranks. Then the config is not the cause of a lack of room now.
+        # True if an earlier launcher has placed all ranks. In this case, a lack of room has another cause than the
+        # config.
         self._is_restart = _placed_file(run_dir).exists()
         self._patience = config.rebuild_seconds if self._is_restart else config.placement_seconds
         self._token = token

@@ -9,7 +9,7 @@ steps    the rank's main thread. It loads its weights and sends Loaded; then it 
          it sent before a loss.
 control  two more threads of the rank. They run even while the main thread computes or waits for a peer. One of them
          sends a Beat every heartbeat_seconds, the other receives AbortOrders and NeededAdapters. AbortOrders has no
-         answer of its own: the orders that it ends fail. Beats contain the answers to NeededAdapters.
+         answer of its own: it makes the orders fail whose waits it ends. Beats contain the answers to NeededAdapters.
 launch   the launcher. It reports the phases of placing and starting ranks, and receives Fences.
 """
 

@@ -40,7 +40,8 @@ class EngineEstimate:
         self.load = SchedulerLoad()
         self.index = PrefixIndex()
         self._sent: dict[str, _Sent] = {}  # sequence id -> a sequence of which no token has arrived
-        self._prefill: Counter[str] = Counter()  # tenant -> outstanding tokens, with requests sent since a report
+        # tenant -> outstanding tokens, including those of requests sent since the last report
+        self._prefill: Counter[str] = Counter()
         self._num_decodes = 0
         self._decoding: set[str] = set()  # this gateway's sequences of which a token has arrived
         self._is_asked = True  # True: the whole index was requested, and no part of it has arrived

@@ -20,8 +20,9 @@ def spawn(module: str, arguments: Sequence[str], fds: Sequence[int] = ()) -> sub
 
 
 def _ignore_sigint() -> None:
-    """Runs in the child process. Otherwise a SIGINT during the child's imports would print a KeyboardInterrupt trace.
+    """Ignores SIGINT. Runs in the child process.
 
-    The front sets its own handler once it can end its requests.
+    If SIGINT were not ignored, it would print a KeyboardInterrupt trace during the child's imports. The front sets its
+    own handler once it can end its requests.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)

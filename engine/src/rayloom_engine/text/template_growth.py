@@ -1,8 +1,8 @@
 """Estimates the size of a template operation's result before it is computed. Pure functions.
 
-Python builds a text of 2 GB in one operation that cannot be interrupted. So an operation is refused before it runs, if
-its arguments could give too large a result. If an operation is not listed here, its result is at most a few times as
-large as its arguments.
+Python can build a text of 2 GB in one operation, which cannot be interrupted. So an operation is refused before it
+runs, if its arguments could give too large a result. If an operation is not listed here, its result is at most a few
+times as large as its arguments.
 """
 
 from __future__ import annotations

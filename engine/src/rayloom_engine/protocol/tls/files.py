@@ -32,8 +32,8 @@ class TlsFiles:
     def context(self) -> ssl.SSLContext:
         """Returns the context for a new connection, made from the files as they are now.
 
-        Unusable files change nothing and are logged once. For example, the files are unusable if one of them is renewed
-        before the others.
+        Unusable files change nothing and are logged once. For example, the files are unusable when one of them is
+        already renewed and the others are not.
         """
         stamps = self._current_stamps()
         if stamps != self._stamps:

@@ -14,7 +14,7 @@ _NAME = re.compile(r"[\w.:/-]{1,256}", re.ASCII)
 
 
 def object_call(incoming: IncomingText, sink: PartSink, *, needs_known_name: bool) -> Reading[None]:
-    """Reads a call; its keys may have any order. Other keys are ignored.
+    """Reads a call. Its keys may have any order, and keys other than those of name and arguments are ignored.
 
     A call without arguments has an empty object. With `needs_known_name`, an object is a call only if it has arguments
     and its name is a function of the request.

@@ -56,7 +56,10 @@ def _refused(name: str) -> None:
 
 
 def _types(schema: Mapping[str, Any]) -> set[str]:
-    """Returns the names of the types that `schema` allows; empty if all, or if keywords not read here limit them."""
+    """Returns the names of the types that `schema` allows.
+
+    Returns no names if the schema allows all types, or limits them by keywords that are not read here.
+    """
     given = schema.get("type")
     if isinstance(given, str):
         return {given}
