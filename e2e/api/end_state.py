@@ -38,8 +38,8 @@ def end_state(world: World, namespace: str, name: str) -> object:
     pods = world.pods(namespace, name)
     objects["pods"] = sorted((each["metadata"]["labels"] for each in pods), key=json.dumps)
     text = json.dumps(_plain(objects)).replace(name, "NAME")
-    # The number of an engine replica depends on when the old replica ended. KubeRay adds random suffixes to names of
-    # pods.
+    # The number in an engine replica's name depends on the time at which the old replica ended. KubeRay adds random
+    # suffixes to names of pods.
     text = re.sub(r"(NAME-[0-9a-f]{8})-\d+", r"\1-N", text)
     return json.loads(re.sub(r"-N-head-[a-z0-9]{5}\b", "-N-head", text))
 

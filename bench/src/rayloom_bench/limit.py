@@ -48,7 +48,7 @@ def model_cost(*, num_parameters: int, num_head_parameters: int, element_bytes: 
 
 
 def wall_s(workload: Workload, cost: ModelCost, rates: MachineRates) -> float:
-    """Lower bound of the seconds in which this machine can answer the workload, with a shared prefix computed once."""
+    """Lower bound of the seconds in which this machine can answer the workload. A shared prefix is computed once."""
     num_batches = workload.num_requests / workload.concurrency
     num_prefilled = workload.num_shared + workload.num_requests * workload.num_own
     prefill_s = 2 * num_prefilled * cost.num_layer_parameters / rates.flop_s

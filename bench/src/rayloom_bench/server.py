@@ -20,7 +20,7 @@ from rayloom_bench.endpoint import Endpoint, EndpointError, call_json, first_mod
 from rayloom_engine.errors import EngineError
 from rayloom_engine.status import EngineStatus
 
-READY_POLL_S = 0.02  # seconds between checks; a measured start is too long by half of this on average
+READY_POLL_S = 0.02  # seconds between checks; on average, half of this is added to a measured start
 STOP_S = 15  # seconds after which a server is killed; an idle server stops in less than a second
 LOG_LINES_SHOWN = 30
 

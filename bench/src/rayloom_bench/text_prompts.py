@@ -27,7 +27,7 @@ CountTokens = Callable[[str], int]
 def text_prompts(
     workload: Workload, *, seed: int, count_tokens: CountTokens | None, purpose: Purpose = "measured"
 ) -> tuple[str, ...]:
-    """One text for each request, of about `workload.num_prompt` tokens. Without `count_tokens`: of as many words."""
+    """One text of about `workload.num_prompt` tokens for each request; without `count_tokens`, of that many words."""
     rng = prompt_rng(workload, seed=seed, purpose=purpose)
     shared = text_of(workload.num_shared, rng, count_tokens)
     own = (text_of(workload.num_own, rng, count_tokens) for _ in range(workload.num_requests))

@@ -265,7 +265,7 @@ def test_the_reason_and_its_sentence(name: str, stage: str, world: World) -> Non
             own = [each for each in events if each["regarding"].get("name") == name and each["type"] == "Warning"]
             return {each["reason"] for each in own}
 
-        # Shortly after the status, the operator also creates an Event for a fault.
+        # Shortly after it writes the status, the operator also creates an Event if the condition reports a fault.
         wait_until(lambda: scene.reason in warnings(), f"an Event {scene.reason}", story=world.story)
 
 

@@ -1,4 +1,4 @@
-"""The operator reverts changes and deletions of its objects by others, without a restart of an engine."""
+"""The operator restores its objects if others change or delete them. A changed object restarts no engine."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def kuberay_definition(world: World) -> Iterator[Document]:
 
 
 def _reinstall(world: World, definition: Document) -> None:
-    """Restores KubeRay and its CRD, like a new installation."""
+    """Restores KubeRay and its CRD, as a new installation would."""
     wait_until(
         lambda: "deletionTimestamp" not in (world.get(_RAY_CRD) or definition)["metadata"], "the end of a deletion"
     )

@@ -30,7 +30,7 @@ RELEASES = {
     SLOW: Release(engine={"first_token_s": 0.9}),
     NEVER: Release(engine={"state": "starting"}),
 }
-# A hold that is long enough for some requests.
+# An analysis whose hold is long enough for some requests.
 ANALYSIS = {"holdSeconds": 2, "minRequests": 4}
 LONG = {"holdSeconds": 600, "minRequests": 4}
 # More parallel tests would only wait for KubeRay, which creates the pods of one RayCluster after the other.
@@ -73,7 +73,7 @@ class Service:
         return found
 
     def condition(self, kind: str) -> Document:
-        """The condition for the last applied spec or a later spec; empty while the operator has not observed it."""
+        """The condition for the last applied spec or a later one; empty until the operator has observed such a spec."""
         found = self.world.condition(*self.key, kind)
         return found if found.get("observedGeneration", 0) >= self._applied_generation else {}
 

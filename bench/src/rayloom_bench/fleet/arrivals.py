@@ -10,7 +10,7 @@ _MOST_TOKENS = 2**24
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A part of a prompt: the first `num_tokens` tokens of the text number `text`."""
+    """A part of a prompt: the first `num_tokens` tokens of text number `text`."""
 
     text: int
     num_tokens: int

@@ -92,7 +92,7 @@ class RoundRobin(_WithoutReports):
 
 
 class LeastLoaded(_WithoutReports):
-    """Each request goes to an engine with the fewest unfinished requests, in turn if there are several."""
+    """Each request goes to the engine with the fewest unfinished requests. Several such engines take turns."""
 
     def __init__(self) -> None:
         super().__init__()

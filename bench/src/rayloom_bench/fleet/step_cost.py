@@ -41,7 +41,7 @@ class StepCost:
     def work(self) -> StepWork:
         """Returns operation counts for the engine's own forecast of steps.
 
-        The counts of a token and of a pair have the ratio of `token_s` to `pair_s`.
+        The count of a token, divided by the count of a pair, is `token_s / pair_s`.
         """
         return StepWork(flops_per_token=1.0, flops_per_pair=self.pair_s / self.token_s)
 

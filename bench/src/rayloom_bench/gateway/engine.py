@@ -47,7 +47,7 @@ class Running:
     num_tokens: int = 0
 
     def next(self) -> tuple[SequenceOutput, Running | None]:
-        """Returns the next output, and the sequence after it (None: the sequence is finished)."""
+        """Returns the next output, and the sequence's state after it; None as state if the sequence is finished."""
         is_last = self.num_tokens + 1 >= self.submit.params.max_tokens
         output = SequenceOutput(
             sequence_id=self.submit.sequence_id,

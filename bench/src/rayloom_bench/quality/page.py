@@ -11,7 +11,7 @@ from rayloom_bench.variants.rounds import VariantResult
 
 PLAIN, INT8 = FORMS
 LEAST_RATIO = 1.5  # goal: W3's tokens per second with int8 weights, divided by those with plain weights
-MOST_LOST = 0.01  # goal: share by which int8 weights may raise the perplexity
+MOST_LOST = 0.01  # goal: largest share by which int8 weights may raise the perplexity
 
 
 def page(found: Mapping[str, FormFigures], over_http: VariantResult, conditions: str, direct_table: str) -> str:

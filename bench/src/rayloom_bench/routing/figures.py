@@ -11,7 +11,7 @@ from rayloom_bench.markdown import table
 from rayloom_bench.routing.choices import FEWEST, GATEWAY, ROUND_ROBIN
 from rayloom_bench.routing.load import RoutedLoad
 
-GOAL_OF_BEST = 0.95  # goal: the gateway's share of the best possible hits
+GOAL_OF_BEST = 0.95  # goal: least share of the best possible hits that the gateway must reach
 GOAL_FASTER = 3.0  # goal: round robin's p90 of the time to the first token, divided by the gateway's
 
 
