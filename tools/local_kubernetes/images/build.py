@@ -135,7 +135,7 @@ def derive_with_buildah(name: str, folder: Path, arguments: Mapping[str, str]) -
 
 
 def remove_unused(base: str, layers_in_use: frozenset[str]) -> None:
-    """Removes our images that have another version or no name.
+    """Removes our images that have no name, or a version other than the current one.
 
     Layers below a named image and layers that a node has mounted are kept.
     """

@@ -29,7 +29,7 @@ def refuse_beside_another() -> None:
 
 
 def refuse_beside_twin(state: Path) -> None:
-    """Raises ClusterError while a cluster of the same index runs in another state folder, as with another HOME.
+    """Raises ClusterError while a cluster of the same index runs in another state folder, for example if HOME differs.
 
     No other check would find the other cluster: our API server would use the other cluster's etcd, and our readiness
     check would reach the other cluster's KubeRay.

@@ -49,8 +49,8 @@ _IMAGE_FOLDERS = (
     "/usr",
     "/var/run",
 )
-# Parents of some of _IMAGE_FOLDERS. A mount at one of these two paths would hide the folders of the image. A mount at
-# another subfolder of these two is allowed.
+# Parents of some of _IMAGE_FOLDERS. A mount at one of these two paths would hide the folders of the image. A mount at a
+# subfolder of these two is allowed, unless the subfolder is one of _IMAGE_FOLDERS or lies inside one.
 _IMAGE_PARENTS = ("/opt", "/var")
 _CLOSED = (ADAPTERS_FOLDER, *_IMAGE_FOLDERS)  # nothing can be mounted inside these folders
 _HIDING = sorted(  # a mount at one of these folders would hide a folder of the pod
@@ -117,7 +117,7 @@ class Adapter(Part):
         return self.source.startswith("hf://")
 
     def at(self, commit: str) -> str:
-        """Returns the source of an adapter of the hub at this commit."""
+        """Returns the source of this adapter of the hub, with `commit` as its revision."""
         return f"{self.source.partition('@')[0]}@{commit}"
 
     @property
@@ -133,9 +133,9 @@ class Adapter(Part):
 
     @property
     def path(self) -> str:
-        """The adapter's path: in the claim, without a slash at either end, or the absolute path on the nodes.
+        """The adapter's path in its claim, without a slash at either end, or its absolute path on the nodes.
 
-        The source of an adapter of the hub.
+        For an adapter of the hub: its source.
         """
         if self.is_on_hub:
             return self.source

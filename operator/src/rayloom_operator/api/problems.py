@@ -32,7 +32,10 @@ def explain(error: ValidationError, root: type[BaseModel]) -> tuple[str, ...]:
 
 
 def source_hint(source: str, builtin_models: Collection[str]) -> str:
-    """Returns `; did you mean hf://...?` with the source that the user probably meant; empty if none is likely."""
+    """Returns a text such as `; did you mean hf://...?`, with the source that the user probably meant.
+
+    Returns an empty text if no source is likely.
+    """
     hub = re.fullmatch(r"(?:https://huggingface\.co/)?([\w-][\w.-]*/[\w.-]+)/?", source)
     suggestion = None
     if source in builtin_models:

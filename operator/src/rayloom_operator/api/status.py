@@ -25,7 +25,7 @@ class Reason(StrEnum):
     VALID = "Valid"  # condition Accepted
     INVALID_SPEC = "InvalidSpec"  # conditions Accepted, and Available while no engine of an earlier spec runs
     DOES_NOT_FIT = "DoesNotFit"  # the model needs more memory than there is; conditions as for InvalidSpec
-    NOT_ALLOWED = "NotAllowed"  # the operator's settings forbid a part; conditions as for InvalidSpec, or Degraded
+    NOT_ALLOWED = "NotAllowed"  # operator's settings forbid part of a spec; conditions as for InvalidSpec, or Degraded
     APPLY_REFUSED = "ApplyRefused"  # the API server refused an object of the operator; condition Accepted
     UNSUPPORTED_KUBERAY = "UnsupportedKubeRay"  # KubeRay is missing in the cluster or too old; condition Accepted
     LOADED = "Loaded"  # condition ModelReady

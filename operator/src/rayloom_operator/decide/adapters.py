@@ -82,7 +82,7 @@ def adapter_statuses(evidence: Evidence) -> tuple[AdapterStatus, ...]:
 
 
 def adapter_fault(evidence: Evidence) -> Verdict | None:
-    """Returns a verdict that names the first adapter that an engine cannot load; None if there is none."""
+    """Returns a verdict that names the first adapter that an engine cannot load; None if no adapter has failed."""
     failed = [each for each in adapter_statuses(evidence) if each.state == "Failed"]
     if not failed:
         return None
@@ -120,7 +120,10 @@ def _status(
 
 
 def _present_reports(situation: Situation, replica: EngineReplica) -> dict[str, ReportedAdapter]:
-    """Returns name -> report, for the adapters that the engine has, or tries to load, from their present sources."""
+    """Returns name -> report, for each adapter that the engine has loaded, or tries to load, from its present source.
+
+    An adapter of the hub is reported as failed if the engine's version cannot load adapters of the hub.
+    """
     model = _model(situation)
     made_from = _model_of(situation, replica)
     commits = _commits(situation)
@@ -152,14 +155,14 @@ def _commits(situation: Situation) -> dict[str, str]:
 
 
 def _pinned_path(reported: ReportedAdapter) -> str:
-    """Returns the path of a reported adapter, with the commit that the engine has loaded if the adapter is on the
-    hub."""
+    """Returns the path of a reported adapter. If the adapter is on the hub, the path has the commit that the engine has
+    loaded."""
     is_pinned = is_commit(reported.commit) and reported.path.startswith("hf://")
     return f"{reported.path.partition('@')[0]}@{reported.commit}" if is_pinned else reported.path
 
 
 def _written(previous: Mapping[str, Any]) -> tuple[AdapterStatus, ...]:
-    """Returns the adapters in a status document; none if they cannot be read."""
+    """Returns the adapters in a status document; an empty tuple if they cannot be read."""
     try:
         return tuple(AdapterStatus.model_validate(each) for each in previous.get("adapters", ()))
     except ValidationError:
@@ -184,7 +187,10 @@ def _wanted(situation: Situation, replica: EngineReplica) -> dict[str, str] | No
 
 
 def _is_without_hub(replica: EngineReplica) -> bool:
-    """Returns whether the engine's version cannot load adapters of the hub. A kept image may have such a version."""
+    """Returns whether the engine's version cannot load adapters of the hub.
+
+    A service that keeps the default image of an earlier operator may have such a version.
+    """
     status = replica.reading.status if replica.reading is not None else None
     return status is not None and not status.adapters_from_hub
 
@@ -201,6 +207,6 @@ def _model_of(situation: Situation, replica: EngineReplica) -> Model | None:
 
 
 def _reported(replica: EngineReplica) -> tuple[ReportedAdapter, ...] | None:
-    """Returns the adapters in the engine's last answer; None if the engine's adapters cannot be set."""
+    """Returns the adapters in the engine's last answer; None without an answer, or if they cannot be set."""
     status = replica.reading.status if replica.reading is not None else None
     return status.adapters if status is not None else None

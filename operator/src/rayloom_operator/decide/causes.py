@@ -154,9 +154,9 @@ def _stuck(suspect: _Suspect) -> Verdict | None:
 def _reading_to_doubt(suspect: _Suspect) -> Reading | None:
     """Returns the engine's last reading, or None if its head pod does not run.
 
-    Also None if the engine's container is ready but the engine does not answer the operator. The kubelet reaches the
-    engine then, so the fault (such as a firewall or another key) is not in the engine. A new replica would not answer
-    the operator either.
+    Also None if the engine's container is ready but the engine does not answer the operator. In this case the kubelet
+    reaches the engine, so the fault is not in the engine: a firewall, for example, or a changed operator key. A new
+    replica would not answer the operator either.
     """
     head, reading = suspect.head, suspect.replica.reading
     if head is None or not head.is_running or reading is None:

@@ -30,8 +30,8 @@ def events(service: Manifest, status: Status, now: datetime) -> tuple[Manifest, 
 
 
 def condition_events(stored: Manifest, conditions: Sequence[Condition], now: datetime) -> tuple[Manifest, ...]:
-    """Returns Events for the conditions that differ from the conditions in `stored`, a service's or an LLMGateway's
-    document."""
+    """Returns Events for the conditions that differ from those in `stored`, the document of a service or of an
+    LLMGateway."""
     before = {old["type"]: old for old in stored.get("status", {}).get("conditions", ())}
     found = {}
     for condition in conditions:

@@ -243,7 +243,7 @@ def _pod_of(job: Manifest, pods: Sequence[Manifest]) -> Manifest | None:
 def _outcome(service: LLMService, job: Manifest, own: Manifest | None) -> ModelFacts | _Ended | None:
     """Returns the facts that an attempt found, or its failure; None while it runs. `own`: the pod of the Job."""
     containers = own.get("status", {}).get("containerStatuses", ()) if own is not None else ()
-    # Other containers, such as injected sidecars, have termination messages that are not read.
+    # The termination messages of other containers, such as injected sidecars, are not read.
     states = (each["state"] for each in containers if each["name"] == INSPECT_CONTAINER)
     ended = next((each["terminated"] for each in states if "terminated" in each), None)
     if ended is not None:

@@ -64,7 +64,7 @@ def _retry_at(judged: JudgedReplica, situation: Situation) -> datetime | None:
 
 
 def _nodes(replica: EngineReplica) -> tuple[str, ...]:
-    """Returns the ranks' nodes that the engine reports; the nodes of the worker pods if the engine reports none."""
+    """Returns the nodes of the ranks, as the engine reports them; the worker pods' nodes if the engine reports none."""
     status = replica.reading.status if replica.reading is not None else None
     if status is not None and status.nodes:
         return status.nodes

@@ -79,10 +79,9 @@ def _mounts(situation: Situation) -> Iterator[float]:
 
 
 def _silent_engines(situation: Situation) -> Iterator[float]:
-    """Yields seconds for each engine that does not answer.
+    """Yields, for each engine that does not answer, the seconds until the next reconcile that looks for an answer.
 
-    The seconds until the next reconcile that looks for an answer are always yielded. If the engine does not count as
-    unreachable yet, the seconds until it counts as unreachable are yielded, too.
+    If the engine does not count as unreachable yet, also yields the seconds until the engine counts as unreachable.
     """
     for replica in situation.observed.replicas:
         reading = replica.reading

@@ -22,7 +22,7 @@ ACCEPTED = "Accepted"
 PENDING = "Pending"
 _FAULTS = (Reason.NOT_ALLOWED, Reason.ROUTE_NOT_ACCEPTED, Reason.ROUTE_REFUSED, Reason.GATEWAY_API_MISSING)
 # For a Gateway that does not exist, no controller writes anything into the HTTPRoute. The missing answer counts as a
-# fault after this time.
+# fault after this many seconds.
 _SILENCE_S = 60.0
 # The seconds after which the operator checks again whether the API server knows the kind HTTPRoute.
 _MISSING_KIND_S = 10.0

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from rayloom_operator.engines.status import Phase
 
-_INTERVAL_S = 10.0  # least time between two changes of one engine's text
+_INTERVAL_S = 10.0  # minimum time between two changes of one engine's text
 _MAX_WRITES_PER_S = 20  # status writes of all engines together
 _UNITS = ((1e9, "GB"), (1e6, "MB"))
 # The total of this phase is not shown, because the total grows: each file of the hub is added when its download begins.
@@ -30,7 +30,7 @@ NO_PROGRESS = StartProgress("", "", float("-inf"))
 
 
 def interval_s(num_engines: int) -> float:
-    """Returns the least seconds between two changes of an engine's text in a phase: 10, or 50 with 1,000 engines."""
+    """Returns the minimum seconds between two changes of an engine's text in a phase: 10, or 50 with 1,000 engines."""
     return max(_INTERVAL_S, num_engines / _MAX_WRITES_PER_S)
 
 
@@ -39,7 +39,7 @@ def start_progress(
 ) -> StartProgress:
     """Returns the progress at `now`, or `before` if the text need not change yet.
 
-    `before` is returned if the phase is the same, and the amount is the same or `before` is younger than
+    If the phase is the same, `before` is returned in two cases: the amount is the same, or `before` is younger than
     `min_interval_s`.
     """
     current = next((phase for phase in startup if not phase.finished), None)

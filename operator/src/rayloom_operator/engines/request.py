@@ -16,11 +16,11 @@ from typing import cast
 from rayloom_operator.errors import EngineUnavailable
 
 _TIMEOUT_S = 3.0
-# The most bytes of headers and body together. A status of the minimal form, which `Prefer` requests, has a few thousand
-# bytes, or 60 thousand with a thousand ranks.
+# The largest size of headers and body together, in bytes. A status of the minimal form, which `Prefer` requests, has a
+# few thousand bytes, or 60 thousand with a thousand ranks.
 MAX_BYTES = 64 << 10
-# The most bytes of a response without `Preference-Applied`. Engines of the previous version ignore `Prefer` and send
-# the full status. A full status has 150 thousand bytes.
+# The largest size of a response without `Preference-Applied`, in bytes. Engines of the previous version ignore `Prefer`
+# and send the full status. A full status has 150 thousand bytes.
 MAX_FULL_BYTES = 256 << 10
 _MAX_CHUNKS = 256
 _UNAUTHORIZED = 401
@@ -75,7 +75,10 @@ async def ask_either(
 
 
 class _Exchange(asyncio.Protocol):
-    """Sends the request and collects the response. Searches only new bytes, so that tiny pieces take linear time."""
+    """Sends the request and collects the response.
+
+    Searches only new bytes, so that the time for a response in tiny pieces is linear in its size.
+    """
 
     def __init__(self, request: bytes, answer: asyncio.Future[tuple[int, bytes]]) -> None:
         self._request = request
@@ -122,7 +125,7 @@ class _Exchange(asyncio.Protocol):
             self._finish(self._received[self._body_at :])
 
     def _end_by_length(self) -> int | None:
-        """Returns the offset of the response's end by Content-Length; None without a length or for a chunked body."""
+        """Returns the offset of the end, from Content-Length; None without a length or for a chunked body."""
         body_at = self._body_at or 0
         if _CHUNKED.search(self._received, 0, body_at):
             return None

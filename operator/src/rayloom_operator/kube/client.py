@@ -111,7 +111,7 @@ class Kube:
         The request is a JSON patch, because a JSON patch can test the uid. In a server-side apply to the status of a
         custom resource, the API server ignores the uid. Strict validation refuses a field that the cluster's
         CustomResourceDefinition lacks. Without strict validation the API server would drop the field, and a later
-        reconcile would miss its value.
+        reconcile would miss the field's value.
         """
         path, uid = path_of(manifest), manifest["metadata"]["uid"]
         steps = [

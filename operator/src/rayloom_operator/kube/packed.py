@@ -13,8 +13,9 @@ import msgspec
 
 from rayloom_operator.names import Manifest
 
-# The most bytes of all examples together. A document that compresses badly becomes an example if there is still room.
-# The limit is low for two reasons: Deflate looks back only 32 KB, and each packing of a document reads all examples.
+# The largest size of all examples together, in bytes. A document that compresses badly becomes an example if there is
+# still room. The limit is low for two reasons: Deflate looks back only 32 KB, and each packing of a document reads all
+# examples.
 _MAX_EXAMPLES = 8192
 _MAX_NUM_EXAMPLES = 256  # the index of an example is one byte
 # A document compresses badly if its packed size is more than this share of its text.
@@ -39,7 +40,7 @@ class Packer:
         self._examples = [b""]
 
     def pack(self, document: Any) -> bytes:
-        """Returns the packed document, a few bytes. `document` consists of JSON values."""
+        """Returns the packed document. `document` consists of JSON values."""
         text = msgspec.json.encode(document)
         packed = self._deflated(text)
         examples = self._examples[-1]

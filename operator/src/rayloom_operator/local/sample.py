@@ -16,7 +16,7 @@ _END_S = 1.0  # seconds for a cancelled sample to end
 
 
 class SampleRequest:
-    """Runs `show` in a daemon thread for a limited time. Errors of `show` are printed and end nothing else.
+    """Runs `show` in a daemon thread for a limited time. Errors of `show` are printed, and do not end the run.
 
     `show` prints the answer to the sample request, and calls its argument with the socket of the request.
     """

@@ -34,7 +34,7 @@ class StopSignals:
 
     def install(self) -> None:
         for number in _SIGNALS:
-            # nohup sets SIGHUP to ignored. It stays ignored, so that the engine outlives the terminal.
+            # nohup makes a process ignore SIGHUP. SIGHUP stays ignored, so that the engine outlives the terminal.
             if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                 continue
             signal.signal(number, self._on_signal)

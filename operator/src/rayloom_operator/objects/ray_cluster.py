@@ -105,8 +105,8 @@ _RAY_START = {
 # replica instead.
 _NO_OTHER_HEAD = {"ray.io/disable-provisioned-head-restart": "true"}
 # `_KEEP_RAY` restarts Ray's head inside the container. A restart of the container would make the pod unready, and the
-# kubelet delays each further restart longer. But if the head exits within 10 s, or four times within ten minutes, the
-# container exits too. The pod's status then counts the restart. KUBERAY_GEN_RAY_START_CMD has KubeRay's `ray start`
+# kubelet waits longer before each further restart. But if the head exits within 10 s, or four times within ten minutes,
+# the container exits too. The pod's status then counts the restart. KUBERAY_GEN_RAY_START_CMD has KubeRay's `ray start`
 # command.
 _OWN_COMMAND = {"ray.io/overwrite-container-cmd": "true"}
 _KEEP_RAY = """\

@@ -2,8 +2,8 @@
 
 The size is not part of the revision, because it is computed from the model. Kubernetes counts emptyDir volumes as
 ephemeral storage (https://kubernetes.io/docs/concepts/storage/ephemeral-storage/). So a pod requests the size as
-ephemeral storage. It is then scheduled to a node with enough disk space, and does not cause evictions of other pods on
-that node.
+ephemeral storage. The pod is then scheduled to a node with enough disk space, and does not cause evictions of other
+pods on that node.
 """
 
 from __future__ import annotations

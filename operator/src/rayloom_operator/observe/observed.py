@@ -14,7 +14,7 @@ from rayloom_operator.texts import head, plain
 # The pods that KubeRay has created for an engine replica within this many seconds are counted. A high number means that
 # the replica's pods keep failing, because KubeRay replaces each failed pod at once.
 NEW_POD_S = 600.0
-MAX_MESSAGE = 600  # the most characters of another program's text that a message in the status quotes
+MAX_MESSAGE = 600  # the largest number of characters that a message in the status quotes from another program's text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

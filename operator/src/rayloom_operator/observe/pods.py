@@ -130,7 +130,7 @@ def _fault(document: Manifest, conditions: Mapping[str, Manifest], mount_failure
 
 
 def _settings_of_gateways(labels: Mapping[str, str]) -> str:
-    """Returns the part of the spec with `image` and `resources` of a gateway pod with these labels."""
+    """Returns the name of the part of the spec that has `image` and `resources` of a gateway pod with these labels."""
     return "spec" if LLMGATEWAY_LABEL in labels else "spec.gateway"
 
 

@@ -123,7 +123,7 @@ def _without_head(replica: EngineReplica) -> Verdict:
 
 
 def _by_answer(replica: EngineReplica, head: Pod, status: EngineStatus, start: StartProgress) -> Verdict:
-    """Returns the verdict by the engine's answer. `start` is the last reported progress of its start."""
+    """Returns the verdict that follows from the engine's answer. `start` is the last reported progress of its start."""
     if status.state == "failed":
         return _verdict(Reason.ENGINE_FAILED, f"The engine failed: {status.reason}", status)
     if status.state == "draining":

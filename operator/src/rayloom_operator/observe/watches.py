@@ -91,7 +91,7 @@ class Watches:
                 self.jobs.is_synced,
                 self.endpoints.is_synced,
                 self._definitions.is_synced,
-                self.nodes.reflector.was_tried,  # an operator with rights in single namespaces alone cannot list nodes
+                self.nodes.reflector.was_tried,  # without rights in the whole cluster, the operator cannot list nodes
             ):
                 await answered.wait()
             self.is_synced.set()
@@ -99,7 +99,7 @@ class Watches:
                 logger.warning("%s", self.kuberay_problem)
 
     async def relist(self) -> None:
-        """Lists RayClusters, pods and EndpointSlices again, as a watch may lag. Returns once the copies are new."""
+        """Lists RayClusters, pods and EndpointSlices again: a watch may lag. Returns once the copies are new."""
         await asyncio.gather(*(each.relist() for each in (self.clusters, self.pods, self.endpoints)))
 
     def problem(self) -> str:

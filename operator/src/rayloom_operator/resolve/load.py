@@ -40,7 +40,7 @@ class Load:
     block_bytes: int  # bytes of one KV block on that rank
     num_blocks: int  # KV blocks that the engine allocates
     is_given: bool  # the spec gives the number or the bytes of KV blocks
-    length: int  # context length: the most tokens of a request
+    length: int  # context length: the largest number of tokens of a request
     least: int  # shortest context length that is acceptable
     is_too_heavy: bool  # no memory is left for KV blocks
     has_too_many_blocks: bool  # the spec asks for more blocks than there is room for

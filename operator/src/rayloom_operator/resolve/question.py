@@ -51,7 +51,7 @@ class Question:
     max_lora_rank: int | None = None
 
     def num_blocks_of(self, num_tokens: int) -> int:
-        """Returns the most KV blocks that a sequence of `num_tokens` holds at once.
+        """Returns the largest number of KV blocks that a sequence of `num_tokens` holds at once.
 
         With sliding windows a sequence holds fewer blocks than its tokens fill, because the engine frees blocks that no
         later token sees. The first token of a step sees the span - 1 positions before it. These positions may begin

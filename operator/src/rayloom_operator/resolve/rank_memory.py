@@ -128,7 +128,7 @@ class Cut:
         return frozenset(found)
 
     def _adapters_bytes(self, num_layers: int) -> int:
-        """Returns the bytes for adapters on a rank with so many layers; 0 without adapters."""
+        """Returns the bytes for adapters on a rank with `num_layers` layers; 0 without adapters."""
         room = self._adapters
         if room is None:
             return 0

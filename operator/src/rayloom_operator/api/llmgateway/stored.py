@@ -11,7 +11,7 @@ from rayloom_operator.api.base import MAP_BY_NAME, Message
 from rayloom_operator.api.gateway.stored import RouteStatus
 from rayloom_operator.api.status import Condition, ReasonText, StatusPart
 
-# The most names that the status lists. Further names are served, but not listed.
+# The largest number of names that the status lists. Further names are served, but not listed.
 MAX_LISTED = 512
 NameState: TypeAlias = Literal["Serving", "Waiting", "Closed", "Absent"]
 ReadState: TypeAlias = Literal["Current", "Outdated", "Refused", "Unknown"]

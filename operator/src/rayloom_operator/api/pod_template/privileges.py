@@ -22,8 +22,8 @@ PRIVILEGES = {
     "root": "runAsUser 0 and runAsNonRoot false",
     "volumes": "kinds of volumes other than VOLUME_KINDS and hostPath",
 }
-# Kinds of volumes that restricted pod security accepts. `image` is added, because a volume of that kind exposes no more
-# than a container of the image does.
+# Kinds of volumes that restricted pod security accepts, and the kind `image`: a volume with the files of an image
+# exposes no more than a container of the same image.
 VOLUME_KINDS = frozenset(
     {
         *("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "image"),

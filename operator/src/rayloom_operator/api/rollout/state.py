@@ -63,7 +63,7 @@ class RolloutState:
     step: str = ""  # a `phases.RolloutStep`; empty before the first reconcile
     step_time: str = ""  # time at which the step began
     deadline_start_time: str = ""  # time from which rollout.progressDeadlineSeconds count; empty: no deadline runs
-    peak_available: int = 0  # the most engines of the update revision that were available at once
+    peak_available: int = 0  # largest number of engines of the update revision that were available at once
     # time since which evictions wait for the next engine to move; empty: no wait
     eviction_hold_time: str = ""
     # time since which no node has room for the engines that must move; empty: a node has room

@@ -10,7 +10,7 @@ from pydantic.alias_generators import to_camel
 from rayloom_operator.api.base import Message
 from rayloom_operator.api.rollout.state import AnalysisWindow, RequestCounts, RolloutFailure, RolloutState
 
-# The API server replaces such a map as a whole, so its keys are not listed in metadata.managedFields.
+# The API server replaces an atomic map as a whole, so its keys are not listed in metadata.managedFields.
 _ATOMIC: dict[str, JsonValue] = {"x-kubernetes-map-type": "atomic"}
 _TIME: dict[str, JsonValue] = {"format": "date-time"}
 
@@ -160,8 +160,8 @@ class _FormerNames(_Stored):
 
 
 def _renamed_counts(former: Any) -> Any:
-    """Returns `former` with the current names. If `former` is not a map, returns `former` unchanged, and pydantic
-    refuses it."""
+    """Returns the map `former` with the current names of its keys. If `former` is not a map, returns `former`
+    unchanged, and pydantic refuses it."""
     if not isinstance(former, dict):
         return former
     renamed = {"ttft": "firstTokenSeconds"}

@@ -59,8 +59,8 @@ class ScaleWrite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The changes to make, in this order: drains to take back, routes, wanted, labels, adapters, drains to begin,
-    deletions.
+    """The changes to make. Their order is: `drains` that end a drain, `routes`, `wanted`, `labels`, `adapters`,
+    `drains` that begin a drain, `deletions`.
     """
 
     wanted: tuple[Manifest, ...] = ()  # objects to create, or to apply
@@ -79,8 +79,8 @@ class Plan:
 def plan(situation: Situation) -> Plan:
     """Returns the changes to make now.
 
-    While no replica can be created, existing replicas stay. Replicas that serve then keep their route, other replicas
-    lose their route, and the PodDisruptionBudget allows every eviction.
+    While no replica can be created, existing replicas stay. During this time, replicas that serve keep their route,
+    other replicas lose their route, and the PodDisruptionBudget allows every eviction.
     """
     resolved, step = situation.resolved, situation.step
     routes = route_changes(situation)
@@ -219,7 +219,7 @@ def _deletions(situation: Situation, resolved: Resolved, step: Step) -> Iterator
     for replica in situation.observed.replicas:
         if replica.name in step.delete:
             yield from replica_deletions(replica, namespace)
-    # If a replica's RayCluster is gone, its place has a new name. The other objects of the old name are deleted here.
+    # If a replica's RayCluster is gone, its place has a new name. The other objects with the old name are deleted here.
     places = situation.places
     gone = (
         situation.memory.keys() - {each.name for each in places} - {each.name for each in situation.observed.replicas}

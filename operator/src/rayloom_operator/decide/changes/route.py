@@ -21,7 +21,7 @@ from rayloom_operator.observe.observed import SeenRoute
 class RoutePlan:
     """The route to the gateway pods of an owner, as the spec asks for it, and the routes that exist."""
 
-    metadata: Manifest  # metadata of the route, which has the name of the gateway pods' Service
+    metadata: Manifest  # metadata of the route, with the name of the gateway pods' Service
     owner_uid: str
     route: GatewayRoute | None  # the route in the spec; None if there is none
     permissions: Permissions

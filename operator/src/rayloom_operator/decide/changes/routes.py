@@ -44,8 +44,8 @@ def route_changes(situation: Situation) -> tuple[Route, ...]:
 def _is_wanted(replica: EngineReplica, head: Pod, situation: Situation, *, has_serving: bool) -> bool | None:
     """Returns whether the head pod should have the route label; None if the label stays as it is.
 
-    Only the rollout changes the label of a replica that is being terminated. The label also stays as it is if the
-    engine's container is ready but the engine has not answered the operator yet.
+    The label of a replica that is being terminated stays as it is: only a step of the rollout changes such a label. The
+    label also stays if the engine's container is ready but the engine has not answered the operator yet.
     """
     step = _step_to_follow(situation)
     if step is not None and replica.name in step.route_off:

@@ -51,8 +51,8 @@ def _findings(evidence: Evidence) -> Iterator[Finding]:
     for judge in _CONDITIONS:
         yield judge(evidence)
     situation = evidence.situation
-    # `unplanned`: why no step can be planned. A refusal (of the spec, of an object such as the inspection Job, or of
-    # KubeRay) takes precedence over the inspection's verdict.
+    # `unplanned`: why no step can be planned. A refusal takes precedence over the inspection's verdict. The refusal may
+    # be of the spec, of KubeRay, or of an object such as the inspection Job.
     unplanned = (situation.inspection.verdict if evidence.is_accepted else None) or evidence.accepted
     for finding in rollout_conditions(evidence.step, situation.previous, unplanned):
         yield Finding(*finding)

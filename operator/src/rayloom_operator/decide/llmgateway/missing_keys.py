@@ -19,7 +19,7 @@ from rayloom_operator.decide.llmgateway.aliases import AliasState
 from rayloom_operator.decide.llmgateway.members import SelectedService
 from rayloom_operator.engines.status import GatewayReport
 
-LISTED_NAMES = 32  # the most names that a gateway pod's report lists
+LISTED_NAMES = 32  # the largest number of names that a gateway pod's report lists
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ Name = TypeVar("Name", SelectedService, AliasState)
 
 
 def with_closed(names: Iterable[Name], faults: Iterable[KeyFault]) -> tuple[Name, ...]:
-    """Returns the services or aliases. The state is Closed if all requests for the name are refused."""
+    """Returns `names`, which are services or aliases. If all requests for a name are refused, its state is Closed."""
     closed = {each.name: each.message for each in faults if each.is_closed}
     return tuple(
         replace(each, state="Closed", reason=Reason.KEYS_MISSING, message=closed[each.name])

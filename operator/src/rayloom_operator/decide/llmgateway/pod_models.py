@@ -1,4 +1,4 @@
-"""PodModels: whether a gateway pod has read the LLMGateway's present models file, by the pod's last answer. Pure."""
+"""PodModels: whether a gateway pod has read the LLMGateway's present models file, as its last answer says. Pure."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class GatewaySituation:
 
 
 def with_closed_names(situation: GatewaySituation) -> GatewaySituation:
-    """Returns the situation with some names Closed: names that all gateway pods refuse for lack of API keys."""
+    """Returns the situation, with the state Closed for names that all gateway pods refuse for lack of API keys."""
     faults = situation.key_faults
     members, aliases = with_closed(situation.members, faults), with_closed(situation.aliases, faults)
     return replace(situation, members=members, aliases=aliases)

@@ -4,8 +4,8 @@ The revision may fail before the end of the period. It fails as soon as its fail
 all further requests up to `minRequests` succeeded. The time to the first token is judged only at the end of the period,
 because the slowest of a few requests says little. A slow new engine may have fewer than `minRequests` requests at the
 end of the period. If the old engines have enough requests then, the period is extended. Behind gateways, the period is
-also longer for a new engine with so few requests if the old engines have any, because gateways find a new engine some
-time after it is available.
+also extended if the new engine has fewer than `minRequests` requests and the old engines have at least one, because
+gateways find a new engine only some time after it is available.
 """
 
 from __future__ import annotations

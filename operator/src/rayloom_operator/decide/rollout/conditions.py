@@ -16,7 +16,7 @@ from rayloom_operator.observe.observed import Verdict
 # A rollout stays in one of these steps until the spec changes.
 _AT_REST = (RolloutStep.COMPLETE, RolloutStep.ROLLED_BACK, RolloutStep.PAUSED, RolloutStep.HALTED)
 
-# Type, whether the condition holds, and the verdict with its reason and message.
+# (type of the condition, whether the condition holds, verdict with the condition's reason and message)
 RolloutCondition: TypeAlias = tuple[ConditionType, bool, Verdict]
 
 
@@ -66,8 +66,8 @@ def rollout_status(step: Step | None, stored: RolloutState) -> RolloutStatus | N
 
 def _as_before(previous: Mapping[str, Any], because: Verdict) -> Iterator[RolloutCondition]:
     known = {each["type"]: each for each in previous.get("conditions", ())}
-    # While nothing can be planned, Progressing is False. Only a wait for the inspection of the model counts as
-    # progress.
+    # While nothing can be planned, Progressing is False, with one exception: a wait for the inspection of the model
+    # counts as progress.
     is_progressing = because.reason is Reason.INSPECTING
     yield "Progressing", is_progressing, because
     first: dict[ConditionType, Verdict] = {

@@ -17,7 +17,7 @@ _MAX_CRASHES_AFTER_PROMOTION = 2
 
 
 def judged(desired: Desired, state: RolloutState, view: View, wall: datetime) -> RolloutState:
-    """Returns `state` after the judgement. The first of these that applies is the judgement:
+    """Returns `state` after the judgement. The judgement is the first of these that applies:
 
     1. no judgement: no rollout runs, or it is stopped
     2. `_try_fail_by_crashes`
@@ -51,7 +51,7 @@ class _Trial:
     has_window_ended: bool
     problem: str  # the problem that the analysis found; empty if it found none
     deadline_start_time: str  # empty while the deadline does not run
-    peak_available: int  # the most engines of the update revision that were available at once
+    peak_available: int  # largest number of engines of the update revision that were available at once
 
 
 def _trial(desired: Desired, state: RolloutState, view: View, wall: datetime) -> _Trial:

@@ -38,7 +38,7 @@ The planner knows earlier reconciles only from the state in `status.rollout`. If
 step changes no engine: the state is written first, and another reconcile follows at once. If a reconcile leaves the
 state unchanged, it carries out what the state says. So the operator may stop at any moment: the next operator process
 makes the same decision. A failed revision stays failed until the spec asks for another revision. While no engine of the
-current revision has ever served, there is nothing to protect. So a new revision then replaces the current revision
+current revision has ever served, there is nothing to protect. In this case a new revision replaces the current revision
 without a rollout.
 
 Data flow: `view_of` makes the `View`; `next_step` decides; `revision_places` gives each revision its places for

@@ -101,7 +101,7 @@ def _by_node(desired: Desired, state: RolloutState, view: View) -> tuple[list[Re
 
 
 def _taken_back(desired: Desired, state: RolloutState, view: View) -> set[str]:
-    """Returns the names of engines that could be available but are not: as many as are missing to reach
+    """Returns the names of engines that could be available but are not, up to the number that is missing to reach
     `min_available`.
 
     The choice must not depend on anything that the choice changes: otherwise each reconcile would take back another
@@ -123,7 +123,7 @@ def _revision_order(desired: Desired, state: RolloutState, engine: ReplicaView) 
 def _termination_order(state: RolloutState, engine: ReplicaView) -> tuple[bool, str, bool, int, bool, int, int]:
     """Returns a key that sorts engines of one revision in the order in which they are terminated.
 
-    Engines that are terminating already come first, with the engine that has drained for the longest at the front. Then
+    Engines that are already terminating come first, with the engine that has drained for the longest at the front. Then
     come engines that do not serve, engines on cordoned nodes, the least busy engines and, among equals, the newest.
     """
     drained_at = state.terminating.get(engine.name)

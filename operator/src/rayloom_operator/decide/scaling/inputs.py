@@ -41,7 +41,7 @@ class Fleet:
     # These engines stay if `replicas` becomes less.
     num_unproven: int = 0
     num_surge: int = 0  # number of unproven engines that maxSurge allows in addition to `replicas`
-    num_unschedulable: int = 0  # other unschedulable engines; they are terminated first if `replicas` becomes less
+    num_unschedulable: int = 0  # unschedulable engines except unproven ones; terminated first if `replicas` falls
     rollout: RolloutActivity
     load: ServiceLoad
     samples: tuple[Sample, ...]  # samples since the last change of `replicas`, up to the present sample

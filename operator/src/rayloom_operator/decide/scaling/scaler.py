@@ -92,7 +92,7 @@ def is_zero_announced(stored: ScalingState) -> bool:
 
 
 def _noted(bounds: Bounds, stored: ScalingState, fleet: Fleet, wall: datetime) -> ScalingState:
-    """Returns `stored`, updated if `replicas` was changed since, or if the added engines serve by now."""
+    """Returns `stored`, updated if `replicas` was changed after that state, or if the added engines serve by now."""
     state = stored
     is_first = not stored.reason
     if is_zero_announced(stored):

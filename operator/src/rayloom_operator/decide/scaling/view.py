@@ -42,7 +42,7 @@ class Staying:
 
     available: frozenset[str]
     unproven: frozenset[str]  # engines without requests, as in `Fleet.num_unproven`
-    unschedulable: frozenset[str]  # other unschedulable engines
+    unschedulable: frozenset[str]  # unschedulable engines that are not in `unproven`
     others: frozenset[str]  # engines that start, do not answer or do not serve; they may have requests
 
     @property

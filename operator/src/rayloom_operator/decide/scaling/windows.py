@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-# The stable window is at least this many times as long as the last engines took to start ...
+# The stable window is this many times as long as the start of the last engines took ...
 _STARTS = 2
-# ... and at most this many seconds, unless `window_s` is longer.
+# ... but at most this many seconds. It is never shorter than `window_s`.
 _MOST_S = 1800.0
 _LEAST_SAMPLES = 2  # samples needed for the mean of the panic window
 _PANIC_PART = 0.1

@@ -23,8 +23,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 # even if no operator runs for 20 days.
 PERIOD = timedelta(days=10)
 LIFE = 3 * PERIOD
-_CLOCK_SKEW = timedelta(days=1)  # the most by which the clocks of the operator's and of the pods' machines may differ
-_MOST_KEPT = 4096  # the most results that are cached; each takes 3 kB
+_CLOCK_SKEW = timedelta(days=1)  # largest difference between the clocks of the operator's and of the pods' machines
+_MOST_KEPT = 4096  # the largest number of cached results; each takes 3 kB
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from rayloom_operator.reconcile.apply.writer import ObjectWriter
 
 logger = logging.getLogger(__name__)
 
-# The least seconds between two applies of all objects of a service.
+# The minimum number of seconds between two applies of all objects of a service.
 _LEAST_S = 10.0
 # These objects start pods, and the pods need all other objects. So RayClusters and Jobs are written last: if one
 # exists, all objects that its pods need were created.

@@ -161,7 +161,7 @@ class ObjectWriter:
         """Reads the owner of an existing object, and applies `manifest` unless the owner is somebody else."""
         found = await self._found(path_of(manifest))
         if found is None:
-            # An apply creates the object, because the first apply after a POST would change the object's managedFields.
+            # The object is created by an apply: after a POST, the first apply would change the object's managedFields.
             return await self._kube.apply(manifest, force=False)
         owner = whose(found, manifest)
         # A Service without an owner is not taken over: somebody's clients may use it by its name.

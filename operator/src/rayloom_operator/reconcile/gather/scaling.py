@@ -53,7 +53,7 @@ class ScalingGatherer:
         self._histories: dict[ServiceKey, _History] = {}
         # time of the first reconcile that found the service idle, if all later reconciles found it idle, too
         self._idle_at: dict[ServiceKey, float] = {}
-        # Requests that had ended by the last reconcile: of each gateway pod, and of each engine.
+        # Number of requests of each gateway pod, and of each engine, that had ended by the last reconcile.
         self._ended: dict[ServiceKey, dict[str, int]] = {}
         self._ended_in_engines: dict[ServiceKey, dict[str, int]] = {}
 
@@ -138,7 +138,7 @@ class ScalingGatherer:
 
 
 def writer_of(document: Manifest) -> str:
-    """Returns the field manager that last set spec.replicas, by the object's managedFields."""
+    """Returns the field manager that last set spec.replicas, according to the object's managedFields."""
     entries = [
         each
         for each in document["metadata"].get("managedFields", ())

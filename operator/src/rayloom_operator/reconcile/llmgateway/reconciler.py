@@ -62,7 +62,7 @@ class GatewayReconciler:
         self._pods_of = pods_of
         self._drift = drift
         self._poller = poller
-        # LLMGateway -> the models that its pods serve, by the last spec that could be read.
+        # LLMGateway -> the models that its pods serve, according to the last spec that could be read.
         self._served: dict[ServiceKey, Served] = {}
         # The two callbacks do nothing, because an LLMGateway has no RayClusters and no engines to drain.
         self._applier = Applier(kube, drift, lambda key, name: None, lambda key, name, wanted: None)
