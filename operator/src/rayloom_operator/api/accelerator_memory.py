@@ -29,7 +29,7 @@ class AcceleratorNode:
 
 @dataclass(frozen=True, slots=True)
 class NodeMemory:
-    """The bytes of one accelerator, or None if they are unknown; `why_not` then gives the reason."""
+    """The bytes of one accelerator. If they are unknown, `num_bytes` is None, and `why_not` gives the reason."""
 
     num_bytes: int | None
     why_not: str = ""

@@ -104,7 +104,7 @@ STEPS = frozenset(
         *(Reason.STARTING, Reason.PAUSED),
     }
 )
-# Reasons on which an admin has to act. They become Warning Events. Excluded are healthy states, states that pass by
+# Reasons on which an admin has to act. Each becomes a Warning Event. Excluded are healthy states, states that pass by
 # themselves, and a pause that the user asked for.
 FAULTS = frozenset(Reason) - {
     *(Reason.VALID, Reason.LOADED, Reason.SERVING, Reason.SCHEDULED, Reason.HEALTHY, Reason.SUSPENDED),

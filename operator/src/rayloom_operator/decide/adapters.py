@@ -172,8 +172,8 @@ def _written(previous: Mapping[str, Any]) -> tuple[AdapterStatus, ...]:
 def _wanted(situation: Situation, replica: EngineReplica) -> dict[str, str] | None:
     """Returns name -> folder or place of the adapters for an engine; None if the engine must keep its present adapters.
 
-    An engine keeps its adapters if the spec from which the engine was created is not known. It also keeps them if the
-    present spec has no `adapters`, because the engine is then about to be replaced.
+    An engine keeps its adapters in two cases: the spec from which the engine was created is not known, or the present
+    spec has no `adapters`. In the second case, the engine is about to be replaced.
     """
     model = _model(situation)
     made_from = _model_of(situation, replica)

@@ -137,7 +137,7 @@ def inspect(
         if known.version is not None and (is_given(service) or tried.gives_no_costs):
             # The stored facts have no costs. If the spec gives the parallelism, no costs are needed: an engine that
             # does not fit refuses to start. If the spec leaves the parallelism open, `resolve` refuses the spec.
-            # Another Job would not change that, because the engine of this image reports no costs.
+            # Another Job would find no costs either, because the engine of this image reports none.
             return Inspection(facts=known, model=known)
     # The ranks of running engines have loaded the stored commit, so another inspection reads the same commit.
     commit = known.commit if known is not None and is_current else None
@@ -251,8 +251,8 @@ def _outcome(service: LLMService, job: Manifest, own: Manifest | None) -> ModelF
         return _read(service, ended, ended.get("finishedAt") or job["metadata"]["creationTimestamp"])
     conditions = job.get("status", {}).get("conditions", ())
     over = next(filter(_is_over, conditions), None)
-    # If a Job is complete and its pod seems to run, the watch of pods lags behind the watch of Jobs. The pod's message
-    # is then still to come.
+    # If a Job is complete and its pod seems to run, the watch of pods lags behind the watch of Jobs. In this case, the
+    # pod's message is still to come.
     if over is None or (over["type"] == "Complete" and own is not None):
         return None
     cause = " ".join(f"{over.get('reason', '')}: {over.get('message', '')}".split()).strip(": ") or "its pod is gone"

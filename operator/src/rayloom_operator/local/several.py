@@ -33,8 +33,8 @@ from rayloom_operator.local.summary import print_summary, show_sample
 
 _POLL_INTERVAL_S = 0.1
 _STATUS_INTERVAL_S = 0.5
-# An engine puts its sockets into a folder `rayloom-XXXXXXXX` below the folder for temporary files. It does so only if
-# the path of `rayloom-XXXXXXXX` has at most 37 bytes (rayloom_engine/supervisor/sockets.py).
+# An engine puts its sockets into a folder `rayloom-XXXXXXXX` below the folder for temporary files, but only if the path
+# of `rayloom-XXXXXXXX` has at most 37 bytes (rayloom_engine/supervisor/sockets.py).
 _MAX_FOLDER_BYTES = 37 - len("/rayloom-XXXXXXXX")
 _STOP_GRACE_S = 2.5  # seconds for processes to end after SIGINT; a drain may last drainSeconds plus these seconds
 

@@ -20,7 +20,7 @@ _HOSTNAME = "kubernetes.io/hostname"
 _OTHERS_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 _SYS_ADMIN = frozenset({"SYS_ADMIN", "CAP_SYS_ADMIN"})
 # Reserved variables that `_with_guards` does not set to an empty value: Ray would use an empty RAY_REDIS_ADDRESS as an
-# address. So `envFrom` can set RAY_REDIS_ADDRESS, and the engine then does not start.
+# address. So `envFrom` can set RAY_REDIS_ADDRESS; an engine for which it is set does not start.
 _NEVER_EMPTY = frozenset({"RAY_REDIS_ADDRESS"})
 # KubeRay always sets these variables in the first container of a pod.
 _SET_BY_KUBERAY = frozenset({"FQ_RAY_IP", "KUBERAY_GEN_RAY_START_CMD", "RAY_ADDRESS", "RAY_IP", "RAY_PORT"})

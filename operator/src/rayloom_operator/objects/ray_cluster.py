@@ -101,7 +101,7 @@ _RAY_START = {
 }
 
 
-# KubeRay must not replace a lost head pod, because that would stop the workers. The operator recreates the whole engine
+# KubeRay must not replace a lost head pod: the replacement would stop the workers. The operator recreates the whole engine
 # replica instead.
 _NO_OTHER_HEAD = {"ray.io/disable-provisioned-head-restart": "true"}
 # `_KEEP_RAY` restarts Ray's head inside the container. A restart of the container would make the pod unready, and the

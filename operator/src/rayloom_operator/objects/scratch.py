@@ -1,6 +1,6 @@
 """Computes the disk space that a pod's scratch volume needs for model files that the pod downloads or converts. Pure.
 
-The size is not part of the revision, because it is computed from the model. Kubernetes counts emptyDir volumes as
+The size is computed from the model, so it is not part of the revision. Kubernetes counts emptyDir volumes as
 ephemeral storage (https://kubernetes.io/docs/concepts/storage/ephemeral-storage/). So a pod requests the size as
 ephemeral storage. The pod is then scheduled to a node with enough disk space, and does not cause evictions of other
 pods on that node.
@@ -32,7 +32,7 @@ def scratch_mebibytes(resolved: Resolved, *, has_ranks: bool) -> int:
     """Returns the request in MiB; 0 if the pod writes no model files to its scratch volume, or if the size is unknown.
 
     A pod without ranks (the head pod) downloads only the configuration and the tokenizer of a hub's model. It converts
-    a .gguf file like a worker pod. The ranks of a pod share downloaded and converted files.
+    a .gguf file, as a worker pod does. The ranks of a pod share downloaded and converted files.
     """
     model, given = resolved.service.spec.model, _given_variables(resolved, has_ranks=has_ranks)
     is_fetched = model.source_kind == "hf" and model.cache is None and has_ranks and not given & _HUB_FOLDERS

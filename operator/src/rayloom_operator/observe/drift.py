@@ -35,8 +35,8 @@ _API_VERSIONS = {
 }
 # Controllers write the status of these objects, which changes their resourceVersion but not their generation.
 _WITH_STATUS = ("PodDisruptionBudget", "Deployment")
-# The first reconciles wait at most this many seconds for the lists of all kinds. If the list of a kind is missing then,
-# the first reconciles apply every object of that kind.
+# The first reconciles wait at most this many seconds for the lists of all kinds. If the list of a kind is still
+# missing after this time, the first reconciles apply every object of that kind.
 _LIST_S = 3.0
 
 

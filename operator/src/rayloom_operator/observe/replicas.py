@@ -117,8 +117,8 @@ def without_suffixes(message: str, owner: str) -> str:
 def is_headless(cluster: Manifest) -> bool:
     """Returns whether the RayCluster had its head pod and has lost it.
 
-    The result comes from KubeRay's conditions. The watch of pods cannot give it, because that watch may be ahead of the
-    watch of RayClusters or behind it.
+    The result comes from KubeRay's conditions. The watch of pods cannot give it, because that watch may be ahead of or
+    behind the watch of RayClusters.
     """
     # this condition never becomes False again
     was_whole = _condition(cluster, "RayClusterProvisioned").get("status") == "True"

@@ -136,7 +136,7 @@ def is_sized(service: LLMService, facts: ModelFacts, previous: Mapping[str, Any]
 def is_given(service: LLMService) -> bool:
     """Returns True if no number of ranks has to be computed.
 
-    The spec then gives both numbers, or is for CPU. On CPU, each number that the spec leaves out is 1.
+    In this case, the spec gives both numbers, or is for CPU. On CPU, each number that the spec leaves out is 1.
     """
     asked = service.spec.parallelism
     return service.spec.accelerator is None or (asked.tensor is not None and asked.pipeline is not None)

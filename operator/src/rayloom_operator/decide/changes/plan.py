@@ -196,7 +196,7 @@ def _waits(place: Place, situation: Situation, resolved: Resolved) -> list[datet
         found.append(retry_at)
     if place.name not in situation.memory:
         # The status does not have the failure under the new replica's name yet. If the operator created the replica now
-        # and then stopped, the failure would be lost.
+        # and stopped afterwards, the failure would be lost.
         found.append(now)
     return found
 

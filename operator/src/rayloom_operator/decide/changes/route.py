@@ -19,7 +19,7 @@ from rayloom_operator.observe.observed import SeenRoute
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutePlan:
-    """The route to the gateway pods of an owner, as the spec asks for it, and the routes that exist."""
+    """The route to an owner's gateway pods that the spec asks for, and the routes that exist."""
 
     metadata: Manifest  # metadata of the route, with the name of the gateway pods' Service
     owner_uid: str

@@ -35,7 +35,7 @@ _REFUSED_NAMES = (
 _REFUSED_ADVICE = (
     "If the image of the pods is of another release than the operator, set spec.image to one of the operator's release."
 )
-# Reasons for which Progressing is True. DEADLINE_EXCEEDED is left out, because the Deployment's rollout then makes no
+# Reasons for which Progressing is True. DEADLINE_EXCEEDED is left out: it means that the Deployment's rollout makes no
 # progress.
 _IN_PROGRESS = (Reason.STARTING, Reason.REPLACING, Reason.READING_MODELS)
 

@@ -66,8 +66,8 @@ def _of_another(member: SelectedService, owner: str) -> SelectedService:
 
 
 def _member(gateway: LLMGateway, document: Manifest) -> SelectedService:
-    # The API server has checked the spec against the CRD. Each part is read alone, because another part of the spec may
-    # be invalid. The engines of the last valid spec still run then, and must stay reachable.
+    # The API server has checked the spec against the CRD. Each part is read by itself, because another part of the spec
+    # may be invalid. In this case, the engines of the last valid spec still run, and must stay reachable.
     meta, spec = document["metadata"], document.get("spec") or {}
     service = meta["name"]
     name = str((spec.get("model") or {}).get("servedName") or service)

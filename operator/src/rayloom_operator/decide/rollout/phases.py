@@ -33,7 +33,7 @@ class RolloutStep(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Facts:
-    """The facts that choose a row of `_TABLE`, and that the sentence of that row mentions."""
+    """The facts that choose a row of `_TABLE`, and the facts that the row's sentence mentions."""
 
     target: str  # revision
     update: str  # revision

@@ -33,8 +33,8 @@ _UP_SHARE = 0.7
 _DOWN_SHARE = 0.5
 _PANIC_FACTOR = 2
 _LONGEST_START_S = 3600.0
-# While added engines start, the usual window adds no more engines. This wait ends after _START_PATIENCE_S seconds, or
-# after _START_PATIENCE times the duration of the last start if that is longer.
+# While added engines start, the usual window adds no more engines. This wait ends after the longer of two times:
+# _START_PATIENCE_S seconds, and _START_PATIENCE times the duration of the last start.
 _START_PATIENCE_S = 600.0
 _START_PATIENCE = 3
 # Steady does not replace these reasons. Otherwise the status would be written again while nothing happens.
@@ -62,7 +62,7 @@ def decide_scaling(bounds: Bounds, stored: ScalingState, fleet: Fleet, windows: 
         if reason is ScalingReason.STEADY and state.reason in _LASTING:
             return ScalingDecision(state=state, seen=fleet.load.inputs)
         message = state_sentence(reason, number, bounds)
-        # This also replaces a stored `desired` of 0 that was announced and not written.
+        # The new state also replaces a stored `desired` of 0 that was announced and not written.
         state = replace(state, desired=number, reason=reason.value, message=message)
         return ScalingDecision(state=state, seen=fleet.load.inputs)
     if number == 0 and not is_zero_announced(stored):

@@ -134,8 +134,8 @@ class ObjectApplier:
             else:
                 shared.append(each)
         await _all(self._writer.write(key, each, is_new=each["metadata"]["name"] in new) for each in shared)
-        # Each ConfigMap is followed by its Secret. If a shared object cannot be written, the line above raises. No
-        # ConfigMap is written then, so none is left without its Secret.
+        # Each ConfigMap is followed by its Secret. If a shared object cannot be written, the line above raises. In
+        # this case no ConfigMap is written, so none is left without its Secret.
         await _all(
             self._writer.write_parts(key, sorted(parts, key=_order_of_parts), is_new=replica in new)
             for replica, parts in of_replicas.items()
