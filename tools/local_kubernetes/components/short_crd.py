@@ -2,7 +2,7 @@
 
 KubeRay and the operator use only the version v1, and the operator only the kind RayCluster. Manifests are handled as
 lines, because cluster-up runs without an installation, so without a YAML parser. controller-gen writes these lines:
-each version begins at an indentation of two, and its keys have an indentation of four.
+each version is indented by two spaces, and its keys are indented by four.
 """
 
 from __future__ import annotations

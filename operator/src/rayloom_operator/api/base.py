@@ -74,5 +74,5 @@ def no_nulls(value: Any, path: str = "") -> Any:
 
 # A map whose fields are checked by Kubernetes, and not by the operator.
 Free = Annotated[dict[str, Any], AfterValidator(no_nulls)]
-# A list that server-side apply merges by the names of its elements.
+# For the schema of a list: server-side apply merges two lists by the names of their elements.
 MAP_BY_NAME: JsonDict = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}

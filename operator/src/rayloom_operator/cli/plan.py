@@ -53,7 +53,7 @@ def print_plan(
     engine_image: str,
     output: str,
 ) -> int:
-    """Prints the plan for `manifest`, or for `rollout`, a pair of an old and a new manifest. Returns the exit code 0.
+    """Prints the plan for `manifest`, or the steps of `rollout` (old manifest, new manifest). Returns the exit code 0.
 
     For a manifest, prints the candidates of the sizing and the names of the objects. With `output` yaml, prints the
     objects alone. For a rollout, prints its steps. Raises SpecError if a manifest cannot be served, or if facts are
@@ -119,7 +119,7 @@ def _objects(resolved: Resolved, clock: datetime) -> tuple[Manifest, ...]:
 
 
 def explain(resolved: Resolved, facts: ModelFacts) -> str:
-    """Returns the candidates as a table with a mark at the chosen candidate, and the reason of the choice."""
+    """Returns the candidates as a table with a mark at the chosen candidate, and the reason for the choice."""
     spec = resolved.service.spec
     sizing = resolved.sizing
     asked = question(resolved.service, facts)

@@ -1,7 +1,7 @@
 """Builds the RayCluster of one engine replica: a head pod (Ray's head, the engine) and worker pods (the ranks).
 
 A RayCluster is never updated: a new revision gets a new RayCluster. KubeRay 1.6 adds the `ray start` commands, the
-Secret with Ray's token, the head's Service, and an init container in each worker that waits for the head. The pods pass
+Secret with Ray's token, the head's Service, and in each worker an init container that waits for the head. The pods pass
 Kubernetes' restricted pod security, except with `file://` models, which are host paths.
 """
 
@@ -101,8 +101,8 @@ _RAY_START = {
 }
 
 
-# KubeRay must not replace a lost head pod: the replacement would stop the workers. The operator recreates the whole engine
-# replica instead.
+# KubeRay must not replace a lost head pod: the replacement would stop the workers. The operator recreates the whole
+# engine replica instead.
 _NO_OTHER_HEAD = {"ray.io/disable-provisioned-head-restart": "true"}
 # `_KEEP_RAY` restarts Ray's head inside the container. A restart of the container would make the pod unready, and the
 # kubelet waits longer before each further restart. But if the head exits within 10 s, or four times within ten minutes,

@@ -5,7 +5,7 @@ operator has applied nothing yet. So it keeps a digest of each listed object unt
 service. That reconcile applies only objects whose digest differs from the manifest's digest.
 
 The digest is computed from the object's fields. A digest in an annotation would stay the same when somebody edits the
-object. Then a NetworkPolicy that somebody opened while no operator ran would stay open. Secrets and ConfigMaps are not
+object. So a NetworkPolicy that somebody opened while no operator ran would stay open. Secrets and ConfigMaps are not
 watched, because the operator has no right to read them.
 """
 

@@ -25,7 +25,7 @@ RAY_POD_BYTES = 168 << 20
 # If the spec leaves out maxModelLen, the context length is cut until the model fits. If the engine does not cut the
 # length itself (`engine_cuts_length`), the length stays at least this number, and a sixteenth of the cache stays
 # unused. The engine measures the free memory itself, and would refuse to start if a request of the cut length needed a
-# few bytes more than there are.
+# few bytes more than are free.
 _LEAST_MODEL_LEN = 8192
 
 

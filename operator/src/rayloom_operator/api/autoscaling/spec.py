@@ -1,4 +1,4 @@
-"""`spec.autoscaling`: the operator sets the number of engines by their load."""
+"""`spec.autoscaling`: the operator sets the number of engines according to their load."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def evictable(state: RolloutState, view: View) -> frozenset[str]:
 def hold_seconds_left(desired: Desired, state: RolloutState, wall: datetime) -> Iterator[float]:
     """Yields the remaining seconds of each limit of the hold: of the whole wait, and of the wait for capacity.
 
-    Yields nothing while no eviction waits for an engine to move, and only the first limit while engines can move.
+    While no eviction waits for an engine to move, yields nothing. While engines can move, yields only the first limit.
     """
     patience_s = desired.rollout.progress_deadline_seconds + desired.drain_seconds
     for time, seconds in ((state.eviction_hold_time, patience_s), (state.no_capacity_time, _NO_CAPACITY_S)):

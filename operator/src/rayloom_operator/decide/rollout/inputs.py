@@ -59,7 +59,7 @@ class Desired:
 
     @property
     def min_available(self) -> int:
-        """The number of engines that the planner keeps available: it terminates available engines only beyond it."""
+        """Number of engines to keep available: the planner terminates an available engine only if this many remain."""
         return max(0, self.replicas - self.rollout.max_unavailable)
 
 

@@ -86,8 +86,8 @@ def is_drained(engine: ReplicaView, drained_at: str, desired: Desired, wall: dat
 
 
 def _may_move(desired: Desired, state: RolloutState) -> bool:
-    # No engine moves during a rollout, which needs the surge itself. The rollout terminates engines on cordoned nodes
-    # before others.
+    # No engine is moved during a rollout, because the rollout itself needs the additional engines of maxSurge. The
+    # rollout terminates engines on cordoned nodes before others.
     is_rolling = target_revision(desired, state) != state.current_revision
     return desired.rollout.max_surge > 0 and desired.replicas > 0 and not is_rolling
 

@@ -17,8 +17,8 @@ from rayloom_operator.api.autoscaling.state import ScalingInputs
 # The mean wait in a queue may take only this share of the goal. Waits differ: the longest of ten waits is about twice
 # the mean.
 _QUEUE_SHARE = 0.5
-# An engine is full if it uses at least this share of its slots or KV cache. A waiting sequence then gets a slot only
-# when a running sequence ends.
+# An engine is full if it uses at least this share of its slots or KV cache. In a full engine, a waiting sequence gets a
+# slot only when a running sequence ends.
 _FULL = 0.95
 _MOST_ENGINES = 99_999.0
 
@@ -74,7 +74,7 @@ class ServiceLoad:
     engines: float  # number of fully used engines that the load needs
     queue: float  # the part of `engines` for waiting tokens; inversely proportional to the goal
     is_complete: bool  # every engine reported its load, and if tokens wait, a rate is known
-    is_idle: bool  # `is_complete`, no request waits, runs or is held, and none has ended since the last reconcile
+    is_idle: bool  # `is_complete` holds, and no request waits, runs, is held or has ended since the last reconcile
     inputs: ScalingInputs
 
 

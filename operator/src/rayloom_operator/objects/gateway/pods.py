@@ -17,7 +17,7 @@ from rayloom_operator.names import Manifest
 from rayloom_operator.objects.tls.files import tls_source
 
 CONFIG_ANNOTATION = "rayloom.dev/gateway-config"
-# Measured: 120 MB at the start. The tokenizer, connections and held requests come on top of that.
+# Memory, measured: 120 MB at the start. The tokenizer, connections and held requests come on top of that.
 _REQUESTS = {"cpu": "200m", "memory": "512Mi"}
 # A terminating pod gets SIGTERM this many seconds after the removal of its endpoint. _UNROUTE_SECONDS and _END_SECONDS
 # have the same values for the head pod (`objects/ray_cluster.py`).
