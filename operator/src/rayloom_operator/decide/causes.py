@@ -155,8 +155,8 @@ def _reading_to_doubt(suspect: _Suspect) -> Reading | None:
     """Returns the engine's last reading, or None if its head pod does not run.
 
     Also None if the engine's container is ready but the engine does not answer the operator. In this case the kubelet
-    reaches the engine, so the fault is not in the engine: a firewall, for example, or a changed operator key. A new
-    replica would not answer the operator either.
+    reaches the engine, so the fault lies elsewhere, for example in a firewall or in another operator key. A new replica
+    would not answer the operator either.
     """
     head, reading = suspect.head, suspect.replica.reading
     if head is None or not head.is_running or reading is None:

@@ -38,7 +38,7 @@ def _pods_status(situation: Situation, *, is_refused: bool) -> GatewayStatus | N
 
 
 def clients_endpoint(situation: Situation, resolved: Resolved) -> str:
-    """Returns the URL that clients should use: the gateways' URL if the spec asks for gateway pods, else the engines'.
+    """Returns the clients' URL: the gateways' URL if the spec asks for gateway pods, otherwise the engines' URL.
 
     A service may get gateways while its engines serve. The result then stays the engines' URL until a gateway is ready
     and gateways reach all engines.

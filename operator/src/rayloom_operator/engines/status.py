@@ -145,7 +145,7 @@ class EngineStatus(AnswerPart):
     load: ReportedLoad = ReportedLoad()
     # None: the engine's list of adapters cannot be set, or the engine's version has no adapters
     adapters: Annotated[tuple[ReportedAdapter, ...], Field(strict=False)] | None = None
-    adapters_from_hub: bool = False  # older engines refuse a whole list if one adapter in it is of the hub
+    adapters_from_hub: bool = False  # engines of older versions refuse any list that has an adapter of the hub
     gateway: GatewayReport | None = None  # None except for a gateway with several models
 
     @property

@@ -92,7 +92,7 @@ def _replica(cluster: Manifest, own: Sequence[Manifest], found: Set[str], docume
 
 
 def cluster_refusal(cluster: Manifest) -> str:
-    """Returns the cause, such as a quota, why KubeRay could not create a pod; empty if KubeRay reports no failure.
+    """Returns the reason (such as a quota) why KubeRay could not create a pod; empty if KubeRay reports no failure.
 
     Reasons such as FailedDeleteHeadPod do not count: KubeRay also deletes pods that have ended, and reports a failure
     if such a pod is gone by then.

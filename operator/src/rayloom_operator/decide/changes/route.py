@@ -19,7 +19,7 @@ from rayloom_operator.observe.observed import SeenRoute
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutePlan:
-    """The route to an owner's gateway pods that the spec asks for, and the routes that exist."""
+    """The wanted route to the gateway pods of an owner, and the routes that exist."""
 
     metadata: Manifest  # metadata of the route, with the name of the gateway pods' Service
     owner_uid: str

@@ -1,4 +1,4 @@
-"""PodModels: whether a gateway pod has read the LLMGateway's present models file, as its last answer says. Pure."""
+"""PodModels: whether a gateway pod has read the present models file, according to the pod's last answer. Pure."""
 
 from __future__ import annotations
 

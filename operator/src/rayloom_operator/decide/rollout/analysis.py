@@ -3,9 +3,9 @@
 The revision may fail before the end of the period. It fails as soon as its failed requests would be too many even if
 all further requests up to `minRequests` succeeded. The time to the first token is judged only at the end of the period,
 because the slowest of a few requests says little. A slow new engine may have fewer than `minRequests` requests at the
-end of the period. If the old engines have enough at this time, the period is extended. Behind gateways, the period is
-also extended if the new engine has fewer than `minRequests` requests and the old engines have at least one, because
-gateways find a new engine only some time after it is available.
+end of the period. If the old engines have enough requests at this time, the period is extended. Behind gateways, the
+period is also extended if the new engine has fewer than `minRequests` requests and the old engines have at least one,
+because gateways find a new engine only some time after it is available.
 """
 
 from __future__ import annotations

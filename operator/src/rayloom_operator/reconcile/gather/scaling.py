@@ -53,7 +53,7 @@ class ScalingGatherer:
         self._histories: dict[ServiceKey, _History] = {}
         # time of the first reconcile that found the service idle, if all later reconciles found it idle, too
         self._idle_at: dict[ServiceKey, float] = {}
-        # Number of requests of each gateway pod, and of each engine, that had ended by the last reconcile.
+        # For each gateway pod, and for each engine: number of its requests that had ended by the last reconcile.
         self._ended: dict[ServiceKey, dict[str, int]] = {}
         self._ended_in_engines: dict[ServiceKey, dict[str, int]] = {}
 
