@@ -26,7 +26,7 @@ class Cluster(Protocol):
         """Builds the images of Rayloom whose sources changed. Returns the names of all images of Rayloom."""
 
     def derive_image(self, name: str, folder: Path, arguments: Mapping[str, str]) -> None:
-        """Builds the image `name` from the engine's image, by the Dockerfile in `folder` with these build arguments."""
+        """Builds the image `name` from the engine's image, the Dockerfile in `folder` and these build arguments."""
 
     def load_image(self, name: str) -> None:
         """Makes a built image available on every node, without a registry."""

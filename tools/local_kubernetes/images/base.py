@@ -64,7 +64,7 @@ def _make_base(name: str, key: str) -> None:
 
 @contextmanager
 def _container(base: str) -> Iterator[str]:
-    """The name of a working container of buildah, removed after the block."""
+    """Yields the name of a working container of buildah, and removes the container after the block."""
     container = run("buildah", "from", "--name", f"{CONTAINER}-{os.getpid()}", base).strip()
     try:
         yield container

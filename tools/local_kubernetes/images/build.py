@@ -117,7 +117,7 @@ def build_with_buildah(image: Image, base: str) -> None:
 
 
 def derive_with_buildah(name: str, folder: Path, arguments: Mapping[str, str]) -> None:
-    """Builds the image `name` from the engine's image, by the Dockerfile in `folder`, if an input of the build changed.
+    """Builds the image `name` from the engine's image and the Dockerfile in `folder`, if an input of the build changed.
 
     If the image's name has the engine's repository, `remove_unused` removes the image as soon as no node has it.
     """
