@@ -4,7 +4,7 @@
 
 namespace {
 
-// Returns the end of the run of rows, from `first` on, that have the same adapter as row `first`.
+// Returns the end of the run of neighbouring rows that begins at row `first` and has the adapter of this row.
 int64_t end_of_run(const rl_batch& batch, int64_t first) {
     int64_t end = first + 1;
     while (end < batch.num_tokens && batch.adapter_of_token[end] == batch.adapter_of_token[first]) {

@@ -1,13 +1,13 @@
 // Low-rank updates (LoRA) of the products of a step: y += scale * B (A x), for the tokens that have an adapter.
 //
-// A chunk is at most 16 neighbouring rows with the same adapter, or without an adapter. In the phase of the product
-// itself, some threads reduce chunks: they multiply the rows of a chunk by A. In the next phase, each thread multiplies
-// the reduced rows of a chunk by B, and adds the result to some columns of the product. Both phases use the kernels of
-// products, so a row's result does not depend on the other rows.
+// A chunk is at most 16 neighbouring rows with the same adapter, or without an adapter. While some threads compute the
+// product, others reduce chunks in the same phase: they multiply the rows of a chunk by A. In the next phase, each
+// thread multiplies the reduced rows of a chunk by B, and adds the result to some columns of the product. Both phases
+// use the kernels of products, so a row's result does not depend on the other rows.
 //
 // A step with many adapters reads A and B of each adapter from memory. While the step multiplies by the matrices of one
-// adapter, it prefetches the matrices of the next adapter. If a product has many rows, arithmetic limits it and memory
-// has time to spare. So such a product also prefetches A and B of adapters.
+// adapter, it prefetches the matrices of the next adapter. If a product has many rows, arithmetic limits its speed, and
+// some of the memory's bandwidth stays unused. So such a product also prefetches A and B of adapters.
 
 #pragma once
 
@@ -17,7 +17,7 @@
 
 constexpr int64_t kMostRank = 256;  // the highest rank of an adapter
 
-// A matrix of a layer that stacks parts, such as q, k and v. An adapter has a B of its own for each part.
+// A matrix of a layer. The matrix stacks parts, such as q, k and v. An adapter has a B of its own for each part.
 struct UpdatedMatrix {
     const rl_matrix_update rl_adapter_layer::* update;
     int64_t num_parts;
@@ -62,7 +62,8 @@ public:
 
     // Returns the memory to prefetch while a share of the matrix is multiplied. The `num_shares` shares are divided
     // into ranges of about equal length, one for each adapter. A share prefetches the next `share_bytes` of A and of
-    // the B behind A (rl_matrix_update). Null: earlier shares have reached the end of B, or no row has an adapter.
+    // the B behind A (rl_matrix_update). Returns null if earlier shares have reached the end of B, or if no row has an
+    // adapter.
     const char* to_fetch(const UpdatedMatrix& matrix, int layer, int64_t num_inputs, int64_t share, int64_t num_shares,
                         int64_t share_bytes) const;
 
@@ -81,7 +82,7 @@ private:
     const int64_t element_bytes_;  // of A and B
     Chunk* chunks_;
     int64_t num_chunks_ = 0;
-    const rl_adapter_layer** adapters_;  // the adapter of each run of neighbouring rows, in the order of the rows
+    const rl_adapter_layer** adapters_;  // of each run of rows with one adapter, in the order of the rows
     int64_t num_adapters_ = 0;
     char* reduced_;
 };

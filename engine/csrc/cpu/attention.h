@@ -6,7 +6,7 @@
 //
 // The context is cut into segments of kSegment positions, counted from the start of the sequence. A row is a query
 // token and a query head. Each row and segment has three results: the highest score m, the sum l of
-// exp(scale (score - m)), and the sum o of exp(scale (score - m)) V. A score is q . K, or capped q . K with a soft cap.
+// exp(scale (score - m)), and the sum o of exp(scale (score - m)) V. A score is q . K; a soft cap also caps it.
 // Segments are combined in order:
 //
 //   m' = max(m, m_s),   f = exp(scale (m - m')),   f_s = exp(scale (m_s - m'))
@@ -202,7 +202,7 @@ RL_INLINE void hide_positions(const AttentionTask& task, float* scores, int64_t 
     }
 }
 
-// Replaces the scores s of blocks [begin, end) of a row by cap / scale tanh(scale s / cap). tanh(y) is computed as
+// Replaces each score s in blocks [begin, end) of a row by (cap / scale) * tanh(scale * s / cap). tanh(y) is computed as
 // 1 - 2 / (exp(2 y) + 1) in float32, which differs from the exact value by at most 1e-7.
 RL_INLINE void cap_scores(const AttentionTask& task, float* scores, int64_t begin, int64_t end) {
     const F16 factor = splat(2.0f * task.scale / task.cap);
@@ -275,7 +275,7 @@ static bool attend_to_segment(const AttentionTask& task, AttentionScratch<Operan
     return true;
 }
 
-// Adds a segment's m, l and o of up to 16 rows to those of the earlier segments.
+// Combines a segment's m, l and o of up to 16 rows with the m, l and o of the earlier segments.
 RL_INLINE void combine_lanes(const AttentionTask& task, int count, RowSums segment, RowSums sums) {
     const F16 old_highest = load_first(sums.highest, count);
     const F16 new_highest = load_first(segment.highest, count);

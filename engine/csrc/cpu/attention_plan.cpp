@@ -12,7 +12,7 @@ constexpr int64_t kPreferredRows = 24;
 constexpr int64_t kTilesPerThread = 8;
 // The length of the next run is the number of segments that are in no run yet, divided by this constant and by the
 // number of threads. So runs get shorter. The first runs are long, because a run prefetches each segment while it
-// computes the segment before. The last runs are single segments, so that all threads end nearly together.
+// computes the previous segment. The last runs are single segments, so that all threads end nearly together.
 constexpr int64_t kRunsOfShare = 2;
 // Tiles are not cut if the results of their segments would take more memory than this. Without the limit, a chunk with
 // a context of 131,072 positions would take 3 GB on 64 threads. models/step_memory.py does not count this memory.

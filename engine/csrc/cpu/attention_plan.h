@@ -16,7 +16,7 @@ struct AttentionTile {
     int64_t kv_head;
     const int64_t* block_table;
     int64_t num_segments;
-    int64_t first_result;  // row in `values` of the first segment's results, if the tile is cut
+    int64_t first_result;  // the row of `values` where the results of the first segment begin, if the tile is cut
 };
 
 // Segments [first_segment, end_segment) of a tile that is cut, or a whole tile, whose end_segment is -1.

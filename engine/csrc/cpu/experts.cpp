@@ -66,7 +66,7 @@ public:
             for (int64_t expert = 0; expert < count; expert++) {
                 starts[expert + 1] += starts[expert];
             }
-            // After these loops, `starts` has the end of each expert's pairs, which is the start of the next expert's.
+            // After these loops, starts[expert] is the end of the expert's pairs and the start of the next expert's pairs.
             for (int64_t i = 0; i < num_routed_pairs_; i++) {
                 const int32_t expert = buffers_.selected[i];
                 place(starts[expert]++, i / experts_.num_per_token, expert, buffers_.weights[i]);
@@ -249,12 +249,12 @@ const ExpertBuffers* ExpertBuffers::make(const rl_model& model, int64_t num_toke
 }
 
 void run_experts(const Step& step, int half, PhaseClock& clock) {
-    if (step.batch->num_tokens == 0) {  // no row of the last layer is wanted
+    if (step.batch->num_tokens == 0) {  // this is the last layer, and the caller needs the results of no row
         return;
     }
     const rl_layer& layer = step.model->layers[half / 2];
     const Experts experts(step, *layer.experts);
-    // This product uses only phase 1 of the phases 0 to 2 of a product, because the router is dense, and models with
+    // A product has the phases 0 to 2. This product needs only phase 1: the router is not quantised, and models with
     // experts have no adapters.
     multiply(step, half, 0, Output::kStore, layer.experts->router, UpdatedMatrix{}, step.normed, step.experts->logits);
     experts.select(Phase(step, half, 2));

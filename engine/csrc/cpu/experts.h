@@ -20,7 +20,7 @@ struct Step;
 // Buffers of a step for its layers with experts. E: the number of experts from which the router selects. K: the number
 // of experts that it selects for a token. P: the number of pairs: T * K, plus T if there is a shared expert.
 struct ExpertBuffers {
-    float* logits;      // [T][E + shared] the router's outputs; that of the shared expert is replaced by its weight
+    float* logits;      // [T][E + shared] the router's outputs; for the shared expert, its weight instead of the output
     int32_t* selected;  // [T][K]
     float* weights;     // [T][K]
     // The token, the expert and the expert's weight of each pair; the pairs are sorted.
@@ -39,5 +39,5 @@ struct ExpertBuffers {
 };
 
 // Adds the experts' outputs for the normalised tokens of a step to the residual stream, or stores them for a sum over
-// ranks. Uses phases 1 to 8 of the half.
+// ranks. Uses phases 1 to 8 of the half layer.
 void run_experts(const Step& step, int half, PhaseClock& clock);

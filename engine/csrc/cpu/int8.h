@@ -301,7 +301,7 @@ static void int8_scatter_linear(const LinearTask& task, int64_t first, int64_t e
 }
 
 // Quantises rows [16 block, 16 block + 16) of W [num_outputs][num_inputs], packs them and sets their scales. W has the
-// type of Operand's weights. Rows behind the last become zeros.
+// type of Operand's weights. Rows behind the last row of W become zeros.
 template <class Operand>
 static void pack_int8_block(const void* weight, void* packed, float* scales, int64_t num_outputs, int64_t num_inputs,
                             int64_t block) {
@@ -328,7 +328,7 @@ static void pack_int8_block(const void* weight, void* packed, float* scales, int
             for (int64_t step = 0; step < 16 / lane_bytes; step++) {
                 uint32_t four;
                 memcpy(&four, quantised + step * lane_bytes, sizeof(four));
-                four ^= 0x80808080u;  // adds 128 to each of the four
+                four ^= 0x80808080u;  // adds 128 to each of the four bytes
                 memcpy(to + (k / lane_bytes + step) * step_bytes + lane * lane_bytes, &four, sizeof(four));
             }
         }

@@ -84,8 +84,8 @@ struct AttentionTask {
     float scale;
     float cap;  // 0: none
     void* out;  // [tokens][H][d], the operand type
-    // Results of segments, only for tiles that are cut into segments: values [rows][d], highest [rows], total [rows]. A
-    // query has the row token * (H / K) + head; `head` counts the H / K query heads of the tile.
+    // Results of segments, only for tiles that are cut into segments: values [rows][d], highest [rows], total [rows].
+    // The row of a query is token * (H / K) + head, where `head` counts the H / K query heads of the tile from 0.
     float* values;
     float* highest;
     float* total;

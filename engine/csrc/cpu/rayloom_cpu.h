@@ -106,7 +106,7 @@ typedef struct {
     float rms_norm_eps;
     float residual_scale;  // factor of the outputs of attention and MLP before they are added to the residual stream
     float score_scale;     // factor of the products of queries and keys, > 0
-    float score_cap;       // a score s becomes score_cap tanh(s / score_cap); 0: it stays s
+    float score_cap;       // a score s becomes score_cap * tanh(s / score_cap); 0: it stays s
     const rl_layer* layers;
 } rl_model;
 

@@ -87,7 +87,8 @@ RL_INLINE void rotate_head(const RotaryTask& task, const float* head, const floa
     }
 }
 
-// Returns the factor of a norm of `num_heads` heads together; 1 if each head is normalised alone, or not at all.
+// Returns the factor of a norm over `num_heads` heads together. Returns 1 if each head is normalised alone, or if there
+// is no norm.
 RL_INLINE float wide_factor(const RotaryTask& task, const float* heads, int64_t num_heads) {
     const bool is_wide = task.has_wide_norms && task.q_norm != nullptr;
     return is_wide ? inverse_rms(heads, num_heads * task.head_dim, task.eps) : 1.0f;

@@ -37,8 +37,8 @@ struct SamplerPasses {
     bool (*divide)(const float* values, int64_t vocab_size, float divisor, float* x, float* highest);
     // Copies `values` [V] to `x`, with -infinity for tokens whose bit in `allowed` is 0.
     void (*mask)(const float* values, int64_t vocab_size, const int32_t* allowed, float* x);
-    // Returns the token of the prefix with the best score. `first`: any token of the prefix. If scores are equal, the
-    // first token in the prefix's order wins, or with `by_id` the token with the lowest id.
+    // Returns the prefix's token with the best score. `first`: any token of the prefix. If scores are equal, the first
+    // token in the prefix's order wins, or with `by_id` the token with the lowest id.
     Candidate (*draw)(const float* x, int64_t padded_size, Prefix prefix, uint64_t key, Candidate first, bool by_id);
     // Returns the sum of exp(x - highest) over the prefix.
     double (*mass)(const float* x, int64_t padded_size, Prefix prefix, float highest);

@@ -79,7 +79,7 @@ static void mask(const float* values, int64_t vocab_size, const int32_t* allowed
     }
 }
 
-// S is the best score so far, and u the uniform number from a token's hash (noise.h). The token has a better score only
+// S is the best score so far, and u the uniform number from a token's hash (noise.h). A token has a score above S only
 // if -log(u) < exp(x - S). Because 1 - u < -log(u), such a token also passes the test 1 - u < exp(x - S). With 24 bits
 // of the hash and exp in float32, this test rules out nearly all tokens. The exact noise is computed only for the
 // others. `limit` is S minus 2^-22 (|S| + 40). The term 2^-22 (|S| + 40) is more than the rounding errors of x + noise,

@@ -32,7 +32,7 @@ void normalise(const Step& step, Phase phase, const float* weight) {
     });
 }
 
-// Returns whether a half's output is scaled or normalised before it is added to the residual stream.
+// Returns whether a half layer's output is scaled or normalised before it is added to the residual stream.
 bool has_updates(const rl_model& model) {
     return model.residual_scale != 1.0f || model.layers[0].attention_output_norm != nullptr;
 }

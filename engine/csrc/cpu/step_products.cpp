@@ -40,7 +40,7 @@ void quantise(const Step& step, Phase phase, const rl_linear& linear, const void
 void add_updates(const Step& step, int half, Phase phase, bool is_gate, const UpdatedMatrix& updated, float* out) {
     const AdapterRows& adapters = *step.adapters;
     if (adapters.num_chunks() == 0) {
-        return;  // no row of the last layer is wanted
+        return;  // this is the last layer, and the caller needs the results of no row
     }
     const int layer = half / 2;
     const int64_t stride = updated.num_outputs();

@@ -1,4 +1,4 @@
-// Step: the data that the threads of one step share. Phase: a part of a half layer, whose pieces the threads compute.
+// Step: the data that the threads of one step share. Phase: a part of a half layer, cut into pieces for the threads.
 
 #pragma once
 

@@ -63,9 +63,9 @@ private:
     // Wakes the threads that sleep until `value` changes. The caller must have changed `value` by a sequentially
     // consistent operation.
     void wake(std::atomic<uint32_t>& value);
-    // Returns when `value` is no longer `seen`.
+    // Returns when `value` is no longer equal to `seen`.
     void wait_for_change(std::atomic<uint32_t>& value, uint32_t seen);
-    // Returns when `value` is `target`.
+    // Returns when `value` is equal to `target`.
     void wait_for(std::atomic<uint32_t>& value, uint32_t target);
 
     int num_threads_ = 1;

@@ -5,7 +5,7 @@
 
 #pragma once
 
-// gcc 12 blames the callers of immintrin.h for uninitialised operands inside this header of its own.
+// gcc 12 warns of uninitialised operands where immintrin.h is used. These operands are inside immintrin.h itself.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"

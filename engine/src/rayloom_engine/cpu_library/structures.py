@@ -67,7 +67,7 @@ class UpdateStruct(Structure):
 
 
 class MatrixUpdateStruct(Structure):
-    """rl_matrix_update: the updates of a matrix of a rank, which stacks up to 3 matrices of the checkpoint."""
+    """rl_matrix_update: the updates of a matrix that stacks up to 3 matrices of the checkpoint."""
 
     _fields_ = (("a", c_void_p), ("parts", UpdateStruct * 3))
 

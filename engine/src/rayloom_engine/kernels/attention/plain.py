@@ -186,7 +186,7 @@ class _Form:
 
 
 def _buckets(single_rows: list[_SingleRow], window: int | None) -> list[list[_SingleRow]]:
-    """Groups rows of similar context length. Opens a new group only where padding would cost more."""
+    """Groups rows of similar context length. Opens a new group only where padding would cost more than a new group."""
 
     def visible(context_len: int) -> int:
         return context_len if window is None else min(context_len, window)
