@@ -202,8 +202,8 @@ RL_INLINE void hide_positions(const AttentionTask& task, float* scores, int64_t 
     }
 }
 
-// Replaces each score s in blocks [begin, end) of a row by (cap / scale) * tanh(scale * s / cap). tanh(y) is computed as
-// 1 - 2 / (exp(2 y) + 1) in float32, which differs from the exact value by at most 1e-7.
+// Replaces each score s in blocks [begin, end) of a row by (cap / scale) * tanh(scale * s / cap). tanh(y) is computed
+// as 1 - 2 / (exp(2 y) + 1) in float32, which differs from the exact value by at most 1e-7.
 RL_INLINE void cap_scores(const AttentionTask& task, float* scores, int64_t begin, int64_t end) {
     const F16 factor = splat(2.0f * task.scale / task.cap);
     const F16 most = splat(task.cap / task.scale);

@@ -26,7 +26,7 @@ class Linear:
         return self._apply(x)
 
     def replace_product(self, make: Callable[[Product], ProductT]) -> ProductT:
-        """Passes the function that multiplies to `make`, and replaces it by the result. Returns the new function."""
+        """Calls `make` with the product (the function that multiplies). Its result becomes the product. Returns it."""
         product = make(self._apply)
         self._apply = product
         return product

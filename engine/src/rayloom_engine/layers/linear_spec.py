@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class AxisPart:
-    """The indices that a rank holds of one axis of a checkpoint's matrix. The whole axis has `size` indices.
+    """A rank's indices along one axis of a checkpoint's matrix. The whole axis has `size` indices.
 
     `more`: further ranges of indices, behind `indices`, if the checkpoint has fused several matrices into one.
     """

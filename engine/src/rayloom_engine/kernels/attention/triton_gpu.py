@@ -173,7 +173,8 @@ def plan_attention(
     query_lens = batch.query_lens
     num_seqs = len(query_lens)
     num_singles = next((index for index, length in enumerate(query_lens) if length > 1), num_seqs)
-    # One copy brings all three tensors to the device. With a multiple of 4 int32, each row is aligned to 16 bytes.
+    # One copy brings all three tensors to the device. A row's length is a multiple of 4 int32, so all rows are aligned
+    # to 16 bytes.
     rows = torch.zeros((3, -(-(num_seqs + 1) // 4) * 4), dtype=torch.int32)
     rows[0, 1 : num_seqs + 1] = torch.tensor(list(itertools.accumulate(query_lens)), dtype=torch.int32)
     rows[1] = torch.arange(rows.shape[1])

@@ -21,7 +21,7 @@ import triton.language as tl
 _LOWEST = tl.constexpr(-1.0e30)
 
 # A split reads at least this many positions. The number of splits is chosen for the longest context of a launch. A
-# short context leaves some splits unused, because to combine an almost empty split costs more than to compute it.
+# short context leaves some splits unused, because an almost empty split costs more to combine than to compute.
 _LEAST_POSITIONS = tl.constexpr(64)
 
 # Triton does not specialise these integers. Otherwise it would compile another kernel for the value 1, and another one

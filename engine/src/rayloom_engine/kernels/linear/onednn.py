@@ -13,8 +13,8 @@ import torch
 from rayloom_engine.kernels.linear import LinearKernel
 from rayloom_engine.kernels.target import Target
 
-# Number of rows for which the packed layout is tuned. In float32 all values did equally well, except 1, which is slow
-# from 2 rows on.
+# Number of rows for which the packed layout is tuned. In float32, products are equally fast with all values except 1.
+# With 1, products of 2 or more rows are slow.
 _ROWS_HINT = 16
 
 

@@ -21,7 +21,7 @@ class RmsNorm(Protocol):
     ) -> torch.Tensor:
         """Returns x normalised over its last dimension, in x's type. x may have any number of leading dimensions.
 
-        With a residual: first adds x to it in place, then normalises the sum. x itself is not changed.
+        With a residual: first adds x to the residual in place, then normalises the sum. x itself is not changed.
         """
 
 

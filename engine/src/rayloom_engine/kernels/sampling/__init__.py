@@ -2,7 +2,7 @@
 
 `triton_gpu.py` launches the kernels: `triton_kernels.py` adjusts logits, draws and reduces; `triton_thresholds.py`
 finds thresholds without a sort; `triton_logprobs.py` computes log-probabilities and ranks.
-`worker/gpu_sampler.py` makes their inputs from slots. The C library has a sampler of its own
+`worker/gpu_sampler.py` makes the kernels' inputs from slots. The C library has a sampler of its own
 (`worker/cpu_sampler.py`).
 
 Legend: N rows of logits, M of these rows that are not simply greedy, V vocabulary, W = V / 32 words of a mask,

@@ -109,8 +109,8 @@ def draw_kernel(
 ):
     """Writes, for each block of M rows, the kept token with the highest sum of logit and noise.
 
-    A token is kept if its logit is above the threshold, or equals the threshold and its id is at most the row's last
-    tie. Greedy rows have no noise.
+    A token is kept if its logit is above the threshold. A token whose logit equals the threshold is kept if its id is
+    at most the id of the row's last tie. Greedy rows have no noise.
     """
     number = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)

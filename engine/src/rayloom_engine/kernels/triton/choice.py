@@ -30,8 +30,8 @@ def check_backend(target: Target) -> None:
 def problem(target: Target) -> str:
     """Returns why Triton kernels cannot run on the target; empty if they can.
 
-    The first call on a GPU compiles a small kernel and compares its result. At run time, Triton needs a C compiler and
-    a folder for its cache. Only a compilation shows whether both exist.
+    The first call on a GPU compiles a small kernel, runs it and checks its result. At run time, Triton needs a C
+    compiler and a folder for its cache. Only a compilation shows whether both exist.
     """
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed"

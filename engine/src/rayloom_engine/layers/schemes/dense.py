@@ -33,7 +33,7 @@ class DenseScheme:
     @property
     def num_bytes(self) -> int:
         bias_bytes = 0 if self.bias is None else self.bias.nbytes
-        # This does not read weight.nbytes, because a packed tensor does not have it.
+        # The size is computed from the elements, because a packed tensor has no `nbytes`.
         return self.weight.numel() * self.weight.element_size() + bias_bytes
 
 

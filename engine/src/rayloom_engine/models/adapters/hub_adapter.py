@@ -2,7 +2,7 @@
 
 The front resolves the revision to a commit once, so that every rank reads the same files. The path of such an Adapter
 is hf://ORG/NAME@COMMIT, because the hub library's cache may be in another folder on each machine. A rank never
-downloads in a step. Its machine gets the files before (worker/adapter_files.py), and the step reads the cache alone.
+downloads in a step. Its machine gets the files before the step (worker/adapter_files.py), which reads only the cache.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def hub_adapter(path: str) -> HubAdapter | None:
         return None
     if not is_hub and Path(path).is_dir():
         return None
-    # The hub library joins the revision to a folder of its cache.
+    # The hub library makes the revision a part of a path in its cache.
     if any(part in (".", "..") for part in (found["revision"] or "").split("/")):
         raise ModelError(f"{shown(path)}: a revision has no part '.' or '..'; name a branch, tag or commit")
     return HubAdapter(found["repository"], found["revision"])
