@@ -116,7 +116,7 @@ class Costs(_Document):
 def model_costs(shape: ModelShape, tensor: Sequence[int]) -> Costs:
     """Returns the costs of a model for the numbers of ranks in `tensor`.
 
-    Each of these must be one of `shard_counts(shape)`.
+    Each number in `tensor` must be one of `shard_counts(shape)`.
     """
 
     if isinstance(shape, MeasuredShape):
@@ -187,7 +187,7 @@ def _adapter_costs(shape: ModelShape, tensor: Sequence[int]) -> AdapterCosts:
 
 
 def _largest(amounts: Sequence[Amounts]) -> Amounts:
-    """Returns the largest of several parts, separately for each number."""
+    """Returns the largest amounts: each number is the largest that the parts have at this place."""
 
     def most(lists: Sequence[tuple[int, ...] | None]) -> tuple[int, ...] | None:
         known = [numbers for numbers in lists if numbers is not None]

@@ -122,8 +122,8 @@ def inspect_model(model: str, revision: str | None, backend: ModelBackend = "aut
                 resolved = resolve_config(model, revision, Path(scratch))
                 return resolved, read_model_shape(resolved.path, backend)
         except ModelError as error:
-            # The configuration of a GGUF file is first written to a scratch folder. The message names the file that the
-            # user gave instead of this folder.
+            # The configuration of a GGUF file is first written to a scratch folder. Instead of this folder, the message
+            # names the file that the user gave.
             message = re.sub(rf"{re.escape(scratch)}(/[\w.-]+)?", lambda _: model, str(error))
             raise ModelError(message, error.fault) from error
 

@@ -89,7 +89,7 @@ def download_adapter(place: HubAdapter, shape: ModelShape, max_rank: int) -> tup
 def fetch(adapter: Adapter, num_bytes: int) -> None:
     """Brings the files of an adapter of the hub into this machine's cache, and checks their digest. Raises ModelError.
 
-    `num_bytes`: size of the larger file, as the front has it.
+    `num_bytes`: size of the larger of the two files that the front has.
     """
     place = hub_adapter(adapter.path)
     if place is None or place.revision is None:

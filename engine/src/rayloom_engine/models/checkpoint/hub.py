@@ -44,7 +44,7 @@ def download(
         )
     except errors.HFValidationError as error:
         raise ModelError(f"{name} is not a hub id; a hub id is ORG/NAME: {error}") from error
-    # HTTPError is the hub library's alias for the error of its HTTP client, which differs between versions.
+    # Versions of the hub library use different HTTP clients. HTTPError is the library's alias for the client's error.
     except (errors.LocalEntryNotFoundError, errors.HTTPError, ConnectionError) as error:
         raise _explained(name, error) from error
     except OSError as error:
