@@ -1,9 +1,9 @@
 // Low-rank updates (LoRA) of the products of a step: y += scale * B (A x), for the tokens that have an adapter.
 //
-// A chunk is at most 16 neighbouring rows with the same adapter, or without an adapter. While some threads compute the
-// product, others reduce chunks in the same phase: they multiply the rows of a chunk by A. In the next phase, each
-// thread multiplies the reduced rows of a chunk by B, and adds the result to some columns of the product. Both phases
-// use the kernels of products, so a row's result does not depend on the other rows.
+// A chunk is at most 16 neighbouring rows with the same adapter, or without an adapter. In the phase that computes the
+// product, some threads reduce chunks: they multiply the rows of a chunk by A. In the next phase, each thread multiplies
+// the reduced rows of a chunk by B, and adds the result to some columns of the product. Both phases use the kernels of
+// products, so a row's result does not depend on the other rows.
 //
 // A step with many adapters reads A and B of each adapter from memory. While the step multiplies by the matrices of one
 // adapter, it prefetches the matrices of the next adapter. If a product has many rows, arithmetic limits its speed, and
@@ -57,7 +57,8 @@ public:
     //     pieces      [ 0 ................................ 256 | 256 ..... 336 ]
     int64_t num_pieces(const UpdatedMatrix& matrix) const { return num_chunks_ * matrix.num_parts; }
 
-    // Computes scale * A x for the rows of a piece's chunk and the piece's rows of A. x [T][num_inputs], operand type.
+    // Computes scale * A x for the rows of x in a piece's chunk, with only the piece's rows of A. x [T][num_inputs] has
+    // the operand type.
     void reduce(const UpdatedMatrix& matrix, int layer, const void* x, int64_t num_inputs, int64_t piece) const;
 
     // Returns the memory to prefetch while a share of the matrix is multiplied. The `num_shares` shares are divided

@@ -6,7 +6,7 @@
 //
 // The context is cut into segments of kSegment positions, counted from the start of the sequence. A row is a query
 // token and a query head. Each row and segment has three results: the highest score m, the sum l of
-// exp(scale (score - m)), and the sum o of exp(scale (score - m)) V. A score is q . K; a soft cap also caps it.
+// exp(scale (score - m)), and the sum o of exp(scale (score - m)) V. A score is q . K; with a soft cap, it is capped.
 // Segments are combined in order:
 //
 //   m' = max(m, m_s),   f = exp(scale (m - m')),   f_s = exp(scale (m_s - m'))

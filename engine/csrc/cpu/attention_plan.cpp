@@ -8,7 +8,7 @@ namespace {
 
 // Rows of a tile: enough that the keys and values are read seldom, few enough that the scores stay in the L1 cache.
 constexpr int64_t kPreferredRows = 24;
-// With fewer tiles than this for each thread, tiles are cut into runs of segments.
+// If there are fewer tiles for each thread than this, tiles are cut into runs of segments.
 constexpr int64_t kTilesPerThread = 8;
 // The length of the next run is the number of segments that are in no run yet, divided by this constant and by the
 // number of threads. So runs get shorter. The first runs are long, because a run prefetches each segment while it

@@ -66,7 +66,7 @@ public:
             for (int64_t expert = 0; expert < count; expert++) {
                 starts[expert + 1] += starts[expert];
             }
-            // After these loops, starts[i] is the end of the pairs of expert i and the start of the pairs of expert i + 1.
+            // After these loops, starts[i] is the end of expert i's pairs, which is the start of expert i + 1's pairs.
             for (int64_t i = 0; i < num_routed_pairs_; i++) {
                 const int32_t expert = buffers_.selected[i];
                 place(starts[expert]++, i / experts_.num_per_token, expert, buffers_.weights[i]);

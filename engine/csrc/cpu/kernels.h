@@ -115,7 +115,7 @@ struct Kernels {
     void (*rms_norm)(const float* row, const float* weight, float eps, int64_t width, void* x);
     // residual [width] += scale * update, or scale * weight * update / sqrt(mean(update^2) + eps) with a weight
     void (*add_row)(const float* update, const float* weight, float eps, float scale, int64_t width, float* residual);
-    // Computes the experts that a router selects, and their weights: see routing.h.
+    // Selects the experts of a token, and computes their weights: see routing.h.
     void (*route)(const float* logits, int64_t count, int64_t num_selected, bool normalises, int32_t* experts,
                   float* weights);
     // x = 1 / (1 + exp(-x)) of one number.

@@ -44,7 +44,7 @@ const InstructionSet kInstructionSets[] = {
 
 const InstructionSet* chosen = nullptr;
 
-// Runs piece(index) for all indices below `num_pieces` on all threads.
+// Calls piece(index) once for each index below `num_pieces`. The threads share the calls.
 template <class Piece>
 void run_pieces(int64_t num_pieces, Piece piece) {
     struct Context {
@@ -62,7 +62,7 @@ void run_pieces(int64_t num_pieces, Piece piece) {
         &context);
 }
 
-// Runs work(row) for all rows, on all threads if there are many rows.
+// Calls work(row) for all rows. If there are many rows, the threads share the calls.
 template <class Work>
 void for_rows(int64_t num_rows, Work work) {
     constexpr int64_t rows_per_piece = 32;
@@ -90,7 +90,7 @@ const void* quantise_rows(const Kernels& kernels, const rl_linear& linear, const
     return quantised;
 }
 
-// Runs work(row, buffers) for all rows of logits, on all threads. Returns 0, or 1 if there is no memory.
+// Calls work(row, buffers) for all rows of logits. The threads share the calls. Returns 0, or 1 if there is no memory.
 template <class Work>
 int run_rows(int64_t num_rows, int64_t vocab_size, Work work) {
     const int64_t num_workers = num_rows < thread_pool().size() ? num_rows : thread_pool().size();

@@ -15,7 +15,7 @@ const Kernels& chosen_kernels(int dtype);
 ThreadPool& thread_pool();
 Arena& step_arena();
 
-// Seconds of each phase of all steps, or null: see rl_profile.
+// The seconds of each phase, summed over all steps, or null: see rl_profile.
 extern double* phase_seconds;
 
 // Returns whether products with this matrix read rows that quantise_row has written.

@@ -28,7 +28,7 @@ def element_type(array: Array) -> ElementType:
 def address(array: Array) -> int:
     """Returns the address of the first element. Raises TypeError if the array is not contiguous or cannot be written.
 
-    Takes a third of the time of `array.ctypes.data`. The array must have an element.
+    Takes a third of the time of `array.ctypes.data`. The array must have at least one element.
     """
     return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
 
@@ -85,5 +85,5 @@ def _convert(out: Array, values: Array) -> None:
     rounded >>= 16
     is_nan = np.isnan(wide)
     if is_nan.any():
-        rounded[is_nan] = (bits[is_nan] >> 16) | 0x40  # a NaN whose upper bits alone would be an infinity stays a NaN
+        rounded[is_nan] = (bits[is_nan] >> 16) | 0x40  # without 0x40, the upper bits of some NaNs would be an infinity
     out[...] = rounded

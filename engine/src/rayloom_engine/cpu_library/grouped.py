@@ -27,7 +27,7 @@ RowPart = slice | npt.NDArray[np.intp]  # a slice of rows, or the indices of row
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedForm:
-    """How grouped weights are stored. Two matrices of one form can be stacked.
+    """Describes how grouped weights are stored. Two matrices of one form can be stacked.
 
     `zero`: the integer that stands for the weight 0, before an offset is added.
     """

@@ -301,5 +301,5 @@ def grouped_linear_of(
 
 
 def dtype_code(dtype: ElementType) -> int:
-    """Returns the library's number of a type of weights."""
+    """Returns the number by which the library knows a type of weights."""
     return _CODES[dtype]

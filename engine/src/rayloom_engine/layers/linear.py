@@ -26,7 +26,7 @@ class Linear:
         return self._apply(x)
 
     def replace_product(self, make: Callable[[Product], ProductT]) -> ProductT:
-        """Calls `make` with the product (the function that multiplies). Its result becomes the product. Returns it."""
+        """Replaces f, the function that multiplies, by `make(f)`. Returns the new function."""
         product = make(self._apply)
         self._apply = product
         return product

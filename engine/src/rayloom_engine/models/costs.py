@@ -187,7 +187,7 @@ def _adapter_costs(shape: ModelShape, tensor: Sequence[int]) -> AdapterCosts:
 
 
 def _largest(amounts: Sequence[Amounts]) -> Amounts:
-    """Returns the largest amounts: each number is the largest that the parts have at this place."""
+    """Returns the element-wise maximum of several parts."""
 
     def most(lists: Sequence[tuple[int, ...] | None]) -> tuple[int, ...] | None:
         known = [numbers for numbers in lists if numbers is not None]

@@ -65,7 +65,7 @@ class Experts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertFields:
-    """How a family's config.json gives the experts. Numbers are the defaults of transformers for an absent field."""
+    """Describes how a family's config.json gives the experts. Numbers are transformers' defaults for absent fields."""
 
     num_experts: int
     num_experts_per_token: int

@@ -28,7 +28,7 @@ _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderFamily:
-    """How the config.json of an architecture is read. Defaults: those of transformers for an absent field."""
+    """Describes how an architecture's config.json is read. Defaults: those of transformers for an absent field."""
 
     model_type: str
     traits: Traits = LLAMA

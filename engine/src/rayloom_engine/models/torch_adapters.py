@@ -2,7 +2,7 @@
 
 A matrix of the rank may stack several matrices of the checkpoint (q, k, v; gate, up). It then has an update for each of
 these. A is cut by the columns that the rank holds, and B by the rows. So the sum over the ranks of a stage includes
-updates.
+the updates.
 
 Legend: T tokens of the step, r rank of the adapter, K inputs, N outputs of the rank's part.
 """

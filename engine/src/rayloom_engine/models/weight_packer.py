@@ -53,7 +53,7 @@ class WeightPacker:
                 finishing.result()
 
     def read(self, name: str) -> None:
-        """Records that the tensor `name` is in place. Call it once for each tensor, with no reference to it left.
+        """Records that the tensor `name` is in place. Call this once for each tensor, without holding the tensor.
 
         If `finish` of an earlier scheme has failed, this method raises its error, because the remaining tensors may
         take minutes to load.

@@ -1,4 +1,4 @@
-"""Causal attention over the paged KV cache. One call may mix sequences with one new token and with many.
+"""Causal attention over the paged KV cache. One call may mix sequences with one new token and sequences with many.
 
     out[t] = softmax(scale * q[t] . K[visible]) V[visible]
 

@@ -49,7 +49,7 @@ class AttentionVariant:
 
 
 def tiling(variant: AttentionVariant, kind: LaunchKind, family: GpuFamily) -> Tiling:
-    """Returns the sizes of a launch. Memory bandwidth limits the speed of a decode, so 16 rows suffice."""
+    """Returns the sizes of a launch. The speed of reading keys and values limits a decode, so 16 rows suffice."""
     wide = variant.padded_dim > 128
     if variant.dtype_name == "float32":
         # Exact float32 has no tensor cores on NVIDIA GPUs; small tiles keep the operands in registers.

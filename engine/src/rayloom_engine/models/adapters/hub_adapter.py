@@ -1,7 +1,7 @@
 """HubAdapter: a LoRA adapter in a repository of the Hugging Face hub, named hf://ORG/NAME or hf://ORG/NAME@REVISION.
 
 The front resolves the revision to a commit once, so that every rank reads the same files. The path of such an Adapter
-is hf://ORG/NAME@COMMIT, because the hub library's cache may be in another folder on each machine. A rank never
+is hf://ORG/NAME@COMMIT, because the hub library's cache may be in a different folder on each machine. A rank never
 downloads in a step. Its machine gets the files before the step (worker/adapter_files.py), which reads only the cache.
 """
 

@@ -1,4 +1,4 @@
-"""The decoder on the C library: one call computes all layers of a step, or half a layer if ranks must sum in between.
+"""The decoder on the C library. A call computes all layers of a step, or one half layer if ranks must sum its output.
 
 The residual stream is float32 from the embedding to the final norm, also between pipeline stages. Every sum has a fixed
 order. So a token's logits do not depend on the other tokens of the step, or on the way in which a prompt was cut into

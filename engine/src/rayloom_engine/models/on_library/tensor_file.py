@@ -37,7 +37,7 @@ class _Tensor(msgspec.Struct, frozen=True):
 
 
 class TensorFile:
-    """A file whose header `safetensors.safe_open` has accepted. The mapping lives as long as one of its arrays."""
+    """A file whose header `safetensors.safe_open` has accepted. The mapping lives while any array refers to it."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError."""

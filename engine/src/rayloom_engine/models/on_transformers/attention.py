@@ -118,7 +118,7 @@ class PagedLayer:
         self, query_THD: torch.Tensor, key_TKD: torch.Tensor, value_TKD: torch.Tensor, scores: Scores
     ) -> torch.Tensor:
         value_dim = value_TKD.shape[-1]
-        # Padding with zeros does not change a product of query and key, or the columns of a value within its own size.
+        # Padding with zeros changes neither a product of query and key, nor the columns [0, value_dim) of a value.
         key_value_T2KD = torch.stack((self._padded(key_TKD), self._padded(value_TKD)), dim=1)
         out_THD = self.step.attend(self.layer, self._padded(query_THD).contiguous(), key_value_T2KD, scores)
         return out_THD[..., :value_dim]
@@ -141,8 +141,8 @@ def mask_kind(
         return MaskKind(None, "its attention mask has a form of its own")
     if local_size is None:
         return MaskKind(None)
-    # With a sliding window, the token at this position is the first that does not see position 0, but it sees position
-    # 1. In chunked attention, this token is the first of a chunk, and does not see position 0 or 1.
+    # With a sliding window, the token at position `local_size` is the first that does not see position 0, but it sees
+    # position 1. In chunked attention, this token is the first of a chunk, and sees neither position 0 nor 1.
     query = torch.tensor(local_size)
     seen = [bool(mask_function(0, 0, query, torch.tensor(position))) for position in (0, 1, local_size)]
     if seen != [False, local_size > 1, True]:

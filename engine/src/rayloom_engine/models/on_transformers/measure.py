@@ -17,7 +17,7 @@ from rayloom_engine.models.on_transformers.shares import measure_shares, weight_
 from rayloom_engine.models.rope.parameters import RopeParameters
 from rayloom_engine.models.shape import DTYPES, ExpertSizes, checkpoint_dtype, eos_token_ids
 
-# Names of the number of experts of a token in configurations.
+# Names that configurations give the number of experts of a token.
 _CHOSEN_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
 
 
@@ -129,7 +129,7 @@ def _refuse_quantised(config: ConfigJson) -> None:
 
 
 def _num_positions(config: Any) -> int:
-    """Returns the longest context of a model, whose field has several names in configurations."""
+    """Returns the longest context of a model. Configurations have different names for this field."""
     for name in ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "seq_length"):
         value = getattr(config, name, None)
         if isinstance(value, int) and value > 0:

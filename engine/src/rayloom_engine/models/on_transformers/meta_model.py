@@ -78,7 +78,7 @@ def build_meta_model(config: Any, model_class: type[PreTrainedModel], dtype: tor
 
 
 def calls_of_part(model: Any, meta: MetaModel) -> tuple[AttentionCall, ...]:
-    """Returns the attention calls of `model`, which is `meta.model` cut to one rank. Raises ModelError if it fails."""
+    """Returns the attention calls of `model` (`meta.model` cut to one rank). Raises ModelError if it cannot run."""
     recorder, _ = _record(model, set(meta.replaced), may_replace=False)
     return tuple(recorder.calls)
 
@@ -133,7 +133,7 @@ def _run(model: Any, replaced: set[type[torch.nn.Module]], *, may_replace: bool)
     A module whose sizes depend on values, such as the choice of experts, cannot run on the meta device. `replaced`: the
     types of such modules; a module of these types returns its input. With `may_replace`, the types of modules that fail
     are added to `replaced`, and the result says whether a step also runs on hidden states without token ids. Without
-    `may_replace`, the result is False. Raises ModelError if the step fails in the end.
+    `may_replace`, the result is False. Raises ModelError if the step cannot run.
     """
     inputs = {
         "input_ids": torch.zeros(1, _NUM_TOKENS, dtype=torch.int64, device="meta"),

@@ -60,7 +60,7 @@ class _JoinOutputs:
 
 
 class _Vocabulary:
-    """Looks up the rows of tokens that this rank holds, with zeros for other tokens, and sums over all ranks."""
+    """Looks up the tokens whose rows this rank holds, with zeros for all other tokens, and sums over all ranks."""
 
     def __init__(self, ranks: StageRanks, rows: range) -> None:
         self._ranks = ranks

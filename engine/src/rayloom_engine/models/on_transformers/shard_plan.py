@@ -47,7 +47,7 @@ class Cut:
     is_even: bool = True  # whether all ranks must get equally long parts
 
     def ranges(self, size: int, shard: Shard) -> tuple[range, ...]:
-        """Returns the indices that a rank holds of a dimension of `size`."""
+        """Returns a rank's indices in a dimension of `size`."""
         length = size // self.num_packed
         part = shard.part(length)
         return tuple(range(part.start + base, part.stop + base) for base in range(0, size, length))
@@ -59,14 +59,14 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """How the ranks of a stage share a model. Keys are names of its parameters and modules."""
+    """Describes how the ranks of a stage share a model. Keys are names of the model's parameters and modules."""
 
     cuts: Mapping[str, Cut]
     first_only: frozenset[str]  # biases that are added to a sum over ranks: the first rank alone holds them
     exchanges: Mapping[str, Exchange]
 
     def num_elements(self, shard: Shard, name: str, parameter: torch.Tensor) -> int:
-        """Returns the elements that a rank holds of a parameter."""
+        """Returns the number of a parameter's elements that a rank holds."""
         if name in self.first_only and not shard.is_first:
             return 0
         if (cut := self.cuts.get(name)) is None:

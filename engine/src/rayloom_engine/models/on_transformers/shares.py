@@ -54,7 +54,8 @@ def weight_sizes(meta: MetaModel, elements_of: Callable[[str, torch.Tensor], int
         sizes.get(names.get(id(module), ""), 0)
         for module in (model.get_output_embeddings(), model.get_input_embeddings())
     )
-    # Each end also counts the small weights outside of layers, such as norms. A tied head is the embedding itself.
+    # `embedding` and `final` both include the small weights outside of layers, such as norms. A tied head is the
+    # embedding itself.
     if tied:
         return WeightSizes(layers, outside, outside, outside)
     return WeightSizes(layers, outside - head, outside - embedding, outside)

@@ -2,8 +2,8 @@
 
     weight[n, k] = weight_scale[n, g] * (q[n, k] - zero_point[n, g])
 
-`weight_packed` [N, K / 8] has eight inputs in an int32, from the lowest bits on. Each is stored plus 8. With 8 bits, an
-int32 has four inputs, each stored plus 128.
+`weight_packed` [N, K / 8] has eight inputs in an int32, from the lowest bits on. Each input is stored as its value plus
+8. With 8 bits, an int32 has four inputs, and each is stored as its value plus 128.
 `weight_zero_point` is packed in the same way along the outputs, [N / 8, G].
 """
 

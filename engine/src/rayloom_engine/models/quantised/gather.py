@@ -1,4 +1,4 @@
-"""QuantisedTensors: collects the tensors of quantised matrices in any order, and returns each matrix once complete."""
+"""QuantisedTensors: collects the tensors of quantised matrices in any order, and returns each complete matrix."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class StoredTensor:
 
 
 class MatrixReader(Protocol):
-    """How a format stores a matrix [N, K] in tensors NAME.suffix."""
+    """Reads a matrix [N, K] that a format stores in several tensors NAME.suffix."""
 
     @property
     def unit(self) -> int:
@@ -50,7 +50,7 @@ class MatrixReader(Protocol):
         """Returns the matrix from its tensors, for the C library. Raises ValueError that says what is wrong."""
 
     def plain(self, tensors: Mapping[str, Array]) -> npt.NDArray[np.float32]:
-        """Returns the matrix from its tensors, as float32 [N, K]. Raises ValueError as `packed`."""
+        """Returns the matrix from its tensors, as float32 [N, K]. Raises ValueError as `packed` does."""
 
 
 def library_group(stored: int | None) -> int:

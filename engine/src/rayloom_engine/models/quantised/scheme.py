@@ -15,7 +15,7 @@ _IN_LAYERS = "model.layers."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointScheme:
-    """How the matrices of a checkpoint are quantised.
+    """Describes how the matrices of a checkpoint are quantised.
 
     `linear`: the reader of all matrices in the layers, except those whose name matches a pattern in `skipped`. None if
     `by_name` has a reader for each quantised matrix. `left_out`: suffixes of tensors that are not needed. `cut_unit`:
@@ -40,8 +40,8 @@ class CheckpointScheme:
         """Returns the form in which the C library holds a matrix; None if it is dense.
 
         Matrices that are stacked (q, k and v; gate and up) share one form. If the checkpoint stores them in several
-        forms, the stack has 8 bits. This happens in Q4_K_M files, in which v may have more bits than q and k. If one of
-        the matrices is dense, the stack is dense.
+        forms, all weights of the stack have 8 bits. This happens in Q4_K_M files, in which v may have more bits than q
+        and k. If any of the matrices is dense, the stack is dense.
         """
         readers = [self.reader(name) for name in spec.outputs]
         forms = [reader.form(spec.inputs.size) for reader in readers if reader is not None]
