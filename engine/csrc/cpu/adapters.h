@@ -1,9 +1,9 @@
 // Low-rank updates (LoRA) of the products of a step: y += scale * B (A x), for the tokens that have an adapter.
 //
 // A chunk is at most 16 neighbouring rows with the same adapter, or without an adapter. In the phase that computes the
-// product, some threads reduce chunks: they multiply the rows of a chunk by A. In the next phase, each thread multiplies
-// the reduced rows of a chunk by B, and adds the result to some columns of the product. Both phases use the kernels of
-// products, so a row's result does not depend on the other rows.
+// product, some threads reduce chunks: they multiply the rows of a chunk by A. In the next phase, each thread
+// multiplies the reduced rows of a chunk by B, and adds the result to some columns of the product. Both phases use the
+// kernels of products, so a row's result does not depend on the other rows.
 //
 // A step with many adapters reads A and B of each adapter from memory. While the step multiplies by the matrices of one
 // adapter, it prefetches the matrices of the next adapter. If a product has many rows, arithmetic limits its speed, and
@@ -17,7 +17,8 @@
 
 constexpr int64_t kMostRank = 256;  // the highest rank of an adapter
 
-// A matrix of a layer. The matrix stacks parts, such as q, k and v. An adapter has a B of its own for each part.
+// A matrix of a layer: one part, or several stacked parts such as q, k and v. An adapter has a B of its own for each
+// part.
 struct UpdatedMatrix {
     const rl_matrix_update rl_adapter_layer::* update;
     int64_t num_parts;
@@ -83,7 +84,7 @@ private:
     const int64_t element_bytes_;  // of A and B
     Chunk* chunks_;
     int64_t num_chunks_ = 0;
-    const rl_adapter_layer** adapters_;  // of each run of rows with one adapter, in the order of the rows
+    const rl_adapter_layer** adapters_;  // one for each run of rows with an adapter, in the order of the rows
     int64_t num_adapters_ = 0;
     char* reduced_;
 };

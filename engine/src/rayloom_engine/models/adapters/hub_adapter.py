@@ -2,7 +2,8 @@
 
 The front resolves the revision to a commit once, so that every rank reads the same files. The path of such an Adapter
 is hf://ORG/NAME@COMMIT, because the hub library's cache may be in a different folder on each machine. A rank never
-downloads in a step. Its machine gets the files before the step (worker/adapter_files.py), which reads only the cache.
+downloads in a step: its machine gets the files before the step (worker/adapter_files.py). The step reads only the
+cache.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class WeightPlan:
         """Restricts `load` to the parameters and slices of one rank. Call it before `cut_to_shard`."""
         self._cuts = dict(cuts)
         self._shard = shard
-        self._whole = deepcopy(self._model)  # on the meta device; rules that split a tensor read its sizes here
+        self._whole = deepcopy(self._model)  # on the meta device: rules that split tensors read the uncut sizes
 
     def load(self, dtype: torch.dtype, device: torch.device, progress: Progress) -> int:
         """Loads the weights, rounded to `dtype`, then to their type in the model. Returns the number of bytes read."""

@@ -89,7 +89,7 @@ def read_one_rope(
     max_position_embeddings: int,
     default_theta: float = 10000.0,
 ) -> RopeParameters:
-    """Reads one rotary embedding. `scaling`: its object in config.json, whose fields override those of `config`."""
+    """Reads one rotary embedding. `scaling`: its object in config.json. The object's fields override `config`."""
     if any(isinstance(value, dict) for value in scaling.values()):
         raise ModelError(
             f"{config.path}: rope type 'one per layer type' is not supported for this architecture; "
