@@ -40,8 +40,8 @@ typedef struct {
 } rl_linear;
 
 // A mixture of experts: for each token, a router selects the gated MLPs with the highest probabilities of a softmax.
-// All matrices of `gate_up` have the same size, and so do those of `down`. Only the shared expert, the last in both
-// lists, may have other sizes.
+// All matrices of `gate_up` have the same size, and all matrices of `down` have the same size. Only the shared expert,
+// the last in both lists, may have other sizes.
 typedef struct {
     rl_linear router;          // rows: one for each expert, then one for the shared expert's gate; not quantised
     const rl_linear* gate_up;  // [num_experts + num_shared]

@@ -38,7 +38,8 @@ bool has_updates(const rl_model& model) {
 }
 
 void rotate(const Step& step, Phase phase, const rl_layer& layer, void* pages) {
-    // Neighbouring tokens of a prompt write to the same cache lines of a KV block, so one thread computes many of them.
+    // Neighbouring tokens of a prompt write to the same cache lines of a KV block. So one thread computes many
+    // neighbouring tokens.
     const int64_t tokens_per_piece = step.batch->num_tokens >= 8 * kBlockSize ? 2 * kBlockSize : 4;
     const rl_model& model = *step.model;
     const rl_batch& batch = *step.batch;

@@ -85,8 +85,9 @@ void* ThreadPool::main(void* pointer) {
         if (pool->is_stopping_.load(std::memory_order_acquire)) {
             return nullptr;
         }
-        // The caller closes the work, then reads `num_inside_`. This thread counts itself in `num_inside_`, then reads
-        // whether the work is open. So either this thread finds the work closed, or the caller waits for this thread.
+        // The thread in `run` closes the work, then reads `num_inside_`. This thread counts itself in `num_inside_`,
+        // then reads whether the work is open. So either this thread finds the work closed, or the thread in `run`
+        // waits for this thread.
         pool->num_inside_.fetch_add(1, std::memory_order_seq_cst);
         if (pool->is_open_.load(std::memory_order_seq_cst)) {
             pool->work_(pool->context_, argument->index);

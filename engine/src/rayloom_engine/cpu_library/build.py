@@ -46,7 +46,7 @@ class CompileError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileCommands:
-    """The commands that compile the library. Those in `objects` may run at the same time. `link` runs after them."""
+    """The commands that compile the library. Commands in `objects` may run at once. `link` runs after all of them."""
 
     objects: tuple[tuple[str, ...], ...]
     link: tuple[str, ...]

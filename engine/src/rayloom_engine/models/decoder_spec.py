@@ -1,9 +1,9 @@
 """DecoderSpec: the matrices and vectors of a rank's part of a decoder, and the tensors that they come from. Pure.
 
-The checkpoint's q, k and v become the rows of one fused matrix, gate and up those of another. The loader copies them
-from the file straight to these rows. With tensor parallelism, o and down are cut by columns, and q, k, v, gate, up,
-embedding and head by rows. A rank's rows of q, k, v, gate and up produce exactly the inputs of its columns of o and
-down.
+The checkpoint's q, k and v become the rows of one fused matrix. Its gate and up become the rows of another matrix. The
+loader copies all of them from the file straight to these rows. With tensor parallelism, o and down are cut by columns,
+and q, k, v, gate, up, embedding and head by rows. A rank's rows of q, k, v, gate and up produce exactly the inputs of
+its columns of o and down.
 """
 
 from __future__ import annotations

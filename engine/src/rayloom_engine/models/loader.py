@@ -95,7 +95,7 @@ def _fill(
 ) -> int:
     """Copies each tensor to its destination, and finishes the schemes. Returns the bytes read, in the files' types.
 
-    Empties the dict of destinations. Otherwise it would keep the plain matrices alive next to their packed copies.
+    Empties the dict of destinations. Otherwise the dict would keep the plain matrices alive next to the packed copies.
     """
     destinations = wanted.by_name
     num_bytes_read = 0

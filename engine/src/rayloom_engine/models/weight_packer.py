@@ -55,8 +55,8 @@ class WeightPacker:
     def read(self, name: str) -> None:
         """Records that the tensor `name` is in place. Call this once for each tensor.
 
-        The caller must not have a reference to the tensor any more. If `finish` of an earlier scheme has failed, this method raises its error, because the remaining tensors may
-        take minutes to load.
+        The caller must not have a reference to the tensor any more. If `finish` of an earlier scheme has failed, this
+        method raises its error, because the remaining tensors may take minutes to load.
         """
         while self._finishing and self._finishing[0].done():
             self._finishing.popleft().result()

@@ -162,7 +162,7 @@ def attend_kernel(
     query_offsets = tokens.to(tl.int64) * tl.multiple_of(query_stride, 16) + heads * HEAD_DIM
     query = tl.load(query_ptr + query_offsets[:, None] + dims[None, :], mask=is_element, other=0.0)
 
-    # Positions of the rows, and the tiles of keys that any row sees: [first_tile, end_tile).
+    # Positions of the rows, and the tiles of keys that at least one row sees: [first_tile, end_tile).
     before = context_len - query_len
     row_positions = before + rows // group
     first_position = before + first_row // group

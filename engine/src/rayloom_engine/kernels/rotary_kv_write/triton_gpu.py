@@ -73,7 +73,8 @@ def rotary_kv_write_kernel(
     is_written = inside & (head >= H) & (slot >= 0)
     places = pages_ptr + slot * (2 * K * D) + (head - H) * D
     page_dtype = pages_ptr.dtype.element_ty
-    # The type of the pages may be narrower than that of the projection. The separate operations round twice, too.
+    # If the type of the pages is narrower than that of the projection, values are rounded twice, as by the separate
+    # operations.
     tl.store(places + first_at, new_first.to(in_dtype).to(page_dtype), mask=is_written)
     tl.store(places + second_at, new_second.to(in_dtype).to(page_dtype), mask=is_written)
 

@@ -3,7 +3,7 @@
 Layout (ggml-org/ggml, docs/gguf.md), little-endian: magic, version, number of tensors, number of metadata entries, the
 entries (name, type, value), the tensors' descriptions, then, from the next multiple of the alignment, their data. A
 string is its length and its bytes; an array is its element type, its length and its elements. Counts come from the file
-and may be wrong. So before a loop, the reader compares its count with the remaining bytes.
+and may be wrong. So before a loop, the reader compares the loop's count with the remaining bytes.
 """
 
 from __future__ import annotations

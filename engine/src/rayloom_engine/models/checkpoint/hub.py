@@ -56,10 +56,10 @@ def download(
 def download_file(repository: str, revision: str | None, name: str, at_most: int, cure: str) -> Path | None:
     """Returns a file in the hub library's cache; None if the repository does not have the file at `revision`.
 
-    Downloads the file if the cache does not have it. A file of more than `at_most` bytes is not downloaded; `cure` ends
-    the message about it. The folder of the file is named after its commit. If the hub does not answer, a branch or tag
-    in `revision` means the commit that the cache has for it. Several processes may call this at once. Raises
-    ModelError.
+    Downloads the file if the cache does not have it. A file of more than `at_most` bytes is not downloaded; the error
+    message ends with `cure`. The folder of the file is named after its commit. If the hub does not answer, and
+    `revision` is a branch or tag, returns the file of the commit that the cache has for this branch or tag. Several
+    processes may call this at once. Raises ModelError.
     """
     from huggingface_hub import errors
 

@@ -97,7 +97,7 @@ class UnusableAdapter:
     """Replaces an adapter that cannot be loaded.
 
     It makes the hidden states of tokens with this adapter NaN on all ranks of the stage and in all later stages.
-    Otherwise a rank would sample tokens as if the sequence had no adapter.
+    Without these NaNs, a rank would sample tokens as if the sequence had no adapter.
     """
 
     def __init__(self, spec: DecoderSpec, form: WeightFormat) -> None:

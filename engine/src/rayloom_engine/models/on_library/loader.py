@@ -53,7 +53,7 @@ def load_decoder(
 def _fill(weights: PlainWeights, files: list[Path], progress: Progress) -> int:
     """Copies each tensor to its destination, and finishes the matrices. Returns the bytes read, in the files' types.
 
-    Empties the dict of destinations. Otherwise it would keep the plain matrices alive next to their packed copies.
+    Empties the dict of destinations. Otherwise the dict would keep the plain matrices alive next to the packed copies.
     """
     destinations = weights.destinations
     num_bytes_read = 0

@@ -31,8 +31,8 @@ from rayloom_engine.models.shape import ModelShape
 class PlainWeights:
     """Memory for all tensors of a rank. The loader calls `finish` of each of `matrices` once its tensors are copied.
 
-    `destinations`: tensor name in the checkpoint -> where to copy it. The loader empties this dict. Otherwise it would
-    keep the plain matrices alive next to their packed copies.
+    `destinations`: tensor name in the checkpoint -> where to copy the tensor. The loader empties this dict. Otherwise
+    the dict would keep the plain matrices alive next to their packed copies.
     """
 
     def __init__(self, spec: DecoderSpec, form: WeightFormat) -> None:

@@ -108,7 +108,7 @@ class PagedStep:
 
 @dataclass(frozen=True, slots=True)
 class PagedLayer:
-    """Implements ModuleAttention for one layer of the KV cache, whose heads may be wider than those of the module."""
+    """Implements ModuleAttention for one layer of the KV cache. The cache's heads may be wider than the module's."""
 
     layer: int
     head_dim: int  # of the pages

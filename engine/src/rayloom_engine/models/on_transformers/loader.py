@@ -45,7 +45,7 @@ class _Target:
 
 
 class WeightPlan:
-    """The plan by which tensors of a checkpoint become those of a model. Made from the files' headers."""
+    """The plan by which tensors of a checkpoint become tensors of a model. Made from the files' headers."""
 
     def __init__(self, folder: Path, model: Any) -> None:
         """Raises ModelError with the tensors' names if the files do not fit the model."""

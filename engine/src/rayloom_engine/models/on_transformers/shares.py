@@ -1,7 +1,7 @@
 """Measures the sizes of a rank's part if several ranks share each layer of a model. Reads no weight.
 
-The plan's cuts give the numbers of weights. The numbers of heads are those of attention calls of the cut model on the
-meta device. If the modules of a cut model do not run, its number of ranks cannot share a layer.
+The plan's cuts give the numbers of weights. The attention calls of the cut model on the meta device give the numbers of
+heads. If the modules of a cut model do not run, its number of ranks cannot share a layer.
 """
 
 from __future__ import annotations
