@@ -10,7 +10,7 @@
 
 class Arena {
 public:
-    // Invalidates all buffers. Enlarges the arena if they did not fit into it.
+    // Invalidates all buffers. Enlarges the arena if the buffers did not fit into it.
     void clear() {
         if (needed_ > size_) {
             release();

@@ -86,7 +86,7 @@ public:
         });
     }
 
-    // Copies the normalised row of each pair's token into the row of the pair; quantises it if the matrix is quantised.
+    // Copies the normalised row of each pair's token to the pair's row. Quantises the copy if the matrix is quantised.
     void gather(Phase phase) const {
         const int64_t width = step_.model->width;
         for_pieces(phase, num_pairs_, 16, [&](int64_t pair) {

@@ -174,11 +174,11 @@ int rl_multiply(int32_t dtype, const rl_linear* linear, const void* x, int32_t r
 void rl_normalise(int32_t dtype, const float* residual, const float* weight, float eps, int32_t rows, int32_t width,
                   void* x);
 
-// Runs half layers [first_half, end_half) of the model: half 2 i is the attention of layer i, half 2 i + 1 its MLP.
+// Runs half layers [first_half, end_half) of the model. Half layer 2 i is the attention of layer i, 2 i + 1 its MLP.
 // After a call that computes the whole last layer, the residual stream of rows that are not wanted is undefined.
-// `partial` NULL: this process computes the whole output of each half. Otherwise `partial` [T][D] receives the last
-// half's output. This output is not added to the residual stream, because the caller first adds the outputs of the
-// other ranks to it. `progress` grows by one with every half.
+// `partial` NULL: this process computes the whole output of each half layer. Otherwise `partial` [T][D] receives the
+// output of the last half layer. This output is not added to the residual stream, because the caller first adds the
+// outputs of the other ranks to it. `progress` grows by one with every half layer.
 int rl_forward(const rl_model* model, const rl_batch* batch, int32_t first_half, int32_t end_half, float* partial,
                volatile int64_t* progress);
 

@@ -32,7 +32,7 @@ struct Step {
     void* query;                     // [T][H][d], the operand type
     void* attended;                  // [T][H][d], the operand type
     void* gated;                     // [T][I], the operand type
-    float* update;                   // [T][D] output of a half, or null: products are added to the residual stream
+    float* update;                   // [T][D] output of a half layer; null: products are added to the residual stream
     void* quantised;                 // [T] quantised rows, as wide as the widest input, if a matrix is quantised
     const ExpertBuffers* experts;    // null: no layer has experts
     const AdapterRows* adapters;     // null: no row has an adapter

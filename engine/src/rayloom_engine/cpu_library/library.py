@@ -203,10 +203,10 @@ class CpuLibrary:
         progress: ctypes.c_int64,
         partial_TD: npt.NDArray[np.float32] | None = None,
     ) -> None:
-        """Runs half layers: half 2 i is the attention of layer i, half 2 i + 1 its MLP.
+        """Runs half layers. Half layer 2 i is the attention of layer i, and half layer 2 i + 1 is its MLP.
 
-        `progress` grows by one with every half, while the call runs. `partial_TD`: receives the output of the last
-        half, which is then not added to the residual stream. Raises MemoryError.
+        `progress` grows by one with every half layer, while the call runs. `partial_TD`: receives the output of the
+        last half layer. This output is then not added to the residual stream. Raises MemoryError.
         """
         partial = None if partial_TD is None else address(partial_TD)
         with self._chosen:
@@ -235,7 +235,7 @@ class CpuLibrary:
     ) -> None:
         """Adds an update to the residual stream, as `forward` does.
 
-        `norm_address`: address of the norm of a half's output; None if the model has no such norm.
+        `norm_address`: address of the norm of a half layer's output; None if the model has no such norm.
         """
         num_rows, width = residual_TD.shape
         eps, scale = decoder.rms_norm_eps, decoder.residual_scale

@@ -9,7 +9,7 @@ from ctypes import CDLL, POINTER, Structure, c_int, c_int32, c_int64, c_void_p
 
 import numpy as np
 
-# The type rl_sampling. An array of it has an element for each row. Pointers are integers.
+# The type rl_sampling. An array of this type has one element for each row. Pointers are integers.
 SAMPLING = np.dtype(
     [
         ("seed", np.uint64),

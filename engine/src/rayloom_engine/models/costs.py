@@ -246,7 +246,7 @@ def _measured_costs(shape: MeasuredShape, tensor: Sequence[int]) -> Costs:
 def step_token_elements(shape: ModelShape, num_shards: int) -> int:
     """Returns the number of elements that one token of a step takes on a rank, counted from the decoder's code.
 
-    These are the residual stream, its normalised form, a block's result, and the wider of attention and MLP.
+    These are the residual stream, its normalised form, the output of attention or MLP, and the wider of these two.
     """
     if isinstance(shape, MeasuredShape):
         share = shape.share(num_shards)

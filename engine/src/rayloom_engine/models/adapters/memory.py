@@ -48,7 +48,7 @@ def adapter_bytes(shape: ModelShape, part: ModelPart, rank: int, *, element_byte
 def adapter_token_bytes(shape: ModelShape, num_shards: int) -> int:
     """Returns the additional bytes for each token of a step in which at least one token has an adapter.
 
-    They are buffers for the products with A, and for gate and up in float32: see step.cpp and adapters.cpp.
+    These are buffers for the products with A, and for gate and up in float32: see step.cpp and adapters.cpp.
     """
     feed_forward = -(-shape.intermediate_size // num_shards)
     return _MOST_PARTS * MOST_RANK * _MOST_OPERAND_BYTES + 2 * feed_forward * 4

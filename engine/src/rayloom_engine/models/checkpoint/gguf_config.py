@@ -198,7 +198,7 @@ def _token_ids(fields: ConfigJson, vocab_size: int) -> dict[str, int]:
 def _token_id(fields: ConfigJson, key: str, vocab_size: int) -> int | None:
     """Returns the token id in a field.
 
-    Returns None if the field is absent. Some files write an id beyond the vocabulary instead, which also gives None.
+    Returns None if the field is absent, or if the id is beyond the vocabulary. Some files write such an id for "none".
     """
     if fields.get(key) is None:
         return None

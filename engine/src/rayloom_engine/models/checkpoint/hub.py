@@ -24,7 +24,7 @@ _UNWANTED = ("*/*", "consolidated*.safetensors")
 def download(
     repository: str, revision: str | None, progress: Progress, wanted: Sequence[str] = EVERYTHING
 ) -> tuple[Path, str]:
-    """Returns the folder and the commit of a hub model. Downloads it if the hub library's cache does not have it.
+    """Returns the folder and the commit of a hub model. Downloads the model if the hub library's cache lacks it.
 
     `wanted`: patterns of file names. Several processes may call this at once, even if the cache is a shared folder,
     because the hub library locks each file. Raises ModelError if the model or revision does not exist, needs an access

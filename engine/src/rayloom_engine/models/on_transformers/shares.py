@@ -1,7 +1,7 @@
 """Measures the sizes of a rank's part if several ranks share each layer of a model. Reads no weight.
 
 The plan's cuts give the numbers of weights. The attention calls of the cut model on the meta device give the numbers of
-heads. If the modules of a cut model do not run, its number of ranks cannot share a layer.
+heads. If the modules do not run after a cut for some number of ranks, this number of ranks cannot share a layer.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _share(meta: MetaModel, plan: ShardPlan, num_chosen: int, count: int) -> Mea
 
 
 def widest(layers: torch.nn.Module, hidden_size: int, num_chosen: int) -> int:
-    """Returns the number of outputs of the widest linear layer. It bounds the memory of a token of a step.
+    """Returns the number of outputs of the widest linear layer. This number bounds the memory of a token of a step.
 
     The `num_chosen` experts of a token count together, because all of them are computed at once.
     """

@@ -2,7 +2,7 @@
 
 Layers of other stages are replaced by modules that return their input. So the base model still runs its own code before
 the layers, such as the code for rotary tables and masks. Hidden states of the previous stage replace the input of the
-stage's first layer, and the output of its last layer is sent to the next stage.
+stage's first layer, and the output of the stage's last layer is sent to the next stage.
 
 Legend: T tokens of the step, D model width.
 """
