@@ -46,7 +46,7 @@ class CompileError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileCommands:
-    """The commands that compile the library. Commands in `objects` may run at once. `link` runs after all of them."""
+    """The commands that compile the library. Commands in `objects` may run in parallel. `link` runs after all of them."""
 
     objects: tuple[tuple[str, ...], ...]
     link: tuple[str, ...]
@@ -100,7 +100,7 @@ def library_name(sources: Path) -> str:
 
 
 def cached_library(cache: Path, compiler: str, sources: Path, more_flags: Sequence[str] = ()) -> Path:
-    """Returns the path, in `cache`, of the library that this compiler builds from these sources and flags."""
+    """Returns the path, in the folder `cache`, of the library that this compiler makes of these sources and flags."""
     try:
         shown = subprocess.run([*shlex.split(compiler), "--version"], capture_output=True, timeout=30).stdout
     except (OSError, subprocess.TimeoutExpired):

@@ -246,7 +246,8 @@ def _measured_costs(shape: MeasuredShape, tensor: Sequence[int]) -> Costs:
 def step_token_elements(shape: ModelShape, num_shards: int) -> int:
     """Returns the number of elements that one token of a step takes on a rank, counted from the decoder's code.
 
-    These are the residual stream, its normalised form, the output of attention or MLP, and the wider of these two.
+    These are the residual stream, its normalised form, the output of attention or MLP, and the inner arrays of
+    attention or of the MLP, whichever are larger.
     """
     if isinstance(shape, MeasuredShape):
         share = shape.share(num_shards)

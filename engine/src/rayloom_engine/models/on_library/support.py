@@ -15,8 +15,8 @@ _MAX_GROUP = 48  # query heads of a key/value head: kTileRows in kernels.h
 def unsupported(shape: ModelShape, num_shards: int, dtype: str, cut_unit: int = 1) -> str:
     """Returns why the library cannot compute a model with weights of this type on `num_shards` ranks; empty if it can.
 
-    `cut_unit`: as in WeightFormat. All ranks of a stage get the same result, because they must sum arrays of the same
-    type: either all of them use the library, or none.
+    `cut_unit`: as in WeightFormat. All ranks of a stage get the same result: either all of them use the library, or
+    none. The reason is that they must sum arrays of the same type.
     """
     if isinstance(shape, MeasuredShape):
         return f"{shape.architecture} is computed by transformers' modules"

@@ -62,7 +62,7 @@ class PlainWeights:
         return [self._matrix(linear, is_dense=linear is router) for linear in layer.linears]
 
     def _matrix(self, spec: LinearSpec, *, is_dense: bool = False) -> Matrix:
-        """Returns a matrix. With `is_dense`, it is dense even if the format quantises matrices."""
+        """Returns a matrix. With `is_dense`, the matrix is dense even if the format quantises matrices."""
         matrix = Matrix(spec, replace(self.form, quantization="none") if is_dense else self.form)
         self.matrices.append(matrix)
         self.destinations.update(matrix.destinations())

@@ -195,7 +195,7 @@ class WeightPlan:
 
 
 def source_cut(rule: Any, cut: Cut | None) -> Cut | None:
-    """Returns the cut of the files' tensors from which `rule` makes a tensor with the cut `cut`.
+    """Returns the cut for the files' tensors. `rule` makes a tensor with the cut `cut` from tensors that are cut so.
 
     Returns None if there is no cut, or if the rule needs whole tensors.
     """
