@@ -18,7 +18,7 @@ struct Kernels;
 struct Step;
 
 // Buffers of a step for its layers with experts. E: the number of experts from which the router selects. K: the number
-// of experts that it selects for a token. P: the number of pairs: T * K, plus T if there is a shared expert.
+// of experts that the router selects for a token. P: the number of pairs, T * K, plus T if there is a shared expert.
 struct ExpertBuffers {
     float* logits;      // [T][E + shared] the router's outputs; for the shared expert, its weight instead of the output
     int32_t* selected;  // [T][K]

@@ -41,12 +41,12 @@ _KEY_DIGITS = 12
 
 
 class CompileError(Exception):
-    """The compiler failed. The message has the last line of its output."""
+    """The compiler failed. The message has the last line of the compiler's output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileCommands:
-    """The commands that compile the library. Commands in `objects` may run in parallel. `link` runs after all of them."""
+    """The commands that compile the library. Commands in `objects` may run in parallel, and `link` runs after them."""
 
     objects: tuple[tuple[str, ...], ...]
     link: tuple[str, ...]
@@ -196,7 +196,7 @@ def _copy(cached: Path, target: Path, compiler: str, sources: Path) -> None:
 
 
 def _run(commands: tuple[tuple[str, ...], ...]) -> None:
-    """Runs commands at the same time, and waits for all of them. Raises CompileError if one fails."""
+    """Runs commands at the same time, and waits for all of them. Raises CompileError if any of them fails."""
     processes = [
         subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for command in commands
     ]

@@ -120,7 +120,7 @@ class CausalLM:
         }
         self._angles = {window: of_ropes[shape.rope_of(window)] for window in windows}
         self._windows = windows
-        # Rounded to the weights' type, as in training.
+        # The scale is rounded to the weights' type, as in training.
         scale = torch.tensor(shape.traits.embedding_scale, dtype=kernels.target.compute_dtype)
         self._embedding_scale = float(scale)
         self.adapters = TorchAdapters(shape, _matrices(spec, weights), kernels.target.compute_dtype)

@@ -224,7 +224,7 @@ def _shape(folder: Path, config: ConfigJson) -> ModelShape:
     architecture = architecture_of(config)
     family = FAMILIES[architecture]
 
-    # Check the sizes before using them: a shape stores one window per layer.
+    # Check the sizes before using them, because a shape stores one window for each layer.
     num_layers = config.count("num_hidden_layers", at_most=MAX_LAYERS)
     vocab_size = config.count("vocab_size", at_most=MAX_VOCAB)
     hidden_size = config.count("hidden_size", at_most=MAX_SIZE)

@@ -135,7 +135,7 @@ class TorchAdapters:
         for stacked in spec.stacked():
             update = folder.updates.get(stacked.name)
             if update is not None:
-                # Copies, because a slice can keep the whole tensor, or the mapped file, in memory.
+                # These are copies, because a slice can keep the whole tensor, or the mapped file, in memory.
                 a_rK = file.get_slice(update.a)[:, spec.inputs.slice].to(self._dtype, copy=True)
                 b_Nr = file.get_slice(update.b)[stacked.bias_part or slice(None)].to(self._dtype, copy=True)
                 found.append(Update(stacked.rows, a_rK, b_Nr, update.scale))

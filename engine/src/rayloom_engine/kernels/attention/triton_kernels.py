@@ -185,7 +185,8 @@ def attend_kernel(
     total = tl.zeros((ROWS,), tl.float32)
     highest = tl.full((ROWS,), _LOWEST, tl.float32)
     if HAS_SINKS:
-        # A sink is an additional score without a value vector. Only one split may add the sink. The factor is log2(e).
+        # A sink is an additional score without a value vector. Only one split may add the sink. Like the scores, the
+        # sink is multiplied by log2(e).
         if split == 0:
             highest = tl.load(sinks_ptr + heads, mask=is_row, other=0.0) * 1.4426950408889634
             total += 1.0

@@ -27,7 +27,7 @@ _MOST_PATTERN_CHARACTERS = 256
 # could take endless time to match.
 _PATTERN = re.compile(r"[\w.^$\\-]+")
 
-# Field -> the feature that it switches on. An adapter is refused if one of these fields is not empty.
+# Field -> the feature that it switches on. An adapter is refused if any of these fields is not empty.
 _UNSUPPORTED = {
     "use_dora": "DoRA",
     "modules_to_save": "matrices that replace the model's own (modules_to_save)",

@@ -97,7 +97,7 @@ def most_weight_bytes(shape: ModelShape, max_rank: int) -> int:
 
 
 def adapter_of(folder: Path) -> Adapter:
-    """Returns the adapter in a folder with the digest of its files. Reads the whole files. Raises ModelError."""
+    """Returns the adapter in a folder, with the digest of its two files. Reads the whole files. Raises ModelError."""
     digest = hashlib.blake2b(digest_size=16)
     for name in (CONFIG, WEIGHTS):
         try:

@@ -57,7 +57,7 @@ class LibraryDecoder:
         window_rope = shape.traits.window_rope
         self._window_rotary = None if window_rope is None else RotaryTable(window_rope, shape.head_dim)
         self._halves = range(2 * len(part.stage.layers))
-        # Rounded to the weights' type, because training uses a factor of this type.
+        # The scale is rounded to the weights' type, because training uses a scale of this type.
         self._embedding_scale = rounded(shape.traits.embedding_scale, form.dtype)
         self._progress = ctypes.c_int64(0)
         # The cache, and the addresses of its layers.
