@@ -334,7 +334,7 @@ RL_INLINE AttentionScratch<Operand>& thread_scratch() {
     return scratch;
 }
 
-// Sets m, l and o of all rows to their values before the first segment. Returns them; they are in the thread's buffers.
+// Sets m, l and o of all rows to their values before the first segment. Returns pointers to m, l and o in `scratch`.
 template <class Operand>
 RL_INLINE RowSums no_sums(const AttentionTask& task, AttentionScratch<Operand>& scratch) {
     for (int64_t row = 0; row < num_rows(task); row++) {

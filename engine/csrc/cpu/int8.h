@@ -243,7 +243,7 @@ RL_INLINE void compute_into_output(const LinearTask& task, int64_t row, int64_t 
     Output::template write<Operand>(task, result);
 }
 
-// One tile: rows [row, row + num_rows) x `num_columns` columns.
+// Computes one tile: rows [row, row + num_rows) x `num_columns` columns.
 template <class Operand, class Output>
 static void int8_tile(const LinearTask& task, int64_t row, int64_t num_rows, int64_t block, int64_t num_columns,
                       int64_t ahead) {

@@ -106,7 +106,7 @@ struct Kernels {
     void (*embed_int8)(const void* packed, const float* scales, int64_t width, int64_t id, float* out);
     void (*quantise_row)(const void* x, int64_t num_inputs, void* quantised);
     int64_t (*quantised_row_bytes)(int64_t num_inputs);
-    // x [count] = factor * values, as operands; count is a multiple of 16.
+    // x [count] = factor * values, in the operand type; count is a multiple of 16.
     void (*scale)(const float* values, float factor, int64_t count, void* x);
     // gated = activation(gate) * up, in the operand type, for blocks [first, end) of a row [2 * width] of gate_up.
     void (*gate)(const float* gate_up, int64_t width, int64_t first, int64_t end, int32_t activation,

@@ -153,7 +153,7 @@ struct GateOutput {
     }
 };
 
-// One tile: rows [row, row + num_rows) x `num_columns` columns. `ahead`: as in ProductTile.
+// Computes one tile: rows [row, row + num_rows) x `num_columns` columns. `ahead`: as in ProductTile.
 template <class Operand, class Output>
 static void linear_tile(const LinearTask& task, int64_t row, int64_t num_rows, int64_t block, int64_t num_columns,
                         int64_t ahead) {

@@ -269,7 +269,7 @@ class CpuLibrary:
 def linear_of(
     packed: Array, bias: npt.NDArray[np.float32] | None, scales: npt.NDArray[np.float32] | None = None
 ) -> LinearStruct:
-    """Returns the structure of a matrix from `CpuLibrary.pack` or `pack_int8` and a float32 bias.
+    """Returns the structure of a matrix that `CpuLibrary.pack` or `pack_int8` has packed, and of its float32 bias.
 
     `scales`: the scales of an int8 matrix. The caller keeps the arrays alive.
     """

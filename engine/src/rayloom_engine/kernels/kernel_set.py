@@ -40,7 +40,7 @@ class KernelSet:
 
 
 def choose_kernels(target: Target) -> KernelSet:
-    """Returns the fastest implementation of each operation that works on the target.
+    """Returns for each operation the fastest implementation that works on the target.
 
     Raises ConfigError if the target demands a backend that does not work there.
     """

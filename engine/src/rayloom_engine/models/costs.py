@@ -2,7 +2,7 @@
 
 Each part has a value for every tensor-parallel size that the model allows. The ranks of a stage need slightly
 different amounts. If a matrix cannot be cut evenly, some ranks have one more row. Biases that are added to a sum over
-ranks are on one rank alone. Each number here is the amount of the rank that needs most for this part. So a sum of parts
+ranks are on one rank alone. Each number here is the largest amount that any rank needs for this part. So a sum of parts
 is never too small, and it is exact if one rank has all the largest parts.
 
     bytes of a rank's weights = layers of its stage + embedding (first stage) or head (last) or both (only stage)

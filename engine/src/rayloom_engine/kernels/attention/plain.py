@@ -44,7 +44,7 @@ class _Gathered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Decode:
-    """Sequences with one new token each and similar lengths, computed as one padded batch."""
+    """Sequences of similar length with one new token each, computed as one padded batch."""
 
     rows_R: torch.Tensor | slice  # the rows of these sequences in T
     gathered: _Gathered  # [R, K, L, D]

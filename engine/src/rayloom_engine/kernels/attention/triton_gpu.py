@@ -262,7 +262,7 @@ def warm_up(
 
 
 def _aligned(query_THD: torch.Tensor) -> torch.Tensor:
-    """Returns the queries in memory that the kernel can read; a slice of the fused projection needs no copy."""
+    """Returns the queries with strides that the kernel can read; a slice of the fused projection needs no copy."""
     num_heads, head_dim = query_THD.shape[1:]
     is_dense = query_THD.stride()[1:] == (head_dim, 1) and query_THD.stride(0) >= num_heads * head_dim
     if is_dense and query_THD.stride(0) % 16 == 0 and query_THD.data_ptr() % 16 == 0:

@@ -68,7 +68,7 @@ def _attend_tile(
     HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, KEYS: tl.constexpr, MASKED: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
 ):  # fmt: skip
-    """Returns (total_out, highest, total) after another tile. MASKED: a row does not see all keys of the tile."""
+    """Returns (total_out, highest, total) after another tile. MASKED: some row may not see all keys of the tile."""
     positions = key_tile * KEYS + tl.arange(0, KEYS)
     dims = tl.arange(0, PADDED_DIM)
     # Positions that no row sees are not read: the table may have no block for them, and the page may hold any values.
@@ -127,8 +127,8 @@ def attend_kernel(
     int32 [slots, B] with rows of `table_stride`; slots int32 [S]; starts int32 [S + 1], the first token of each
     sequence in T; lens int32 [S], the context lengths; sinks float32 [H] or None; out [T, H, D]. With several splits,
     the program writes partial float32 [T, H, splits, D] and stats float32 [T, H, splits, 2] (highest score, sum), and
-    `combine_kernel` writes out. An unused split writes only stats, with a sum of 0. A row without visible keys becomes
-    zeros.
+    `combine_kernel` writes `out`. An unused split writes only stats, with a sum of 0. A row without visible keys
+    becomes zeros.
 
     CHUNKS: sequences have any number of tokens, so a program searches for its sequence. The program masks a tile of
     keys only if some row does not see all of the tile's keys. Without CHUNKS, each sequence has `tiles_per_seq` tiles,

@@ -1,4 +1,4 @@
-"""The operation as a sequence of its parts. With the references of the parts, it is the definition of the result."""
+"""The operation as a sequence of its parts. The sequence of the parts' reference backends defines the result."""
 
 from __future__ import annotations
 

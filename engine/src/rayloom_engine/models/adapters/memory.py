@@ -40,7 +40,7 @@ def layer_elements(shape: ModelShape, shard: Shard, cut_unit: int = 1) -> int:
 
 
 def adapter_bytes(shape: ModelShape, part: ModelPart, rank: int, *, element_bytes: int, cut_unit: int = 1) -> int:
-    """Returns the bytes of an adapter of this LoRA rank that updates all matrices of a rank's part of the model."""
+    """Returns the bytes of an adapter of LoRA rank `rank` that updates all matrices of `part`, one rank's part."""
     elements = len(part.stage.layers) * layer_elements(shape, part.shard, cut_unit) * padded_rank(rank)
     return -(-elements * element_bytes // PAGE_BYTES) * PAGE_BYTES
 

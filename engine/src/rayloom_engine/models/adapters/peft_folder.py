@@ -127,7 +127,7 @@ def _matrix_sizes(shape: ModelShape) -> dict[str, tuple[int, int]]:
 def _tensors(
     path: Path, config: PeftConfig, sizes: Mapping[str, tuple[int, int]]
 ) -> dict[str, dict[str, _AdapterTensor]]:
-    """Returns matrix -> "A" and "B" -> tensor. Raises ModelError for tensors that belong to no matrix of the model."""
+    """Returns matrix -> "A" or "B" -> tensor. Raises ModelError for tensors that belong to no matrix of the model."""
     found: dict[str, dict[str, _AdapterTensor]] = {}
     strange: list[str] = []
     try:

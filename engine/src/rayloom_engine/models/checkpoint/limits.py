@@ -19,5 +19,5 @@ MAX_ROPE_FACTOR = 1e6
 MAX_NORM_EPS = 1.0
 MAX_EOS_IDS = 1024
 
-MAX_JSON_BYTES = 64 << 20  # limit in `read_json`; the longest JSON file is the weights' index, about 100 bytes per tensor
+MAX_JSON_BYTES = 64 << 20  # limit in `read_json`; the longest file is the weights' index, about 100 bytes per tensor
 MAX_NAME_BYTES = 255  # bytes of a file name; every usual file system has this limit

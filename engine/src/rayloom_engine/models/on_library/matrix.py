@@ -1,6 +1,7 @@
 """Matrix: one matrix of a rank, plain while the checkpoint is read, then packed for the C library.
 
-A packed matrix is dense, int8, or grouped (cpu_library/grouped.py), the form for the checkpoint's quantised weights.
+A packed matrix is dense, int8, or grouped (cpu_library/grouped.py). Grouped is the form for a checkpoint's quantised
+weights.
 An int8 matrix is made from dense weights. It has a byte for each weight, and a float32 scale for each output:
 
     weight[n, k] = scale[n] * w[n, k],  w from -127 to 127,  scale[n] = max over k of |weight[n, k]| / 127

@@ -186,7 +186,7 @@ _WITHOUT_EFFECT = {"position_ids", "cache_position", "cu_seq_lens_q", "cu_seq_le
 
 
 def _refuse_unknown(module: torch.nn.Module, options: dict[str, Any]) -> None:
-    """Raises ModelError for options that change the attention in a way that paged attention cannot."""
+    """Raises ModelError for options that change the attention in a way that paged attention does not support."""
     if options.get("is_causal") is False or getattr(module, "is_causal", True) is False:
         raise ModelError("its attention is bidirectional", "Unsupported")
     for name, value in options.items():

@@ -1,7 +1,7 @@
 """Reads transformers' tensor parallel plan of a model, which says how ranks share its layers. Holds no weight.
 
-The plan names a style for modules and parameters: which dimension of a matrix is cut, and what the ranks exchange. The
-embedding and the head are cut by vocabulary, as in the engine's own decoder.
+The plan names a style for modules and parameters. A style says which dimension of a matrix is cut, and what the ranks
+exchange. The embedding and the head are cut by vocabulary, as in the engine's own decoder.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ _IN_LAYERS = "model.layers."
 class CheckpointScheme:
     """Describes how the matrices of a checkpoint are quantised.
 
-    `linear`: the reader of all matrices in the layers, except those whose name matches a pattern in `skipped`. None if
+    `linear`: the reader of all matrices in the layers, except those whose name matches a pattern in `skipped`; None if
     `by_name` has a reader for each quantised matrix. `left_out`: suffixes of tensors that are not needed. `cut_unit`:
     tensor parallelism cuts inputs and outputs at multiples of this number.
     """
