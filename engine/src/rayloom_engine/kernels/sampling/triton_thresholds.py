@@ -21,7 +21,7 @@ ALL_TIES = tl.constexpr(2147483647)
 
 @triton.jit
 def key_of(x):
-    """Returns an integer for each float32, in the same order. -0.0 has the key of 0.0."""
+    """Returns an integer for each float32. A higher float32 has a higher integer. -0.0 has the key of 0.0."""
     bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 

@@ -195,7 +195,7 @@ class WeightPlan:
 
 
 def source_cut(rule: Any, cut: Cut | None) -> Cut | None:
-    """Returns the cut for the files' tensors. `rule` makes a tensor with the cut `cut` from tensors that are cut so.
+    """Returns the cut for the files' tensors. If they have this cut, `rule` makes from them a tensor with `cut`.
 
     Returns None if there is no cut, or if the rule needs whole tensors.
     """
