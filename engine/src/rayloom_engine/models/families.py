@@ -281,7 +281,8 @@ def _rope_of(config: ConfigJson, layer_type: str, head_dim: int, max_positions: 
     """Returns the rotary embedding of one type of layers.
 
     transformers 5 writes an object for each type. transformers 4 writes rope_local_base_freq for layers with windows.
-    The embedding of these layers is not scaled. For the other layers, transformers 4 writes rope_theta and rope_scaling.
+    The embedding of these layers is not scaled. For the other layers, transformers 4 writes rope_theta and
+    rope_scaling.
     """
     of_types = config.mapping("rope_parameters")
     if of_types:
