@@ -29,7 +29,7 @@ class BeamSettings:
 
     @property
     def num_alternatives(self) -> int:
-        """How many of the most likely tokens a step needs, so that at least `width` of them are not stop tokens."""
+        """Number of most likely tokens that a step needs, so that at least `width` of them are no stop tokens."""
         return self.width + max(self.width, len(self.stop_ids))
 
 

@@ -46,7 +46,7 @@ class ChoiceReader:
 
     @property
     def plain_kind(self) -> PlainKind | None:
-        """The kind of part that text without a tag would become now; None if only `add` can read such text."""
+        """If text without a tag came now, its part would be of this kind. None if only `add` can read such text."""
         kind = self._parser.plain_kind
         return None if kind is Reasoning and not self._has_reasoning else kind
 

@@ -152,7 +152,7 @@ class ModelNames:
     def _checked(
         self, model: str, alias: str | None, source: str, caller: KeyHolder, *, adapter: str | None = None
     ) -> ModelRoute:
-        """Returns the route to `model`. Raises ApiError 401 unless the caller has a key of the name `source`."""
+        """Returns the route to `model`. Raises ApiError 401 unless the caller has a key that is valid for `source`."""
         if not self._ring.accepts(source, caller):
             raise no_valid_key()
         num_keys = self.num_keys(model) if self._ring.needs_key(source) else 0
