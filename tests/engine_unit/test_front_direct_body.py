@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from rayloom_engine.front.http.direct_body import DirectBody, direct_body, offer
+from rayloom_engine.front.http.direct_body import DirectBody, direct_body, framed, offer
 from rayloom_engine.front.openai.answers.chunk_template import ChunkTemplate
 from rt_byte_model import END
 from rt_fake_core import say
@@ -66,8 +66,9 @@ def test_a_body_is_open_while_an_answer_runs_and_its_client_reads(changes: dict[
 
 def test_a_part_is_a_chunk_of_the_body() -> None:
     answer = cycle()
-    DirectBody(cast("RequestResponseCycle", answer)).write(b"0123456789")
+    DirectBody(cast("RequestResponseCycle", answer)).write(framed(b"0123456789"))
     assert answer.written == [b"a\r\n0123456789\r\n"]
+    assert framed(b"x" * 5000) == b"1388\r\n" + b"x" * 5000 + b"\r\n"
 
 
 def test_each_token_of_a_stream_is_an_event_of_the_documented_form(front: FrontUnderTest) -> None:

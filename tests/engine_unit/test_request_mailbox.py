@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 
-from rayloom_engine.front.core_link.request_mailbox import DueReaders, Items, Mailbox
+from rayloom_engine.front.core_link.request_mailbox import DueReaders, Items, Mailbox, Outbox
 from rayloom_engine.protocol.messages import SequenceOutput
 
 
@@ -30,7 +31,7 @@ class ReadMailbox:
         self.task = asyncio.ensure_future(self.mailbox.take(timeout_s, self._reader))
         self._due = DueReaders()
 
-    def _reader(self, items: Items) -> bool:
+    def _reader(self, items: Items, _outbox: Outbox, _now_s: float) -> bool:
         if self.is_open:
             self.read.append(ids(items))
         return self.is_open
@@ -90,7 +91,7 @@ def test_between_some_streams_and_the_next_the_loop_does_other_work_and_new_answ
         def boxes(name: str, number: int) -> list[Mailbox]:
             made = [Mailbox() for _ in range(number)]
             for mailbox in made:
-                tasks.append(asyncio.ensure_future(mailbox.take(60.0, lambda items: order.append(name) is None)))
+                tasks.append(asyncio.ensure_future(mailbox.take(60.0, lambda *_: order.append(name) is None)))
             return made
 
         def put(mailboxes: list[Mailbox]) -> list[Mailbox]:
@@ -137,7 +138,7 @@ def test_an_error_of_the_reader_ends_the_request_without_its_outputs_which_a_cli
 
         sent: list[int] = []
 
-        def broken(items: Items) -> bool:
+        def broken(items: Items, _outbox: Outbox, _now_s: float) -> bool:
             sent.extend(ids(items))
             raise ZeroDivisionError("reader")
 
@@ -156,14 +157,49 @@ def test_an_error_of_the_reader_ends_the_request_without_its_outputs_which_a_cli
     run(work())
 
 
+def test_the_parts_of_several_streams_are_written_after_all_are_made_and_a_broken_one_fails_alone() -> None:
+    """Bytes are made for all streams of a callback before any is written, which costs less than to alternate."""
+
+    async def work() -> None:
+        order: list[str] = []
+        due = DueReaders()
+        mailboxes = {name: Mailbox() for name in ("one", "broken", "three")}
+
+        def write(part: bytes) -> None:
+            order.append(f"written {part.decode()}")
+            if part == b"broken":
+                raise OSError("connection")
+
+        def take(name: str, mailbox: Mailbox) -> asyncio.Task[Items]:
+            def read(items: Items, outbox: Outbox, _now_s: float) -> bool:
+                order.append(f"made {name}")
+                outbox.append((mailbox, write, name.encode()))
+                return True
+
+            return asyncio.ensure_future(mailbox.take(60.0, read))
+
+        tasks = {name: take(name, mailbox) for name, mailbox in mailboxes.items()}
+        await turns()
+        due.add([], [mailbox for mailbox in mailboxes.values() if mailbox.put(0, output(1))])
+        await turns(1)
+        assert order == ["made one", "made broken", "made three", "written one", "written broken", "written three"]
+        with pytest.raises(OSError, match="connection"):
+            await tasks.pop("broken")
+        assert not any(task.done() for task in tasks.values())
+        assert not any(mailboxes[name].failure for name in tasks)
+        for task in tasks.values():
+            task.cancel()
+
+    run(work())
+
+
 def test_what_the_reader_takes_begins_the_wait_again() -> None:
     """A stream sends a comment if no token has arrived for some time. Each token restarts this time."""
 
     async def work() -> None:
-        loop = asyncio.get_running_loop()
         box = ReadMailbox()
         await turns()
-        began_s = loop.time()
+        began_s = time.monotonic()
         assert box.mailbox.idle_s(began_s + 50.0) >= 50.0
         box.put(1)
         assert box.mailbox.idle_s(began_s + 50.0) == 0.0  # the output has arrived, and the next callback reads it

@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from rayloom_engine.protocol.messages import SequenceOutput
 
 Items = list[tuple[int, SequenceOutput]]
-Reader = Callable[[Items], bool]
+# Parts of answers that are made but not written yet: the mailbox of the request, the function that writes, the bytes
+Outbox = list[tuple["Mailbox", Callable[[bytes], None], bytes]]
+Reader = Callable[[Items, Outbox, float], bool]  # the last argument is the present time, as of time.monotonic
 
 _AT_ONCE = 16  # mailboxes that one callback reads, in about 0.3 ms
 
@@ -20,7 +22,7 @@ class Mailbox:
 
     # With slots, the attributes of an instance are beside each other in memory. So each class whose code runs for every
     # token has slots.
-    __slots__ = ("_clock", "_failure", "_idle_since_s", "_is_reader_due", "_items", "_reader", "_waiter")
+    __slots__ = ("_failure", "_idle_since_s", "_is_reader_due", "_items", "_reader", "_waiter")
 
     def __init__(self) -> None:
         self._items: Items = []
@@ -28,8 +30,7 @@ class Mailbox:
         self._waiter: asyncio.Future[None] | None = None
         self._reader: Reader | None = None  # the function that gets new items; None unless `take` waits
         self._is_reader_due = False  # `put` has returned True, and `read` was not called since
-        self._clock = time.monotonic  # returns the loop time
-        self._idle_since_s = 0.0  # loop time at which the reader last took items or `take` began to wait
+        self._idle_since_s = 0.0  # time.monotonic at which the reader last took items or `take` began to wait
 
     @property
     def failure(self) -> Exception | None:
@@ -74,11 +75,9 @@ class Mailbox:
         """
         if not self._items and self._failure is None:
             # This code runs for every token. asyncio.wait_for takes several times the CPU time of a future and a timer.
-            loop = asyncio.get_running_loop()
-            self._waiter = loop.create_future()
+            self._waiter = asyncio.get_running_loop().create_future()
             self._reader = reader
-            self._clock = loop.time
-            self._idle_since_s = loop.time()
+            self._idle_since_s = time.monotonic()
             timer = _IdleTimer(self, timeout_s)
             try:
                 await self._waiter
@@ -92,16 +91,19 @@ class Mailbox:
         return items
 
     def idle_s(self, now_s: float) -> float:
-        """Returns how long `take` has waited without an output. 0 if `read` is due. `now_s`: the loop time."""
+        """Returns how long `take` has waited without an output. 0 if `read` is due. `now_s`: time.monotonic."""
         return 0.0 if self._is_reader_due else now_s - self._idle_since_s
 
-    def read(self) -> None:
-        """Gives new items to the reader. Does nothing if `take` does not wait, or has returned the items."""
+    def read(self, outbox: Outbox, now_s: float) -> None:
+        """Gives new items to the reader, which adds parts of the answer to `outbox`.
+
+        Gives none if `take` does not wait, or has returned the items. `now_s`: time.monotonic.
+        """
         self._is_reader_due = False
         if self._reader is None or not self._items:
             return
         try:
-            is_taken = self._failure is None and self._reader(self._items)
+            is_taken = self._failure is None and self._reader(self._items, outbox, now_s)
         except Exception as error:  # noqa: BLE001 - `take` raises it
             # The reader may have sent some of these outputs, so `take` must not return them once more.
             self._items.clear()
@@ -109,7 +111,7 @@ class Mailbox:
             return
         if is_taken:
             self._items.clear()
-            self._idle_since_s = self._clock()
+            self._idle_since_s = now_s
         else:
             self.wake()
 
@@ -127,7 +129,7 @@ class _IdleTimer:
         self._handle.cancel()
 
     def _fire(self) -> None:
-        left_s = self._timeout_s - self._mailbox.idle_s(self._loop.time())
+        left_s = self._timeout_s - self._mailbox.idle_s(time.monotonic())
         if left_s > 0.0:
             self._handle = self._loop.call_later(left_s, self._fire)
         else:
@@ -135,10 +137,14 @@ class _IdleTimer:
 
 
 class DueReaders:
-    """Reads the mailboxes that have new outputs, a few of them in each callback.
+    """Reads the mailboxes that have new outputs, a few of them in each callback, and writes what the readers make.
 
     Between two callbacks, the event loop reads the data that clients and engines have sent. So a new request does not
     wait until the tokens of a step are written to all streams.
+
+    A callback first makes the bytes for all of its streams, then writes them. To alternate would cost more CPU time,
+    because Python's code and the kernel's code displace each other from the processor's caches, and because a client
+    that has read one event would sleep and have to be woken for the next one.
     """
 
     def __init__(self) -> None:
@@ -152,7 +158,14 @@ class DueReaders:
         self._mailboxes += others
 
     def _read(self) -> None:
+        outbox: Outbox = []
+        now_s = time.monotonic()
         for _ in range(min(_AT_ONCE, len(self._mailboxes))):
-            self._mailboxes.popleft().read()
+            self._mailboxes.popleft().read(outbox, now_s)
+        for mailbox, write, part in outbox:
+            try:
+                write(part)
+            except Exception as error:  # noqa: BLE001 - `take` raises it
+                mailbox.fail(error)
         if self._mailboxes:
             asyncio.get_running_loop().call_soon(self._read)

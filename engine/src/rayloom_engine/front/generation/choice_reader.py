@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rayloom_engine.front.generation.deltas import ChoiceResult
 from rayloom_engine.front.model_text import ModelText
@@ -50,16 +50,23 @@ class ChoiceReader:
         kind = self._parser.plain_kind
         return None if kind is Reasoning and not self._has_reasoning else kind
 
-    def reads(self, text: str, token_ids: Sequence[int], kind: PlainKind) -> bool:
-        """Reads text of an unfinished choice. Returns True if `add` would return the text as a single part of `kind`.
+    @property
+    def reads(self) -> Callable[[str, PlainKind], bool]:
+        """The function that reads text of an unfinished choice.
 
-        Otherwise returns False, and the text is not read.
+        It returns True if `add` would return the text as a single part of the given kind. Otherwise it returns False,
+        and the text is not read. While `is_counting`, the caller then calls `count`.
         """
-        if not self._parser.reads(text, kind):
-            return False
-        if self._counter.is_counting:
-            self._counter.add(text, token_ids, self._parser.reasoning_end)
-        return True
+        return self._parser.reads
+
+    @property
+    def is_counting(self) -> bool:
+        """True while more tokens may belong to the reasoning."""
+        return self._counter.is_counting
+
+    def count(self, text: str, token_ids: Sequence[int]) -> None:
+        """Counts the reasoning among tokens whose text was read by `reads`."""
+        self._counter.add(text, token_ids, self._parser.reasoning_end)
 
     @property
     def num_reasoning_tokens(self) -> int:

@@ -20,6 +20,7 @@ from rayloom_engine.front.generation.admission import check_num_choices, check_r
 from rayloom_engine.front.generation.deltas import ChoiceDelta, ChoiceResult
 from rayloom_engine.front.generation.lane import Lane
 from rayloom_engine.front.generation.sink import DeltaSink
+from rayloom_engine.front.generation.sink_feed import SinkFeed
 from rayloom_engine.front.http.errors import ClientGone
 from rayloom_engine.front.http.tenant import Caller
 from rayloom_engine.front.model_text import ModelText
@@ -27,11 +28,10 @@ from rayloom_engine.front.operations.service import Service
 from rayloom_engine.protocol.messages import SequenceOutput
 from rayloom_engine.sampling_params import SamplingParams
 from rayloom_engine.text.bad_words import bad_word_ids
-from rayloom_engine.text.output_decoder import OutputDecoder, TextDelta
+from rayloom_engine.text.output_decoder import OutputDecoder
 from rayloom_engine.text.stop_strings import StopAutomaton
 
 LANES_AT_ONCE = 64  # sequences created or submitted (in 1 ms) before other requests get a turn
-OUTPUTS_AT_ONCE = 64  # the most outputs that a callback decodes and writes, in 1 ms
 TOKENS_AT_ONCE = 65536  # prompt tokens submitted before other requests get a turn
 ROUNDED = "another engine, whose results may differ by rounding, computed a part of this answer"
 
@@ -68,7 +68,7 @@ class Generation:
         self._lanes: list[Lane] = []
         self._unfinished: set[int] = set()
         self._has_logprobs = params.logprobs is not None or params.prompt_logprobs is not None
-        self.sink: DeltaSink | None = None  # gets small deltas, which `deltas` then does not yield
+        self._feed: SinkFeed | None = None  # gives small deltas to a sink; `deltas` then does not yield them
         self._is_submitted = False
 
     @classmethod
@@ -124,6 +124,11 @@ class Generation:
         """Sentences for the client: parts of the form that are not enforced, and engines that differ by rounding."""
         return (*self._form_warnings, ROUNDED) if self.is_rounded else self._form_warnings
 
+    @property
+    def is_finished(self) -> bool:
+        """True if every choice is finished."""
+        return not self._unfinished
+
     def held_s(self) -> float:
         """Returns the seconds for which the request waited for an engine that could take it, before its first token."""
         now_s = time.monotonic()
@@ -148,15 +153,20 @@ class Generation:
     async def deltas(self, wait_s: float, first_wait_s: float | None = None) -> AsyncIterator[list[ChoiceDelta]]:
         """Yields lists of deltas until every choice is finished; an empty list if nothing arrives for `wait_s`.
 
-        `first_wait_s` replaces `wait_s` for the first list. Small deltas go to `sink` and are not yielded. Raises the
-        error that ended the request: QueueFull, RequestError, EngineDead or ClientGone.
+        `first_wait_s` replaces `wait_s` for the first list. After `feed_into`, small deltas go to the sink and are not
+        yielded. Raises the error that ended the request: QueueFull, RequestError, EngineDead or ClientGone.
         """
         this_wait_s = wait_s if first_wait_s is None else first_wait_s
         while self._unfinished:
-            items = await self._mailbox.take(this_wait_s, None if self.sink is None else self._feed_sink)
+            items = await self._mailbox.take(this_wait_s, None if self._feed is None else self._feed.read)
             if items or self._unfinished:
-                yield self._decode(items)
+                yield self.decode(items, time.monotonic())
             this_wait_s = wait_s
+
+    def feed_into(self, sink: DeltaSink) -> None:
+        """Makes later small deltas go to `sink`. Deltas with log-probabilities, which may be long, never do."""
+        if not self._has_logprobs:
+            self._feed = SinkFeed(sink, self, self._lanes, self._mailbox, self._metrics, self._started_s)
 
     async def collect(self) -> list[ChoiceResult]:
         """Returns all choices once they are finished. Raises as `deltas` does."""
@@ -293,48 +303,8 @@ class Generation:
             for sequence in part:
                 sequence.is_accepted = True  # set before the core's refusal can arrive
 
-    def _feed_sink(self, items: Items) -> bool:
-        """Decodes outputs and writes their deltas to the sink.
-
-        Returns False, without any effect, if the stream's task must send the deltas. It must send deltas that may be
-        long, because it encodes them in parts: the first delta of each choice, and deltas with log-probabilities.
-        """
-        assert self.sink is not None
-        if len(items) > OUTPUTS_AT_ONCE or self._has_logprobs or not self.sink.is_open():
-            return False
-        if len(items) == 1 and self._feed_text(self.sink, *items[0]):  # the usual case
-            return True
-        if not all(self._lanes[index].has_begun for index, _ in items):
-            return False
-        for delta in self._decode(items):
-            self.sink.write(delta)
-            self._lanes[delta.index].events = self.sink.text_events(delta.index)
-        if not self._unfinished:
-            self._mailbox.wake()
-        return True
-
-    def _feed_text(self, sink: DeltaSink, index: int, output: SequenceOutput) -> bool:
-        """Decodes and writes an output inside a choice. Returns False, without any effect, if only `_decode` can."""
-        lane = self._lanes[index]
-        if lane.events is None or output.finish_reason is not None:
-            return False
-        if lane.sequence.place.is_rounded and not self.is_rounded:
-            return False  # the event needs a new warning
-        text = lane.decoder.simple_text(output.token_ids)
-        if text is None:
-            return False
-        lane.observe(self._metrics, len(output.token_ids), time.monotonic(), self._started_s)
-        event = lane.events.event(text, output.token_ids)
-        if event is not None:
-            sink.write_bytes(event)
-        else:
-            sink.write(ChoiceDelta(index=index, text=TextDelta(text=text, token_ids=output.token_ids), is_first=False))
-            lane.events = sink.text_events(index)
-        return True
-
-    def _decode(self, items: Items) -> list[ChoiceDelta]:
+    def decode(self, items: Items, now_s: float) -> list[ChoiceDelta]:
         """Returns one delta per choice, made from its new outputs and from outputs that were held back until now."""
-        now_s = time.monotonic()
         if len(items) == 1 and self.params.prompt_logprobs is None:  # the usual case in a stream
             index, output = items[0]
             return [self._delta(index, [output], now_s)] if index in self._unfinished else []

@@ -24,14 +24,17 @@ class DeltaSink(Protocol):
     def is_open(self) -> bool:
         """False if deltas must wait now, because the client reads too slowly or is gone."""
 
-    def write(self, delta: ChoiceDelta) -> None:
-        """Writes a delta. Called only while `is_open`."""
+    def part(self, delta: ChoiceDelta) -> bytes:
+        """Returns the part of the body for a delta; empty if the delta has no event."""
 
-    def write_bytes(self, data: bytes) -> None:
-        """Writes one event of `text_events`. Called only while `is_open`."""
+    def framed(self, event: bytes) -> bytes:
+        """Returns the part of the body for one event of `text_events`."""
+
+    def write(self, part: bytes) -> None:
+        """Writes a part. Called in the same callback as `is_open`, after the parts of other streams are made."""
 
     def text_events(self, index: int) -> EventsOfText | None:
-        """Returns the writer of a choice's events that differ in their text alone; None if `write` must be called.
+        """Returns the writer of a choice's events that differ in their text alone; None if `part` must be called.
 
         Called after the choice's first delta. The result is used until the generation has a new warning.
         """

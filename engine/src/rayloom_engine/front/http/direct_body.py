@@ -20,10 +20,11 @@ _SIZE_LINES = tuple(b"%x\r\n" % size for size in range(2048))
 class DirectBody:
     """The chunked body of one answer."""
 
-    __slots__ = ("_cycle",)
+    __slots__ = ("_cycle", "write")
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
+        self.write = cycle.transport.write  # writes what `framed` returns, while `is_open`
 
     def is_open(self) -> bool:
         """True if a part may be written now: the answer has begun, and the client is connected and reads fast enough.
@@ -34,11 +35,12 @@ class DirectBody:
         has_begun = cycle.chunked_encoding  # None until the status line is written
         return has_begun is True and not (cycle.flow.write_paused or cycle.disconnected or cycle.response_complete)
 
-    def write(self, data: bytes) -> None:
-        """Writes a part, which must not be empty, while `is_open`."""
-        size = len(data)
-        line = _SIZE_LINES[size] if size < len(_SIZE_LINES) else b"%x\r\n" % size
-        self._cycle.transport.write(b"".join((line, data, b"\r\n")))
+
+def framed(data: bytes) -> bytes:
+    """Returns `data`, which must not be empty, as a chunk of a body."""
+    size = len(data)
+    line = _SIZE_LINES[size] if size < len(_SIZE_LINES) else b"%x\r\n" % size
+    return b"".join((line, data, b"\r\n"))
 
 
 def offer(scope: Any, cycle: RequestResponseCycle) -> None:

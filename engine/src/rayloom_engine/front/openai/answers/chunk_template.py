@@ -15,19 +15,19 @@ import msgspec
 # Stands for the text in a template. The characters are random, so no text that a client sends contains them.
 _MARK = f"text-{secrets.token_hex(16)}"
 
-_encode = msgspec.json.Encoder().encode
+encode = msgspec.json.Encoder().encode
 
 
 class ChunkTemplate:
     """The event of one document, with gaps for a text."""
 
-    __slots__ = ("_pieces",)
+    __slots__ = ("pieces",)
 
     def __init__(self, document: Callable[[str], dict[str, Any]]) -> None:
         """`document` makes the document for a text."""
-        event = b"data: %b\n\n" % _encode(document(_MARK))
-        self._pieces = event.split(_encode(_MARK))
+        event = b"data: %b\n\n" % encode(document(_MARK))
+        self.pieces = event.split(encode(_MARK))  # the event without its text
 
     def filled(self, text: str) -> bytes:
         """Returns the event of the document for `text`: the same bytes as if the whole document were encoded."""
-        return _encode(text).join(self._pieces)
+        return encode(text).join(self.pieces)

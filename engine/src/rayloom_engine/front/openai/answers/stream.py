@@ -14,7 +14,7 @@ from rayloom_engine.front.generation.answer_headers import answer_headers, cold_
 from rayloom_engine.front.generation.deltas import ChoiceDelta
 from rayloom_engine.front.generation.generation import Generation
 from rayloom_engine.front.generation.sink import EventsOfText
-from rayloom_engine.front.http.direct_body import DirectBody, direct_body
+from rayloom_engine.front.http.direct_body import DirectBody, direct_body, framed
 from rayloom_engine.front.http.errors import ApiError, ClientGone, api_error
 from rayloom_engine.front.http.json_pieces import pieces
 
@@ -52,21 +52,21 @@ class EventWriter(Protocol):
 
 
 class DirectStream:
-    """A DeltaSink: writes the events of small deltas to the connection, without the stream's task."""
+    """A DeltaSink: makes the events of small deltas and writes them to the connection, without the stream's task."""
 
-    __slots__ = ("_writer", "is_open", "write_bytes")
+    __slots__ = ("_writer", "framed", "is_open", "write")
 
     def __init__(self, writer: EventWriter, body: DirectBody) -> None:
         self._writer = writer
-        self.write_bytes = body.write
+        self.framed = framed
+        self.write = body.write
         self.is_open = body.is_open
 
-    def write(self, delta: ChoiceDelta) -> None:
+    def part(self, delta: ChoiceDelta) -> bytes:
         events = self._writer.chunks(delta)
         if len(events) == 1 and isinstance(events[0], bytes):  # the usual case: one token
-            self.write_bytes(events[0])
-        elif events:
-            self.write_bytes(b"".join(_pieces(self._writer, events)))
+            return self.framed(events[0])
+        return self.framed(b"".join(_pieces(self._writer, events))) if events else b""
 
     def text_events(self, index: int) -> EventsOfText | None:
         return self._writer.text_events(index)
@@ -91,6 +91,7 @@ class EventStream(Response):
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **answer_headers(generation)})
         self._told_held_s = generation.held_s()
         self._is_waiting = True  # True until the first delta arrives
+        self._is_direct = False  # True: small deltas bypass the task
         self._generation = generation
         self._deltas = deltas
         self._first = first
@@ -144,8 +145,9 @@ class EventStream(Response):
 
         The task itself sends the first deltas, because a comment may have to precede them.
         """
-        if body is not None and not self._is_waiting and self._generation.sink is None:
-            self._generation.sink = DirectStream(self._writer, body)
+        if body is not None and not self._is_waiting and not self._is_direct:
+            self._is_direct = True
+            self._generation.feed_into(DirectStream(self._writer, body))
 
     def _delta_parts(self, deltas: list[ChoiceDelta]) -> Iterator[bytes]:
         """Yields the events of `deltas`, as one part if they are small."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rayloom_engine.front.generation.choice_reader import ChoiceReader
-from rayloom_engine.front.openai.answers.chunk_template import ChunkTemplate
+from rayloom_engine.front.openai.answers.chunk_template import ChunkTemplate, encode
 from rayloom_engine.text.message_parsing.sink import PlainKind
 
 
@@ -12,18 +12,23 @@ class TextEvents:
 
     This object refers only to the objects that an event with nothing but text needs. On a busy machine, other
     processes displace memory from the processor's caches, and reading this memory again takes most of the time for
-    a token.
+    a token. So the object has the pieces of the template, and not the template.
     """
 
-    __slots__ = ("_kind", "_reader", "_template")
+    __slots__ = ("_count", "_kind", "_pieces", "_reads")
 
     def __init__(self, template: ChunkTemplate, reader: ChoiceReader, kind: PlainKind) -> None:
-        self._template = template
-        self._reader = reader
+        self._pieces = template.pieces
+        self._reads = reader.reads
+        self._count = reader.count if reader.is_counting else None
         self._kind = kind
 
     def event(self, text: str, token_ids: tuple[int, ...]) -> bytes | None:
-        return self._template.filled(text) if self._reader.reads(text, token_ids, self._kind) else None
+        if not self._reads(text, self._kind):
+            return None
+        if self._count is not None:
+            self._count(text, token_ids)
+        return encode(text).join(self._pieces)
 
 
 class UnparsedTextEvents:
