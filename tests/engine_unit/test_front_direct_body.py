@@ -17,8 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from rayloom_engine.front.http.direct_body import DirectBody, direct_body, framed, offer
+from rayloom_engine.front.generation.choice_reader import ChoiceReader
+from rayloom_engine.front.http.direct_body import DirectBody, _HeldTransport, direct_body, framed, offer
 from rayloom_engine.front.openai.answers.chunk_template import ChunkTemplate
+from rayloom_engine.front.openai.chat.call import ChatCall
+from rayloom_engine.front.operations.service import Waits
 from rt_byte_model import END
 from rt_fake_core import say
 from rt_front import FrontUnderTest, running_front
@@ -42,7 +45,8 @@ def cycle(**changes: Any) -> SimpleNamespace:
     written: list[bytes] = []
     state = {"chunked_encoding": True, "disconnected": False, "response_complete": False, **changes}
     flow = SimpleNamespace(write_paused=state.pop("write_paused", False))
-    return SimpleNamespace(flow=flow, transport=SimpleNamespace(write=written.append), written=written, **state)
+    transport = SimpleNamespace(write=written.append, close=lambda: written.append(b"closed"))
+    return SimpleNamespace(flow=flow, transport=transport, written=written, **state)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +73,82 @@ def test_a_part_is_a_chunk_of_the_body() -> None:
     DirectBody(cast("RequestResponseCycle", answer)).write(framed(b"0123456789"))
     assert answer.written == [b"a\r\n0123456789\r\n"]
     assert framed(b"x" * 5000) == b"1388\r\n" + b"x" * 5000 + b"\r\n"
+
+
+def test_what_a_cycle_writes_is_held_back_until_it_is_released_or_closed() -> None:
+    answer = cycle()
+    transport = answer.transport
+    body = DirectBody(cast("RequestResponseCycle", answer))
+    body.hold()
+    answer.transport.write(b"head ")
+    answer.transport.write(b"first")
+    assert answer.written == []
+    body.release()
+    assert (answer.written, answer.transport) == ([b"head first"], transport)
+    body.release()
+    body.hold()
+    answer.transport.write(b"last")
+    answer.transport.close()
+    assert answer.written == [b"head first", b"last", b"closed"]
+    assert answer.transport is transport
+
+
+def test_what_is_held_back_for_a_client_that_has_gone_is_dropped() -> None:
+    answer = cycle()
+    body = DirectBody(cast("RequestResponseCycle", answer))
+    body.hold()
+    answer.transport.write(b"head")
+    answer.disconnected = True
+    body.release()
+    assert answer.written == []
+
+
+def test_the_head_of_a_stream_leaves_in_one_write_with_its_first_event(
+    front: FrontUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts: list[bytes] = []
+    release = _HeldTransport.release
+
+    def record(held: _HeldTransport) -> None:
+        parts.append(b"".join(held._held))
+        release(held)
+
+    monkeypatch.setattr(_HeldTransport, "release", record)
+    front.do(lambda: setattr(front.core, "script", say("ab")))
+    with front.chat_stream(max_tokens=50) as events:
+        assert list(events)
+    (part,) = parts
+    assert part.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"\r\n\r\n" in part and b'"role":"assistant"' in part
+
+
+def test_without_an_event_the_head_of_a_stream_leaves_alone_after_the_seconds_for_it(tmp_path: Path) -> None:
+    with running_front(tmp_path, waits=Waits(ping_s=3600.0, accept_s=0.02)) as front:
+        front.do(lambda: setattr(front.core, "hold_after", 0))
+        body = {"model": "tiny", "prompt": "Hi", "stream": True, "max_tokens": 5}
+        with front.http.stream("POST", "/v1/completions", json=body, timeout=10.0) as response:
+            assert response.status_code == 200  # the head has arrived, and no token is computed yet
+            assert [each.generated_ids for each in front.do(lambda: list(front.service.client.unfinished()))] == [[]]
+            front.do(front.core.release)
+            assert response.read().endswith(b"data: [DONE]\n\n")
+
+
+def test_the_reader_of_a_chat_is_made_after_the_engine_got_the_request(
+    front: FrontUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the engine computes meanwhile, and the first event does not wait for the reader."""
+    unfinished: list[int] = []
+    reader = ChatCall.reader
+
+    def record(call: ChatCall, request_id: str, choice: int) -> ChoiceReader:
+        unfinished.append(len(list(front.service.client.unfinished())))
+        return reader(call, request_id, choice)
+
+    monkeypatch.setattr(ChatCall, "reader", record)
+    front.do(lambda: setattr(front.core, "script", say("ab")))
+    with front.chat_stream(max_tokens=50) as events:
+        assert list(events)
+    assert unfinished == [1]
 
 
 def test_each_token_of_a_stream_is_an_event_of_the_documented_form(front: FrontUnderTest) -> None:

@@ -36,6 +36,9 @@ class MessagesAnswer:
         usage = {"input_tokens": self.generation.num_prompt_tokens, "output_tokens": 0}
         return [{"type": "message_start", "message": self._message([], usage)}]
 
+    def prepare(self) -> None:
+        """Does nothing: the constructor makes all that needs no output."""
+
     def chunks(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
         events = self._blocks.add(self._reader.add(delta.text))
         if delta.text.finish_reason is not None:

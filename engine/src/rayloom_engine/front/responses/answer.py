@@ -49,6 +49,9 @@ class ResponsesAnswer:
         response = self._response("in_progress", [])
         return self._numbered({"type": f"response.{name}", "response": response} for name in ("created", "in_progress"))
 
+    def prepare(self) -> None:
+        """Does nothing: the constructor makes all that needs no output."""
+
     def chunks(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
         text = delta.text
         parts = self._reader.add(text)

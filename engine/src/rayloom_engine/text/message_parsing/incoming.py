@@ -6,6 +6,7 @@ were there. The result does not depend on where the text was cut.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -149,6 +150,12 @@ class Markers:
             if text[start:] in self._beginnings:
                 return start
         return len(text)
+
+
+@functools.lru_cache(maxsize=256)
+def markers_of(texts: tuple[str, ...]) -> Markers:
+    """Returns Markers that requests share. `texts` are tags of a model's formats, so there are few."""
+    return Markers(texts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from rayloom_engine.text.message_parsing.channels import ChannelReader
-from rayloom_engine.text.message_parsing.incoming import IncomingText, Markers
+from rayloom_engine.text.message_parsing.incoming import IncomingText, markers_of
 from rayloom_engine.text.message_parsing.reasoning_formats import ReasoningFormat
 from rayloom_engine.text.message_parsing.sink import CallRules, PartSink, PlainKind
 from rayloom_engine.text.message_parsing.tagged import TaggedReader
@@ -52,7 +52,7 @@ class TextParser:
         self._reading = self._reader.read()
         # While the reader waits for a marker, all new text becomes a part of this kind. None: the kind is not certain.
         self.plain_kind: PlainKind | None = None
-        self._find_marker = Markers(()).find_first_char
+        self._find_marker = markers_of(()).find_first_char
         self._may_trim = False
         self._num_plain = 0  # number of characters that `reads` has read since the last `add`
 

@@ -8,7 +8,15 @@ from rayloom_engine.text.message_parsing.calls.named_call import named_call
 from rayloom_engine.text.message_parsing.calls.object_call import object_call
 from rayloom_engine.text.message_parsing.calls.python_call import python_call
 from rayloom_engine.text.message_parsing.calls.xml_call import xml_call
-from rayloom_engine.text.message_parsing.incoming import IncomingText, Markers, NoCall, Reading, blanks, one_of, until
+from rayloom_engine.text.message_parsing.incoming import (
+    IncomingText,
+    NoCall,
+    Reading,
+    blanks,
+    markers_of,
+    one_of,
+    until,
+)
 from rayloom_engine.text.message_parsing.reasoning_formats import ReasoningFormat
 from rayloom_engine.text.message_parsing.sink import PartSink
 from rayloom_engine.text.message_parsing.tool_formats import ToolFormat
@@ -42,7 +50,7 @@ class TaggedReader:
         self._hidden = frozenset(hidden)
         openers = (*tools.openers, *tools.bare_openers) if tools is not None else ()
         self._openers = frozenset(openers)
-        self._markers = Markers((*openers, *self._hidden))
+        self._markers = markers_of((*openers, *self._hidden))
         # position at which the reasoning ends; None while it is not known
         self.reasoning_end: int | None = None if reasoning is not None else 0
 
@@ -67,7 +75,7 @@ class TaggedReader:
         incoming.release()
         yield from blanks(incoming)
         openers = self._openers if reasoning.call_ends_it else frozenset()
-        marker = yield from until(incoming, Markers((reasoning.end, *sorted(openers))), self._sink.reasoning)
+        marker = yield from until(incoming, markers_of((reasoning.end, *sorted(openers))), self._sink.reasoning)
         if marker in openers:
             incoming.at -= len(marker)
         self.reasoning_end = incoming.position

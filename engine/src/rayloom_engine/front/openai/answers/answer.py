@@ -38,6 +38,9 @@ class AnswerWriter(EventWriter, Protocol):
     request_id: str
     generation: Generation
 
+    def prepare(self) -> None:
+        """Does work that needs no output. Called while the engine computes the first token."""
+
     def full(self, generation: Generation, results: list[ChoiceResult]) -> dict[str, Any]:
         """Returns the whole document, for a request that does not stream."""
 
@@ -72,6 +75,10 @@ class Answer(ABC):
     @functools.cached_property
     def _fingerprint(self) -> str:
         return fingerprint(self._service.config, self._text.model, self.generation.caller.adapter)
+
+    def prepare(self) -> None:
+        """Computes the fingerprint. An AnswerWriter's method."""
+        _ = self._fingerprint
 
     @abstractmethod
     def chunks(self, delta: ChoiceDelta) -> list[Event]:
@@ -190,6 +197,7 @@ async def answer(
     watcher = watch_client(request.receive, generation)
     is_handed_over = False
     try:
+        writer.prepare()
         if not wire.stream:
             document = writer.full(generation, await generation.collect())
             is_handed_over = True

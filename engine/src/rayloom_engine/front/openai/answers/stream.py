@@ -99,23 +99,32 @@ class EventStream(Response):
         self._watcher = watcher
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = direct_body(scope)
         try:
+            if body is not None:
+                body.hold()  # the head leaves with the first event
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await self._send_deltas(send, direct_body(scope))
+            await self._send_deltas(send, body)
         except ClientGone:
             return
         finally:
+            if body is not None:
+                body.release()
             self._watcher.cancel()
             self._generation.close()
 
     async def _send_deltas(self, send: Send, body: DirectBody | None) -> None:
         async def send_part(data: bytes, *, is_last: bool = False) -> None:
             await send({"type": "http.response.body", "body": data, "more_body": not is_last})
+            if body is not None:
+                body.release()
 
         try:
             for part in chain(self._parts(self._writer.opening()), self._delta_parts(self._first)):
                 await send_part(part)
                 await asyncio.sleep(0)  # let other streams run before the next part is encoded
+            if body is not None:
+                body.release()  # if there is no event yet, the client gets the head alone
             self._write_directly(body)
             async for deltas in self._deltas:
                 for number, part in enumerate(self._delta_parts(deltas) if deltas else (self._writer.ping,)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,11 +46,15 @@ class ChatCall:
 
         The ids of tool calls depend only on the request and its `request_id`, so a repeat gets the same ids.
         """
-        origin = f"{request_id}/{self._prompt_digest()}/{choice}"
+
+        @functools.cache
+        def origin() -> str:  # computed at the first call, because most answers have none
+            return f"{request_id}/{self._prompt_digest()}/{choice}"
+
         is_short = self.text.formats.tools.short_ids
         rules = CallRules(
             schemas=self._schemas,
-            call_id=lambda index: call_id(origin, index, is_short=is_short),
+            call_id=lambda index: call_id(origin(), index, is_short=is_short),
             max_calls=None if self.use.is_parallel and self.use.mode != "named" else 1,
         )
         return ChoiceReader(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from rayloom_engine.front.generation.choice_reader import ChoiceReader
 from rayloom_engine.front.generation.deltas import ChoiceDelta, ChoiceResult
 from rayloom_engine.front.generation.generation import Generation
 from rayloom_engine.front.http.json_pieces import lazy_ids
@@ -46,8 +48,17 @@ class ChatAnswer(Answer):
         self._has_functions = wire.has_functions
         # True if chunks have only parts of the message, without logprobs, token ids or the usage so far.
         self._is_plain = not (self._wants_logprobs or self.returns_ids or self.continuous_usage)
-        self._readers = [call.reader(self.request_id, choice) for choice in range(call.params.n)]
+        self._call = call
         self._messages: list[Message] = []  # the choices' messages in an answer that is not streamed
+
+    @functools.cached_property
+    def _readers(self) -> list[ChoiceReader]:
+        return [self._call.reader(self.request_id, choice) for choice in range(self._call.params.n)]
+
+    def prepare(self) -> None:
+        """Also makes the readers of the choices."""
+        super().prepare()
+        _ = self._readers
 
     def chunks(self, delta: ChoiceDelta) -> list[Event]:
         if not delta.is_first and self._is_plain and delta.text.finish_reason is None and self.is_chunk_fixed:
