@@ -18,9 +18,12 @@ from hypothesis import strategies as st
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from rayloom_engine.front.generation.choice_reader import ChoiceReader
+from rayloom_engine.front.generation.deltas import ChoiceDelta
 from rayloom_engine.front.http.direct_body import DirectBody, _HeldTransport, direct_body, framed, offer
+from rayloom_engine.front.http.protocol import BoundedProtocol
 from rayloom_engine.front.openai.answers.chunk_template import ChunkTemplate
 from rayloom_engine.front.openai.chat.call import ChatCall
+from rayloom_engine.front.openai.chat.endpoint import ChatAnswer
 from rayloom_engine.front.operations.service import Waits
 from rt_byte_model import END
 from rt_fake_core import say
@@ -45,7 +48,9 @@ def cycle(**changes: Any) -> SimpleNamespace:
     written: list[bytes] = []
     state = {"chunked_encoding": True, "disconnected": False, "response_complete": False, **changes}
     flow = SimpleNamespace(write_paused=state.pop("write_paused", False))
-    transport = SimpleNamespace(write=written.append, close=lambda: written.append(b"closed"))
+    transport = SimpleNamespace(
+        write=written.append, close=lambda: written.append(b"closed"), is_closing=lambda: b"closed" in written
+    )
     return SimpleNamespace(flow=flow, transport=transport, written=written, **state)
 
 
@@ -88,6 +93,7 @@ def test_what_a_cycle_writes_is_held_back_until_it_is_released_or_closed() -> No
     body.release()
     body.hold()
     answer.transport.write(b"last")
+    assert not answer.transport.is_closing()
     answer.transport.close()
     assert answer.written == [b"head first", b"last", b"closed"]
     assert answer.transport is transport
@@ -104,7 +110,7 @@ def test_what_is_held_back_for_a_client_that_has_gone_is_dropped() -> None:
 
 
 def test_the_head_of_a_stream_leaves_in_one_write_with_its_first_event(
-    front: FrontUnderTest, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts: list[bytes] = []
     release = _HeldTransport.release
@@ -114,12 +120,41 @@ def test_the_head_of_a_stream_leaves_in_one_write_with_its_first_event(
         release(held)
 
     monkeypatch.setattr(_HeldTransport, "release", record)
-    front.do(lambda: setattr(front.core, "script", say("ab")))
-    with front.chat_stream(max_tokens=50) as events:
-        assert list(events)
+    with running_front(tmp_path, waits=Waits(accept_s=60.0)) as front:  # a busy machine may take a second for a token
+        front.do(lambda: setattr(front.core, "script", say("ab")))
+        with front.chat_stream(max_tokens=50) as events:
+            assert list(events)
     (part,) = parts
     assert part.startswith(b"HTTP/1.1 200 OK\r\n")
     assert b"\r\n\r\n" in part and b'"role":"assistant"' in part
+
+
+def test_a_stream_that_fails_at_its_first_event_is_answered_before_a_pipelined_request_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The refusal is written at once when the stream ends, so the stream's head must not be held back until then."""
+
+    def broken(_answer: ChatAnswer, _delta: ChoiceDelta) -> list[Any]:
+        raise ZeroDivisionError("the first event")
+
+    monkeypatch.setattr(ChatAnswer, "chunks", broken)
+    body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "stream": True}).encode()
+    fields = b"Host: h\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with running_front(tmp_path, waits=Waits(accept_s=60.0)) as front:
+        place = urlsplit(front.api_url)
+        front.do(lambda: setattr(front.core, "hold_after", 0))
+        with socket.create_connection((place.hostname, place.port), timeout=60.0) as client:
+            client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\n" + fields + body)
+            front.wait_until(lambda: front.service.lifecycle.num_in_flight == 1, "the stream runs")
+            client.sendall(b"GET /version HTTP/1.1\r\n" + b"X-A: b\r\n" * 258 + b"\r\n")
+            (protocol,) = front.do(lambda: [each for each in _protocols() if each.client == client.getsockname()])
+            front.wait_until(lambda: protocol._refusal is not None, "the second request is refused")
+            front.do(front.core.release)
+            received = b"".join(iter(lambda: client.recv(65536), b""))
+        front.wait_until(lambda: front.service.lifecycle.num_in_flight == 0, "the stream has ended")
+    stream, refusal = received.split(b"HTTP/1.1 ")[1:]
+    assert stream.startswith(b"200 ") and b"internal error" in stream and stream.endswith(b"\r\n0\r\n\r\n")
+    assert refusal.startswith(b"431 ")
 
 
 def test_without_an_event_the_head_of_a_stream_leaves_alone_after_the_seconds_for_it(tmp_path: Path) -> None:
@@ -190,6 +225,7 @@ def _check_client_that_does_not_read(front: FrontUnderTest, name: str) -> None:
         front.wait_until(lambda: len(front.core.submits) == num_before + 1, "the request came", 60.0)
         front.wait_until(lambda: not list(front.service.client.unfinished()), "the core sent all tokens", 60.0)
         connections = front.do(lambda: [each for each in _transports() if each.get_write_buffer_size()])
+        assert connections
         assert all(each.get_write_buffer_size() < 200_000 for each in connections)
         received = bytearray()
         while part := client.recv(1 << 20):
@@ -200,5 +236,10 @@ def _check_client_that_does_not_read(front: FrontUnderTest, name: str) -> None:
     assert len(events) < num_tokens / 2  # waiting tokens were sent together
 
 
+def _protocols() -> list[BoundedProtocol]:
+    return [each for each in gc.get_objects() if type(each) is BoundedProtocol]
+
+
 def _transports() -> list[Any]:
-    return [each for each in gc.get_objects() if type(each).__name__ == "TCPTransport" and not each.is_closing()]
+    kinds = ("_SelectorSocketTransport", "TCPTransport")  # of asyncio and of uvloop
+    return [each for each in gc.get_objects() if type(each).__name__ in kinds and not each.is_closing()]

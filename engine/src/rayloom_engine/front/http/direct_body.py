@@ -63,6 +63,9 @@ class _HeldTransport:
     def write(self, data: bytes) -> None:
         self._held.append(data)
 
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
     def close(self) -> None:
         self.release()
         self._transport.close()

@@ -108,13 +108,15 @@ class EventStream(Response):
         except ClientGone:
             return
         finally:
-            if body is not None:
-                body.release()
             self._watcher.cancel()
             self._generation.close()
+            if body is not None:
+                body.release()
 
     async def _send_deltas(self, send: Send, body: DirectBody | None) -> None:
         async def send_part(data: bytes, *, is_last: bool = False) -> None:
+            if is_last and body is not None:
+                body.release()  # after the last part, the refusal of a pipelined request may follow at once
             await send({"type": "http.response.body", "body": data, "more_body": not is_last})
             if body is not None:
                 body.release()
