@@ -33,7 +33,7 @@ struct LinearTask {
     void* gated;
     int32_t activation;
     rl_groups groups;
-    // Only for scatter_linear: for each row of x, the row of `out` to which y is added, and the factor of y.
+    // Only for scatter_linear, for each row of x: the row of `out` to which its product is added, and its factor.
     const int32_t* out_rows;
     const float* factors;
 };

@@ -32,7 +32,7 @@ class SequenceBlocks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvDemand:
-    """The requirements of settings and model for the cache."""
+    """The demands of the settings and the model on the KV cache."""
 
     block_bytes: int  # bytes of one block: keys and values, in all layers and heads of the rank
     sequence: SequenceBlocks

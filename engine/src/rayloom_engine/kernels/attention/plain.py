@@ -17,8 +17,8 @@ import torch.nn.functional as F
 
 from rayloom_engine.kernels.attention import AttentionBatch
 
-# Another bucket costs as much as this many padded positions (CPU: about 0.1 ms per layer, against 0.25 us per
-# position).
+# One more bucket takes as much time as this many padded positions. On a CPU a bucket takes about 0.1 ms per layer, a
+# padded position 0.25 us.
 _BUCKET_COST_POSITIONS = 384
 # A bucket gathers at most this many positions, so that they are still in the CPU's cache when attention reads them.
 _BUCKET_MAX_POSITIONS = 4096

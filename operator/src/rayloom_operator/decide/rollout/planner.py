@@ -34,9 +34,9 @@ An engine is terminated in five steps. Each step begins only after the step befo
 
 Until step 5 the engine can be taken back: by `DELETE /drain` and the route label.
 
-The planner knows earlier reconciles only from the state in `status.rollout`. If a reconcile changes this state, its
-step changes no engine: the state is written first, and another reconcile follows at once. If a reconcile leaves the
-state unchanged, it carries out what the state says. So the operator may stop at any moment: the next operator process
+The planner knows earlier reconciles only from the state in `status.rollout`. A reconcile that changes this
+state changes no engine: it writes the state, and another reconcile follows at once. If a reconcile leaves the state
+unchanged, it carries out what the state says. So the operator may stop at any moment: the next operator process
 makes the same decision. A failed revision stays failed until the spec asks for another revision. While no engine of the
 current revision has ever served, there is nothing to protect. In this case a new revision replaces the current revision
 without a rollout.
