@@ -17,7 +17,8 @@ from rayloom_engine.cpu_library.library import CpuLibrary, grouped_linear_of
 from rt_library import ISAS, open_library, to_numpy, to_torch, type_name
 
 DTYPES = (torch.float32, torch.bfloat16)
-FORMS = [(bits, size, has_offsets) for bits in (4, 8) for size in (32, 64, 128) for has_offsets in (False, True)]
+EXACT_FORMS = [(bits, size, has_offsets) for bits in (4, 8) for size in (32, 64, 128) for has_offsets in (False, True)]
+FORMS = [*EXACT_FORMS, (6, 16, False)]
 NUM_INPUTS = 384
 _X_GROUP = 32  # number of inputs that share a scale of the activations
 
@@ -118,10 +119,10 @@ def test_rows_of_a_grouped_matrix_can_be_looked_up(bits: int, size: int, has_off
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("bits", [4, 8])
-def test_a_value_that_is_not_finite_reaches_the_product(bits: int, isa: str) -> None:
+@pytest.mark.parametrize(("bits", "size", "has_offsets"), [(4, 64, True), (6, 16, False), (8, 64, True)])
+def test_a_value_that_is_not_finite_reaches_the_product(bits: int, size: int, has_offsets: bool, isa: str) -> None:
     library = open_library(isa)
-    weights = random_weights(40, bits, 64, True)
+    weights = random_weights(40, bits, size, has_offsets)
     x = torch.randn(2, NUM_INPUTS)
     x[1, 100] = float("inf")
     weights.scales_NG[3, 2] = np.nan
@@ -156,7 +157,7 @@ def test_a_matrix_takes_the_bytes_of_its_form(bits: int, size: int, has_offsets:
 
 
 @pytest.mark.parametrize("others", [FORMS[0], FORMS[5]])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", EXACT_FORMS)
 def test_matrices_of_several_forms_have_the_same_weights_when_they_are_stacked(
     form: tuple[int, int, bool], others: tuple[int, int, bool]
 ) -> None:
@@ -168,6 +169,18 @@ def test_matrices_of_several_forms_have_the_same_weights_when_they_are_stacked(
     else:
         assert (common.bits, common.group_size) == (8, min(form[1], others[1]))
     np.testing.assert_array_equal(dequantised(ours), np.concatenate([dequantised(part) for part in parts]))
+
+
+def test_weights_of_6_bits_are_rounded_to_8_bits_when_they_are_stacked_with_others() -> None:
+    parts = [random_weights(20, 6, 16, False), random_weights(30, 4, 32, True)]
+    common = common_form([part.form for part in parts])
+    assert (common.bits, common.group_size) == (8, 32)
+    rounded, kept = (dequantised(part.in_form(common)) for part in parts)
+    np.testing.assert_array_equal(kept, dequantised(parts[1]))
+    plain = dequantised(parts[0]).reshape(20, -1, 32)
+    # Half a step of 1/127 of the largest weight, and the rounding of the scale to float16.
+    bound = np.abs(plain).max(axis=2, keepdims=True) * (1 / 254 + 2**-11)
+    assert (np.abs(rounded.reshape(plain.shape) - plain) <= bound).all()
 
 
 def test_an_integer_that_does_not_fit_into_the_common_form_is_refused() -> None:

@@ -2,18 +2,20 @@
 //
 //   W[n][k] = factor[n] * (scale[n][g] * (q[n][k] - zero) + offset[n][g]),  g = k / group_size
 //
-// q is an unsigned integer of 4 or 8 bits, and `zero` is one number for the whole matrix. The float32 factor keeps the
-// scales of a row near 1, because float16 is inexact for small numbers. In a matrix without factors, it is 1.
+// q is an unsigned integer of 4, 6 or 8 bits, and `zero` is one number for the whole matrix. The float32 factor keeps
+// the scales of a row near 1, because float16 is inexact for small numbers. In a matrix without factors, it is 1.
 // Activations are quantised as in int8.h: a group h of 32 inputs is s[h] * x with x in [-127, 127]. The products q * x
 // are summed exactly within a group h. The sums of the groups are added in float32, in the order of the groups:
 //
 //   y[n] = factor * sum over h of s[h] * (scale * (sum of q * x - zero * (sum of x)) + offset * (sum of x)) + bias[n]
 //
+// Weights of 6 bits have two groups of 16 inputs in h, so they have two such sums, each with a scale, and no offset.
 // So a row's result does not depend on the number of rows, as in linear.h. grouped_layout.h has the layout of W.
 
 #pragma once
 
 #include "grouped_layout.h"
+#include "grouped_weights.h"
 #include "int8.h"
 #include "kernels.h"
 #include "linear.h"
@@ -27,88 +29,6 @@ RL_INLINE F16 load_half(const uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
 #endif
 }
-
-// Weights of 4 bits. One step multiplies the weights of 8 inputs for each of 16 outputs.
-struct Nibbles {
-    static constexpr int bits = 4;
-    static constexpr int steps = 4;  // number of steps for 32 inputs
-    static constexpr int step_inputs = 8;
-
-#if defined(__AVX512VNNI__)
-    using Part = I16;
-    struct WStep {
-        __m512i low, high;
-    };
-    using XStep = WStep;
-
-    static RL_INLINE_MEMBER Part first(int32_t start) { return splat_int(start); }
-    static RL_INLINE_MEMBER WStep load_w(const uint8_t* w) {
-        const __m512i both = _mm512_loadu_si512(w);
-        const __m512i mask = _mm512_set1_epi8(15);
-        return {_mm512_and_si512(both, mask), _mm512_and_si512(_mm512_srli_epi16(both, 4), mask)};
-    }
-    static RL_INLINE_MEMBER XStep load_x(const int8_t* x) { return {load_int8_x(x).v, load_int8_x(x + 4).v}; }
-    static RL_INLINE_MEMBER Part multiply_add(WStep w, XStep x, Part part) {
-        return {_mm512_dpbusd_epi32(_mm512_dpbusd_epi32(part.v, w.low, x.low), w.high, x.high)};
-    }
-    static RL_INLINE_MEMBER F16 total(Part part, int32_t) { return to_float(part); }
-#else
-    // Each int16 sum adds 8 pairs of products, at most 8 * 2 * 15 * 127 = 30480. This sum and the start value together
-    // would not fit into int16, so `total` adds the start value in int32.
-    struct Part {
-        __m256i a, b;
-    };
-    struct WStep {
-        __m256i low_a, high_a, low_b, high_b;
-    };
-    struct XStep {
-        __m256i low, high;
-    };
-
-    static RL_INLINE_MEMBER Part first(int32_t) { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
-    static RL_INLINE_MEMBER WStep load_w(const uint8_t* w) {
-        const __m256i a = _mm256_loadu_si256((const __m256i*)w);
-        const __m256i b = _mm256_loadu_si256((const __m256i*)(w + 32));
-        const __m256i mask = _mm256_set1_epi8(15);
-        return {_mm256_and_si256(a, mask), _mm256_and_si256(_mm256_srli_epi16(a, 4), mask), _mm256_and_si256(b, mask),
-                _mm256_and_si256(_mm256_srli_epi16(b, 4), mask)};
-    }
-    static RL_INLINE_MEMBER XStep load_x(const int8_t* x) {
-        int32_t low, high;
-        memcpy(&low, x, 4);
-        memcpy(&high, x + 4, 4);
-        return {_mm256_set1_epi32(low), _mm256_set1_epi32(high)};
-    }
-    static RL_INLINE_MEMBER Part multiply_add(WStep w, XStep x, Part part) {
-        const __m256i a = _mm256_add_epi16(_mm256_maddubs_epi16(w.low_a, x.low), _mm256_maddubs_epi16(w.high_a, x.high));
-        const __m256i b = _mm256_add_epi16(_mm256_maddubs_epi16(w.low_b, x.low), _mm256_maddubs_epi16(w.high_b, x.high));
-        return {_mm256_add_epi16(part.a, a), _mm256_add_epi16(part.b, b)};
-    }
-    static RL_INLINE_MEMBER F16 total(Part part, int32_t start) {
-        const __m256i ones = _mm256_set1_epi16(1);
-        const __m256i first = _mm256_set1_epi32(start);
-        return to_float(I16{_mm256_add_epi32(_mm256_madd_epi16(part.a, ones), first),
-                            _mm256_add_epi32(_mm256_madd_epi16(part.b, ones), first)});
-    }
-#endif
-};
-
-// Weights of 8 bits. One step multiplies the weights of 4 inputs for each of 16 outputs.
-struct Bytes {
-    static constexpr int bits = 8;
-    static constexpr int steps = kGroupSteps;
-    static constexpr int step_inputs = kInt8Depth;
-
-    using Part = I16;
-    using WStep = Int8Step;
-    using XStep = Int8Step;
-
-    static RL_INLINE_MEMBER Part first(int32_t start) { return splat_int(start); }
-    static RL_INLINE_MEMBER WStep load_w(const uint8_t* w) { return load_int8_w(w); }
-    static RL_INLINE_MEMBER XStep load_x(const int8_t* x) { return load_int8_x(x); }
-    static RL_INLINE_MEMBER Part multiply_add(WStep w, XStep x, Part part) { return multiply_add_int8(w, x, part); }
-    static RL_INLINE_MEMBER F16 total(Part part, int32_t) { return to_float(part); }
-};
 
 // A tile of y without the bias, for R rows and C blocks of 16 outputs.
 struct GroupedTile {
@@ -132,20 +52,23 @@ RL_INLINE const GroupScale* row_scales(const GroupedTile& tile, int row) {
     return (const GroupScale*)(tile.x + row * quantised_row_bytes(tile.num_inputs) + tile.num_inputs);
 }
 
-// -zero * (sum of x) over a group of 32 inputs
-RL_INLINE int32_t group_start(const GroupedTile& tile, const GroupScale& of_x) { return (of_x.start >> 7) * tile.zero; }
+// -zero * (sum of x) over the inputs of an integer sum. In weights of 6 bits, `zero` is 32.
+template <class Weights>
+RL_INLINE int32_t sum_start(const GroupedTile& tile, const GroupScale& of_x, int index) {
+    return Weights::num_sums == 1 ? (of_x.start >> 7) * tile.zero : of_x.half_starts[index];
+}
 
-// Sums (q - zero) * x over the 32 inputs of a group, for all rows and columns. `w_at`: byte offset of the group's
-// weights.
+// Sums (q - zero) * x over the inputs of the integer sum `index` of a group of 32, for all rows and columns. `w_at`:
+// byte offset of the sum's weights.
 template <class Weights, int R, int C>
-RL_INLINE void sum_group(const GroupedTile& tile, int64_t group, int64_t w_at, F16 (&totals)[R][C]) {
+RL_INLINE void sum_inputs(const GroupedTile& tile, int64_t group, int index, int64_t w_at, F16 (&totals)[R][C]) {
     const int64_t row_bytes = quantised_row_bytes(tile.num_inputs);
-    const int8_t* x = tile.x + group * kGroup;
+    const int8_t* x = tile.x + group * kGroup + index * Weights::steps * Weights::step_inputs;
     typename Weights::Part parts[R][C];
     int32_t starts[R];
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++) {
-        starts[r] = group_start(tile, row_scales(tile, r)[group]);
+        starts[r] = sum_start<Weights>(tile, row_scales(tile, r)[group], index);
 #pragma GCC unroll 8
         for (int c = 0; c < C; c++) {
             parts[r][c] = Weights::first(starts[r]);
@@ -156,9 +79,12 @@ RL_INLINE void sum_group(const GroupedTile& tile, int64_t group, int64_t w_at, F
         typename Weights::WStep w_step[C];
 #pragma GCC unroll 8
         for (int c = 0; c < C; c++) {
-            const uint8_t* source = tile.w[c] + w_at + step * 64;
+            const uint8_t* source = tile.w[c] + w_at + step * Weights::step_lines * 64;
             w_step[c] = Weights::load_w(source);
-            _mm_prefetch((const char*)(source + tile.ahead), _MM_HINT_T1);
+#pragma GCC unroll 4
+            for (int line = 0; line < Weights::step_lines; line++) {
+                _mm_prefetch((const char*)(source + line * 64 + tile.ahead), _MM_HINT_T1);
+            }
         }
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
@@ -178,17 +104,51 @@ RL_INLINE void sum_group(const GroupedTile& tile, int64_t group, int64_t w_at, F
     }
 }
 
-// Adds the products of a group of 32 inputs to the sums. `w_at`, `scales_at`: byte offsets of the group's weights and
-// scales.
-template <class Weights, int R, int C>
-RL_INLINE void add_group(const GroupedTile& tile, int64_t group, int64_t w_at, int64_t scales_at, F16 (&sums)[R][C]) {
-    F16 totals[R][C];
-    sum_group<Weights>(tile, group, w_at, totals);
-    F16 scales[C];
+template <int C>
+RL_INLINE void load_halves(const GroupedTile& tile, int64_t at, F16 (&values)[C]) {
 #pragma GCC unroll 8
     for (int c = 0; c < C; c++) {
-        scales[c] = load_half((const uint16_t*)(tile.w[c] + scales_at));
+        values[c] = load_half((const uint16_t*)(tile.w[c] + at));
     }
+}
+
+// Adds the products of a group of 32 inputs, each of whose halves has a scale of its own, to the sums.
+template <class Weights, int R, int C>
+RL_INLINE void add_two_sums(const GroupedTile& tile, int64_t group, int64_t w_at, int64_t scales_at,
+                            F16 (&sums)[R][C]) {
+    F16 firsts[R][C];
+    F16 first_scales[C];
+    sum_inputs<Weights>(tile, group, 0, w_at, firsts);
+    load_halves(tile, scales_at, first_scales);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++) {
+#pragma GCC unroll 8
+        for (int c = 0; c < C; c++) {
+            firsts[r][c] = firsts[r][c] * first_scales[c];
+        }
+    }
+    F16 seconds[R][C];
+    F16 second_scales[C];
+    sum_inputs<Weights>(tile, group, 1, w_at + Weights::steps * Weights::step_lines * 64, seconds);
+    load_halves(tile, scales_at + 32, second_scales);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++) {
+        const F16 x_scale = splat(row_scales(tile, r)[group].scale);
+#pragma GCC unroll 8
+        for (int c = 0; c < C; c++) {
+            sums[r][c] = fma(fma(seconds[r][c], second_scales[c], firsts[r][c]), x_scale, sums[r][c]);
+        }
+    }
+}
+
+// Adds the products of a group of 32 inputs, which has one scale, to the sums. `w_at`, `scales_at`: byte offsets of the
+// group's weights and scales.
+template <class Weights, int R, int C>
+RL_INLINE void add_sum(const GroupedTile& tile, int64_t group, int64_t w_at, int64_t scales_at, F16 (&sums)[R][C]) {
+    F16 totals[R][C];
+    F16 scales[C];
+    sum_inputs<Weights>(tile, group, 0, w_at, totals);
+    load_halves(tile, scales_at, scales);
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++) {
         const F16 x_scale = splat(row_scales(tile, r)[group].scale);
@@ -200,24 +160,21 @@ RL_INLINE void add_group(const GroupedTile& tile, int64_t group, int64_t w_at, i
     if (!tile.has_offsets) {
         return;
     }
-#pragma GCC unroll 8
-    for (int c = 0; c < C; c++) {
-        scales[c] = load_half((const uint16_t*)(tile.w[c] + scales_at + 32));
-    }
+    F16 offsets[C];
+    load_halves(tile, scales_at + 32, offsets);
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++) {
-        const GroupScale& of_x = row_scales(tile, r)[group];
-        const F16 scaled_sum = splat(of_x.scale * ((float)of_x.start * (-1.0f / 128.0f)));
+        const F16 x_sum = splat(row_scales(tile, r)[group].sum);
 #pragma GCC unroll 8
         for (int c = 0; c < C; c++) {
-            sums[r][c] = fma(scales[c], scaled_sum, sums[r][c]);
+            sums[r][c] = fma(offsets[c], x_sum, sums[r][c]);
         }
     }
 }
 
 template <class Weights, int R, int C>
 static void compute_grouped_tile(const GroupedTile& tile) {
-    constexpr int64_t part_bytes = Weights::steps * 64;
+    constexpr int64_t part_bytes = kGroup * Weights::bits * 2;
     const int64_t num_parts = tile.num_inputs / kGroup;
     F16 sums[R][C];
     clear(sums);
@@ -226,7 +183,12 @@ static void compute_grouped_tile(const GroupedTile& tile) {
         const int64_t count = num_parts - first < tile.chunk_parts ? num_parts - first : tile.chunk_parts;
         for (int64_t part = 0; part < count; part++) {
             const int64_t scales_at = chunk_at + tile.scales_at + (part >> tile.shift) * 32;
-            add_group<Weights>(tile, first + part, chunk_at + part * part_bytes, scales_at, sums);
+            const int64_t w_at = chunk_at + part * part_bytes;
+            if constexpr (Weights::num_sums == 2) {
+                add_two_sums<Weights>(tile, first + part, w_at, scales_at, sums);
+            } else {
+                add_sum<Weights>(tile, first + part, w_at, scales_at, sums);
+            }
         }
 #pragma GCC unroll 8
         for (int c = 0; c < C; c++) {
@@ -255,12 +217,12 @@ RL_INLINE void compute_grouped_rows(const GroupedTile& tile, int64_t num_rows) {
 
 template <class Weights>
 static void compute_grouped_tile(const GroupedTile& tile, int64_t num_rows, int64_t num_columns) {
-    if (num_rows > kInt8WideRows) {
-        return num_columns == 1 ? compute_grouped_rows<Weights, 1, kInt8Rows>(tile, num_rows)
-                                : compute_grouped_rows<Weights, 2, kInt8Rows>(tile, num_rows);
+    if (num_rows > kInt8WideRows && num_columns == Weights::tile_columns) {
+        return compute_grouped_rows<Weights, Weights::tile_columns, kInt8Rows>(tile, num_rows);
     }
-    for_streams(tile, num_columns,
-                [&](const GroupedTile& stream) { compute_grouped_rows<Weights, 1, kInt8WideRows>(stream, num_rows); });
+    for_streams(tile, num_columns, [&](const GroupedTile& stream) {
+        compute_grouped_rows<Weights, 1, kInt8Rows>(stream, num_rows);
+    });
 }
 
 // One tile: rows [row, row + num_rows) x `num_columns` columns. `ahead`: as in GroupedTile.
@@ -286,7 +248,7 @@ static void grouped_tile(const LinearTask& task, int64_t row, int64_t num_rows, 
     tile.chunk_bytes = layout.chunk_bytes();
     tile.scales_at = layout.scales_at(0);
     tile.has_offsets = layout.has_offsets;
-    tile.shift = layout.group_size == 32 ? 0 : layout.group_size == 64 ? 1 : 2;
+    tile.shift = layout.group_size <= 32 ? 0 : layout.group_size == 64 ? 1 : 2;
     tile.zero = task.groups.zero;
     tile.ahead = ahead;
     compute_into_output<Operand, Output>(task, row, num_rows, block, num_columns, tile,

@@ -32,6 +32,18 @@ void pack_lane(const GroupedLayout& layout, const uint8_t* from, int64_t count, 
         }
         return;
     }
+    if (layout.bits == 6) {
+        for (int64_t k = 0; k < count; k += 16) {
+            uint32_t parts[4];
+            memcpy(parts, from + k, sizeof(parts));
+            for (int vector = 0; vector < 3; vector++) {
+                const uint32_t two_bits = (parts[3] >> (4 - 2 * vector)) & 0x03030303u;
+                const uint32_t both = parts[vector] | (two_bits << 6);
+                memcpy(to + k * 12 + vector * 64 + lane * 4, &both, 4);
+            }
+        }
+        return;
+    }
     for (int64_t k = 0; k < count; k += 8) {
         uint32_t low, high;
         memcpy(&low, from + k, 4);
@@ -39,6 +51,19 @@ void pack_lane(const GroupedLayout& layout, const uint8_t* from, int64_t count, 
         const uint32_t both = low | (high << 4);
         memcpy(to + k * 8 + lane * 4, &both, 4);
     }
+}
+
+// Returns weight k of lane `lane` of a group that begins at `weights`.
+int weight_at(int64_t bits, const uint8_t* weights, int64_t lane, int64_t k) {
+    if (bits == 8) {
+        return weights[k / 4 * 64 + lane * 4 + k % 4];
+    }
+    if (bits == 4) {
+        return (weights[k / 8 * 64 + lane * 4 + k % 4] >> (k % 8 < 4 ? 0 : 4)) & 15;
+    }
+    const uint8_t* bytes = weights + k / 16 * 192 + lane * 4 + k % 4;
+    const int64_t vector = k % 16 / 4;
+    return vector < 3 ? bytes[vector * 64] & 63 : (bytes[0] >> 6 << 4) | (bytes[64] >> 6 << 2) | (bytes[128] >> 6);
 }
 
 }  // namespace
@@ -71,8 +96,7 @@ void embed_grouped(const rl_linear& matrix, int64_t id, float* out) {
         const float offset = layout.has_offsets ? half_at(block + layout.offsets_at(group) + lane * 2) : 0.0f;
         const uint8_t* weights = block + layout.weights_at(group);
         for (int64_t k = 0; k < layout.group_size; k++) {
-            const int weight = layout.bits == 8 ? weights[k / 4 * 64 + lane * 4 + k % 4]
-                                                : (weights[k / 8 * 64 + lane * 4 + k % 4] >> (k % 8 < 4 ? 0 : 4)) & 15;
+            const int weight = weight_at(layout.bits, weights, lane, k);
             out[group * layout.group_size + k] = factor * (scale * (float)(weight - matrix.groups.zero) + offset);
         }
     }

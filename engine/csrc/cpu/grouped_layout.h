@@ -3,8 +3,12 @@
 // A block of 16 outputs is one stream of chunks. Without offsets, a chunk has the weights of two groups, then their
 // scales [2][16]; if the number of groups is odd, the last chunk has zeros in place of its second group. With offsets,
 // a chunk has the weights of one group, then its scales [16] and its offsets [16]. So a chunk is a whole number of
-// cache lines. Scales and offsets are float16. Weights of 8 bits are [inputs / 4][16][4]. Weights of 4 bits are
-// [inputs / 8][16][4] bytes: byte j of step i has input 8 i + j in its low half and input 8 i + 4 + j in its high half.
+// cache lines. Scales and offsets are float16.
+//
+// Weights of 8 bits are [inputs / 4][16][4]. Weights of 4 bits are [inputs / 8][16][4] bytes: byte j of step i has
+// input 8 i + j in its low half and input 8 i + 4 + j in its high half. Weights of 6 bits are [inputs / 16][3][16][4]
+// bytes: the lower 6 bits of byte j of vector v of step i are input 16 i + 4 v + j. The upper 2 bits of the bytes j of
+// the three vectors are bits 4 and 5, 2 and 3, 0 and 1 of input 16 i + 12 + j.
 
 #pragma once
 
@@ -15,8 +19,8 @@
 struct GroupedLayout {
     int64_t num_inputs;
     int64_t bits;
-    int64_t group_size;  // 32, 64 or 128
-    bool has_offsets;
+    int64_t group_size;  // 32, 64 or 128; 16 with 6 bits
+    bool has_offsets;    // never with 6 bits
 
     int64_t num_groups() const { return num_inputs / group_size; }
     int64_t chunk_groups() const { return has_offsets ? 1 : 2; }

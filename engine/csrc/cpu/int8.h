@@ -22,11 +22,12 @@ constexpr int64_t kGroup = 32;
 constexpr int kInt8Depth = 4;
 constexpr int kGroupSteps = (int)(kGroup / kInt8Depth);
 
-// A quantised row has K int8 elements, then a GroupScale for each group: its scale, and the value at which sums over
-// the group start.
+// A quantised row has K int8 elements, then a GroupScale for each group of 32.
 struct GroupScale {
     float scale;
-    int32_t start;
+    float sum;               // sum of scale * q, by which offsets of weights are multiplied
+    int32_t start;           // -128 * (sum of q): sums of products over the group start at this value
+    int32_t half_starts[2];  // -32 * (sum of q) over the first 16 elements, and over the last 16, for weights of 6 bits
 };
 
 RL_INLINE int64_t quantised_row_bytes(int64_t num_inputs) {
@@ -103,8 +104,11 @@ static void quantise_row(const void* x, int64_t num_inputs, void* quantised) {
         store_int8(out + first + 16, high_q);
         // `check` is 0, or NaN if a value is NaN or infinite. A NaN in the scale reaches the logits, which are tested.
         const float check = sum((low - low) + (high - high));
-        const int32_t total = check == 0.0f ? (int32_t)sum(low_q + high_q) : 0;
-        groups[first / kGroup] = {largest / 127.0f + check, -128 * total};
+        const int32_t low_sum = check == 0.0f ? (int32_t)sum(low_q) : 0;
+        const int32_t high_sum = check == 0.0f ? (int32_t)sum(high_q) : 0;
+        const int32_t total = low_sum + high_sum;
+        const float scale = largest / 127.0f + check;
+        groups[first / kGroup] = {scale, scale * (float)total, -128 * total, {-32 * low_sum, -32 * high_sum}};
     }
 }
 

@@ -99,6 +99,7 @@ struct Kernels {
     // For quantised weights. The task's `x` holds rows that quantise_row has written.
     LinearKernels int8;
     LinearKernels grouped4;  // grouped weights of 4 bits
+    LinearKernels grouped6;
     LinearKernels grouped8;
     // Packs one block of 16 rows.
     void (*pack_int8_block)(const void* weight, void* packed, float* scales, int64_t num_outputs, int64_t num_inputs,

@@ -135,7 +135,7 @@ bool is_quantised(const rl_linear& linear) { return linear.scales != nullptr || 
 
 const LinearKernels& linear_kernels(const Kernels& kernels, const rl_linear& linear) {
     if (linear.groups.bits != 0) {
-        return linear.groups.bits == 4 ? kernels.grouped4 : kernels.grouped8;
+        return linear.groups.bits == 4 ? kernels.grouped4 : linear.groups.bits == 6 ? kernels.grouped6 : kernels.grouped8;
     }
     return linear.scales != nullptr ? kernels.int8 : kernels.dense;
 }

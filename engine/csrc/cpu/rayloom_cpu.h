@@ -22,9 +22,9 @@ enum { RL_SILU = 0, RL_GELU_TANH = 1 };
 
 // The form of grouped weights: in each row of W, every `size` neighbouring inputs share a scale (formula: grouped.h).
 typedef struct {
-    int32_t bits;         // 4 or 8; 0: the matrix is not grouped
-    int32_t size;         // 32, 64 or 128
-    int32_t zero;         // the integer that stands for the weight 0, before an offset is added
+    int32_t bits;         // 4, 6 or 8; 0: the matrix is not grouped
+    int32_t size;         // 32, 64 or 128; 16 with 6 bits, which have no offsets
+    int32_t zero;         // the integer that stands for the weight 0, before an offset is added; 32 with 6 bits
     int32_t has_offsets;  // 0 or 1
 } rl_groups;
 

@@ -29,11 +29,12 @@ RowPart = slice | npt.NDArray[np.intp]  # a slice of rows, or the indices of row
 class GroupedForm:
     """Describes how grouped weights are stored. Two matrices of one form can be stacked.
 
-    `zero`: the integer that stands for the weight 0, before an offset is added.
+    `zero`: the integer that stands for the weight 0, before an offset is added. With 6 bits it is 32, a group has 16
+    inputs, and there are no offsets.
     """
 
-    bits: int  # 4 or 8
-    group_size: int  # one of GROUP_SIZES
+    bits: int  # 4, 6 or 8
+    group_size: int  # 16, or one of GROUP_SIZES
     zero: int
     has_offsets: bool = False
     has_factors: bool = False
@@ -54,7 +55,7 @@ def common_form(forms: Collection[GroupedForm]) -> GroupedForm:
         return first
     return GroupedForm(
         bits=8,
-        group_size=min(form.group_size for form in forms),
+        group_size=max(GROUP_SIZES[-1], min(form.group_size for form in forms)),
         zero=_MIDDLE,
         has_offsets=any(form.has_offsets for form in forms),
         has_factors=any(form.has_factors for form in forms),
@@ -101,9 +102,14 @@ class GroupedWeights:
         )
 
     def in_form(self, form: GroupedForm) -> GroupedWeights:
-        """Returns the same weights in a form of `common_form`. Raises ValueError for an integer that does not fit."""
+        """Returns the weights in a form of `common_form`. Raises ValueError for an integer that does not fit.
+
+        Weights of groups that are smaller than the form's are rounded to 8 bits. All others stay the same.
+        """
         if form == self.form:
             return self
+        if self.form.group_size < form.group_size:
+            return rounded_to_bytes(self.plain()).in_form(form)
         integers_NK = self.integers_NK.astype(np.int16) + (form.zero - self.form.zero)
         if integers_NK.size and (integers_NK.min() < 0 or integers_NK.max() > _LARGEST):
             raise ValueError(f"an integer of the weights is outside of 0 to {_LARGEST} when {form.zero} stands for 0")
@@ -123,6 +129,38 @@ class GroupedWeights:
             offsets_NG=offsets_NG,
             factors_N=factors_N,
         )
+
+
+_BYTES = GroupedForm(bits=8, group_size=32, zero=_MIDDLE, has_factors=True)
+
+
+def rounded_to_bytes_form() -> GroupedForm:
+    """Returns the form of the weights that `rounded_to_bytes` returns."""
+    return _BYTES
+
+
+def rounded_to_bytes(plain_NK: npt.NDArray[np.float32]) -> GroupedWeights:
+    """Returns weights rounded to 8 bits, with a scale for each group of 32 inputs.
+
+    The error is at most 1/254 of the largest weight of the group. A weight that is not finite makes all weights of its
+    group not finite.
+    """
+    num_outputs, num_inputs = plain_NK.shape
+    plain_NGk = plain_NK.reshape(num_outputs, -1, _BYTES.group_size)
+    scales_NG = np.abs(plain_NGk).max(axis=2) / np.float32(127)
+    factors_N = scales_NG.max(axis=1)
+    factors_N = np.where(factors_N > 0, factors_N, np.float32(1))
+    halves_NG = (scales_NG / factors_N[:, None]).astype(np.float16)
+    steps_NG = halves_NG.astype(np.float32) * factors_N[:, None]
+    with np.errstate(invalid="ignore"):
+        integers_NGk = np.rint(plain_NGk / np.where(steps_NG > 0, steps_NG, np.float32(1))[:, :, None])
+        integers_NGk = np.nan_to_num(np.clip(integers_NGk, -127, 127)) + 128
+    return GroupedWeights(
+        form=_BYTES,
+        integers_NK=integers_NGk.astype(np.uint8).reshape(num_outputs, num_inputs),
+        scales_NG=halves_NG,
+        factors_N=factors_N,
+    )
 
 
 class MatrixVectors(NamedTuple):

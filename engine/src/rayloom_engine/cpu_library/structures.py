@@ -11,7 +11,7 @@ ACTIVATION_CODES = {"silu": 0, "gelu_tanh": 1}
 
 
 class GroupsStruct(Structure):
-    """Grouped weights: `bits` 4 or 8, `size` inputs share a scale, `zero` stands for the weight 0. All 0: no groups."""
+    """Grouped weights: `size` inputs share a scale, `zero` stands for the weight 0. `bits`: 4, 6 or 8; 0: no groups."""
 
     _fields_ = (("bits", c_int32), ("size", c_int32), ("zero", c_int32), ("has_offsets", c_int32))
 

@@ -27,7 +27,7 @@ def library_step_bytes(
     operands = 2 * shape.hidden_size + 2 * query + feed_forward  # outputs of norms, queries, attention, gated product
     angles = shape.head_dim * (1 if shape.traits.window_rope is None else 2)  # float32 cosines and sines
     updates = shape.hidden_size * shape.traits.has_updates  # float32, before they are added to the residual stream
-    quantised = max(shape.hidden_size, query, feed_forward) * 5 // 4  # int8, and 8 bytes for 32 inputs
+    quantised = max(shape.hidden_size, query, feed_forward) * 13 // 8  # int8, and 20 bytes for 32 inputs
     token_bytes = 4 * (float32 + angles + updates) + operand_bytes * operands + quantised
     if shape.experts is not None:
         token_bytes += _expert_token_bytes(shape.experts, shape.hidden_size, num_shards, operand_bytes)
@@ -43,4 +43,4 @@ def _expert_token_bytes(experts: Experts, hidden_size: int, num_shards: int, ope
     num_active = experts.num_experts_per_token + experts.num_shared
     inner = experts.active_size(num_shards)
     rows = num_active * hidden_size + inner
-    return rows * operand_bytes + rows * 5 // 4 + 4 * (experts.num_experts + 1) + 24 * num_active
+    return rows * operand_bytes + rows * 13 // 8 + 4 * (experts.num_experts + 1) + 24 * num_active

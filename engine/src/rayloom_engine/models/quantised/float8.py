@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rayloom_engine.cpu_library.arrays import Array
-from rayloom_engine.cpu_library.grouped import GroupedForm, GroupedWeights
-from rayloom_engine.models.quantised.reader import StoredTensor, rounded_to_bytes, rounded_to_bytes_form
+from rayloom_engine.cpu_library.grouped import GroupedForm, GroupedWeights, rounded_to_bytes, rounded_to_bytes_form
+from rayloom_engine.models.quantised.reader import StoredTensor
 
 
 def _e4m3_values() -> npt.NDArray[np.float32]:

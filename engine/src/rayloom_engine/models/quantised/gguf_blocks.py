@@ -1,7 +1,8 @@
 """Matrices in GGUF's block formats, as the conversion of a GGUF file copies them: `weight` [N, bytes of a row].
 
 A row is a sequence of blocks of 32 inputs, or of 256 in the K formats (ggml, ggml-common.h). Formats of 4, 5 and 8 bits
-with one scale for 32 inputs are packed as they are. All other formats are rounded to 8 bits with a scale for 32 inputs.
+with one scale for 32 inputs are packed as they are, and so is Q6_K, which has a scale for 16 inputs. All other formats
+are rounded to 8 bits with a scale for 32 inputs.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rayloom_engine.cpu_library.arrays import Array
-from rayloom_engine.cpu_library.grouped import GroupedForm, GroupedWeights
-from rayloom_engine.models.quantised.reader import StoredTensor, grouped, rounded_to_bytes, rounded_to_bytes_form
+from rayloom_engine.cpu_library.grouped import GroupedForm, GroupedWeights, rounded_to_bytes, rounded_to_bytes_form
+from rayloom_engine.models.quantised.reader import StoredTensor, grouped
 
 _FORMS = {
     "Q4_0": GroupedForm(bits=4, group_size=32, zero=8),
@@ -24,6 +25,7 @@ _FORMS = {
     "Q8_0": GroupedForm(bits=8, group_size=32, zero=128),
     "Q4_K": GroupedForm(bits=4, group_size=32, zero=0, has_offsets=True, has_factors=True),
     "Q5_K": GroupedForm(bits=8, group_size=32, zero=0, has_offsets=True, has_factors=True),
+    "Q6_K": GroupedForm(bits=6, group_size=16, zero=32, has_factors=True),
 }
 KEPT = tuple(_FORMS)  # formats that are packed as they are
 
@@ -120,6 +122,14 @@ def _q5_k(form: GroupedForm, blocks: Array) -> GroupedWeights:
     return grouped(form, _rows(pairs | bits << 4), *_k_scales(blocks))
 
 
+def _q6_k(form: GroupedForm, blocks: Array) -> GroupedWeights:
+    low = _halves(blocks[..., :128].reshape(*blocks.shape[:2], 2, 64))  # of the weights of 128 inputs each
+    pairs = blocks[..., 128:192].reshape(*blocks.shape[:2], 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None]
+    integers = low | (pairs.reshape(low.shape) & 3) << 4
+    scales = np.ascontiguousarray(blocks[..., 192:208]).view(np.int8) * _half(blocks, 208).astype(np.float32)[..., None]
+    return grouped(form, _rows(integers), _rows(scales))
+
+
 _UNPACK: dict[str, Callable[[GroupedForm, Array], GroupedWeights]] = {
     "Q4_0": _q4,
     "Q4_1": _q4,
@@ -128,4 +138,5 @@ _UNPACK: dict[str, Callable[[GroupedForm, Array], GroupedWeights]] = {
     "Q8_0": _q8,
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
 }

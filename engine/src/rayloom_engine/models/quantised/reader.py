@@ -108,38 +108,6 @@ def grouped(
     )
 
 
-_BYTES = GroupedForm(bits=8, group_size=32, zero=128, has_factors=True)
-
-
-def rounded_to_bytes_form() -> GroupedForm:
-    """Returns the form of the weights that `rounded_to_bytes` returns."""
-    return _BYTES
-
-
-def rounded_to_bytes(plain_NK: npt.NDArray[np.float32]) -> GroupedWeights:
-    """Returns weights rounded to 8 bits, with a scale for each group of 32 inputs.
-
-    The error is at most 1/254 of the largest weight of the group. A weight that is not finite makes all weights of its
-    group not finite.
-    """
-    num_outputs, num_inputs = plain_NK.shape
-    plain_NGk = plain_NK.reshape(num_outputs, -1, _BYTES.group_size)
-    scales_NG = np.abs(plain_NGk).max(axis=2) / np.float32(127)
-    factors_N = scales_NG.max(axis=1)
-    factors_N = np.where(factors_N > 0, factors_N, np.float32(1))
-    halves_NG = (scales_NG / factors_N[:, None]).astype(np.float16)
-    steps_NG = halves_NG.astype(np.float32) * factors_N[:, None]
-    with np.errstate(invalid="ignore"):
-        integers_NGk = np.rint(plain_NGk / np.where(steps_NG > 0, steps_NG, np.float32(1))[:, :, None])
-        integers_NGk = np.nan_to_num(np.clip(integers_NGk, -127, 127)) + 128
-    return GroupedWeights(
-        form=_BYTES,
-        integers_NK=integers_NGk.astype(np.uint8).reshape(num_outputs, num_inputs),
-        scales_NG=halves_NG,
-        factors_N=factors_N,
-    )
-
-
 def nibbles(words: Array, bits: int = 4) -> npt.NDArray[np.uint8]:
     """Returns [..., 32 / bits] integers of `bits` bits from int32 [...], the integer in the lowest bits first."""
     if bits == 8:
