@@ -162,17 +162,33 @@ def test_a_gguf_file_keeps_its_weights(kind: str, tmp_path: Path) -> None:
 
 
 @needs_library
-def test_q_k_and_v_of_different_types_are_stacked_with_8_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", ["v_proj", "k_proj"])
+def test_q_k_and_v_of_different_types_keep_their_bits(part: str, tmp_path: Path) -> None:
     dense = tiny_variant(tmp_path / "original", "llama")
     kinds = gguf.GGMLQuantizationType
-    tensors = write_gguf(tmp_path / "m.gguf", dense, kind=kinds.Q4_1, kinds={"v_proj": kinds.Q8_0})
+    tensors = write_gguf(tmp_path / "m.gguf", dense, kind=kinds.Q4_1, kinds={part: kinds.Q8_0})
     (tmp_path / "kept").mkdir()
     convert_gguf(tmp_path / "m.gguf", tmp_path / "kept", keeps_blocks=True)
     kept = load_on_library(tmp_path / "kept", ISAS[0], torch.float32, quantization="auto")
     assert relative_error(logits_of(kept), torch_logits(load_tiny(tmp_path / "kept"))) < ACTIVATIONS
-    stacked = sum(
-        values.size for name, values in tensors.items() if name.split(".")[-2] in ("q_proj", "k_proj", "v_proj")
-    )
+    of_part = sum(values.size for name, values in tensors.items() if name.split(".")[-2] == part)
+    of_others = sum(values.size for values in tensors.values() if values.ndim == 2) - of_part
+    vectors = sum(values.size for values in tensors.values() if values.ndim == 1)
+    # 32 weights take 34 bytes in Q8_0, and 20 bytes in Q4_1.
+    assert kept.weight_bytes == of_part // 32 * 34 + of_others // 32 * 20 + 4 * vectors
+    assert kept.weight_bytes == costs_of(tmp_path / "kept", 4)
+
+
+@needs_library
+def test_gate_and_up_of_different_types_are_stacked_with_8_bits(tmp_path: Path) -> None:
+    dense = tiny_variant(tmp_path / "original", "llama")
+    kinds = gguf.GGMLQuantizationType
+    tensors = write_gguf(tmp_path / "m.gguf", dense, kind=kinds.Q4_1, kinds={"up_proj": kinds.Q8_0})
+    (tmp_path / "kept").mkdir()
+    convert_gguf(tmp_path / "m.gguf", tmp_path / "kept", keeps_blocks=True)
+    kept = load_on_library(tmp_path / "kept", ISAS[0], torch.float32, quantization="auto")
+    assert relative_error(logits_of(kept), torch_logits(load_tiny(tmp_path / "kept"))) < ACTIVATIONS
+    stacked = sum(values.size for name, values in tensors.items() if name.split(".")[-2] in ("gate_proj", "up_proj"))
     of_others = sum(values.size for values in tensors.values() if values.ndim == 2) - stacked
     vectors = sum(values.size for values in tensors.values() if values.ndim == 1)
     # 32 weights with scale and offset take 20 bytes with 4 bits, 36 bytes with 8 bits.

@@ -62,7 +62,7 @@ rl_linear make_grouped(const Library& library, int num_outputs, int num_inputs, 
     void* packed = aligned_alloc(64, (size_t)library.grouped_bytes(&groups, num_outputs, num_inputs));
     library.pack_grouped_weight(&groups, integers.data(), scales.data(), groups.has_offsets ? scales.data() : nullptr,
                                 packed, num_outputs, num_inputs);
-    return {packed, nullptr, nullptr, num_outputs, num_inputs, groups};
+    return {packed, nullptr, nullptr, num_outputs, num_inputs, groups, nullptr};
 }
 
 // A packed matrix with random weights, which is never freed.
@@ -78,11 +78,11 @@ rl_linear make_linear(const Library& library, int num_outputs, int num_inputs, F
     void* packed = aligned_alloc(64, plain.size() * 2);
     if (form == Form::kBFloat16) {
         library.pack_weight(RL_BFLOAT16, plain.data(), packed, num_outputs, num_inputs);
-        return {packed, nullptr, nullptr, num_outputs, num_inputs, {}};
+        return {packed, nullptr, nullptr, num_outputs, num_inputs, {}, nullptr};
     }
     float* scales = (float*)malloc((size_t)num_outputs * sizeof(float));
     library.pack_int8_weight(RL_BFLOAT16, plain.data(), packed, scales, num_outputs, num_inputs);
-    return {packed, scales, nullptr, num_outputs, num_inputs, {}};
+    return {packed, scales, nullptr, num_outputs, num_inputs, {}, nullptr};
 }
 
 Form form_of(const char* workload) {

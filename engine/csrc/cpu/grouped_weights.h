@@ -2,8 +2,8 @@
 //
 // The products with a group of 32 inputs of x are `num_sums` integer sums, because 6-bit weights have a scale for 16
 // inputs. A sum takes `steps` steps. A step multiplies `step_inputs` inputs by 16 outputs, whose weights are
-// `step_lines` cache lines. A tile of several rows has at most `tile_columns` columns. grouped_layout.h has the order of
-// the bits.
+// `step_lines` cache lines. A tile of several rows has at most `tile_columns` columns. grouped_layout.h has the order
+// of the bits.
 
 #pragma once
 

@@ -133,9 +133,18 @@ Arena& step_arena() {
 
 bool is_quantised(const rl_linear& linear) { return linear.scales != nullptr || linear.groups.bits != 0; }
 
+int64_t all_outputs(const rl_linear& linear) {
+    return linear.num_outputs + (linear.more == nullptr ? 0 : all_outputs(*linear.more));
+}
+
 const LinearKernels& linear_kernels(const Kernels& kernels, const rl_linear& linear) {
-    if (linear.groups.bits != 0) {
-        return linear.groups.bits == 4 ? kernels.grouped4 : linear.groups.bits == 6 ? kernels.grouped6 : kernels.grouped8;
+    switch (linear.groups.bits) {
+        case 4:
+            return kernels.grouped4;
+        case 6:
+            return kernels.grouped6;
+        case 8:
+            return kernels.grouped8;
     }
     return linear.scales != nullptr ? kernels.int8 : kernels.dense;
 }
@@ -151,7 +160,7 @@ LinearTask linear_task(const rl_linear& linear, const void* x, int64_t num_rows,
         linear.num_inputs,
         linear.num_outputs,
         out,
-        linear.num_outputs,
+        all_outputs(linear),
         nullptr,
         RL_SILU,
         linear.groups,

@@ -51,7 +51,7 @@ void rotate(const Step& step, Phase phase, const rl_layer& layer, void* pages) {
         for (int64_t token = piece * tokens_per_piece; token < end && token < batch.num_tokens; token++) {
             const int64_t query_size = (int64_t)model.num_heads * model.head_dim * step.kernels->operand_bytes;
             step.kernels->rotate_and_write({
-                step.qkv + token * layer.qkv.num_outputs,
+                step.qkv + token * all_outputs(layer.qkv),
                 cosines + token * half,
                 sines + token * half,
                 layer.q_norm,

@@ -12,6 +12,9 @@ constexpr int64_t kLeastFetchingRows = 8;
 // rows, then by the other half. The number is so small that the weights are still in the cache for the second half.
 constexpr int64_t kFetchedBlocks = 2;
 
+// A matrix has at most this many forms: those of q, k and v.
+constexpr int kMostForms = 3;
+
 using LinearKernel = void (*)(const LinearTask&, int64_t, int64_t);
 
 LinearKernel linear_kernel(const LinearKernels& kernels, Output output) {
@@ -24,6 +27,42 @@ LinearKernel linear_kernel(const LinearKernels& kernels, Output output) {
             return kernels.gate_linear;
     }
     return nullptr;
+}
+
+// The product with those outputs of a matrix that have one form. Its pieces are `num_pieces`, from `first_piece` on.
+struct FormProduct {
+    LinearTask task;
+    LinearKernel kernel;
+    int64_t num_blocks;
+    int64_t first_piece;
+    int64_t num_pieces;
+};
+
+int64_t num_blocks_of(Output output, int64_t num_outputs) {
+    return ceil_div(output == Output::kGate ? num_outputs / 2 : num_outputs, 16);
+}
+
+// Sets `products` to the products of a matrix, one for each form, in pieces of `size` blocks. Returns the number of all
+// pieces.
+int64_t form_products(const Step& step, Output output, const rl_linear& linear, int64_t size, const void* x,
+                      float* out, FormProduct (&products)[kMostForms]) {
+    FormProduct* product = products;
+    int64_t num_pieces = 0;
+    int64_t first_output = 0;
+    for (const rl_linear* form = &linear; form != nullptr; form = form->more) {
+        product->task = linear_task(*form, x, step.batch->num_tokens, first_output == 0 ? out : out + first_output);
+        product->task.out_stride = all_outputs(linear);
+        product->task.gated = step.gated;
+        product->task.activation = step.model->activation;
+        product->kernel = linear_kernel(linear_kernels(*step.kernels, *form), output);
+        product->num_blocks = num_blocks_of(output, form->num_outputs);
+        product->first_piece = num_pieces;
+        product->num_pieces = ceil_div(product->num_blocks, size);
+        num_pieces += product->num_pieces;
+        first_output += form->num_outputs;
+        product++;
+    }
+    return num_pieces;
 }
 
 // Quantises the rows of x into step.quantised.
@@ -126,24 +165,25 @@ void multiply(const Step& step, int half, int phase, Output output, const rl_lin
         quantise(step, Phase(step, half, phase), linear, x);
         x = step.quantised;
     }
-    LinearTask task = linear_task(linear, x, step.batch->num_tokens, out);
-    task.gated = step.gated;
-    task.activation = step.model->activation;
-    const LinearKernel kernel = linear_kernel(linear_kernels(*step.kernels, linear), output);
-    const int64_t num_blocks = ceil_div(output == Output::kGate ? linear.num_outputs / 2 : linear.num_outputs, 16);
-    const int64_t size = blocks_per_piece(num_blocks, step.pool->size());
-    const int64_t num_pieces = ceil_div(num_blocks, size);
+    FormProduct products[kMostForms];
+    const int64_t size = blocks_per_piece(num_blocks_of(output, all_outputs(linear)), step.pool->size());
+    const int64_t num_pieces = form_products(step, output, linear, size, x, out, products);
     const int64_t num_reductions = adapters == nullptr ? 0 : adapters->num_pieces(updated);
     Phase(step, half, phase + 1).run(num_pieces + num_reductions, [&](int64_t piece) {
         if (piece >= num_pieces) {
             adapters->reduce(updated, half / 2, operand, linear.num_inputs, piece - num_pieces);
             return;
         }
-        const int64_t end = std::min((piece + 1) * size, num_blocks);
-        if (adapters == nullptr || is_quantised(linear) || task.num_rows < kLeastFetchingRows) {
-            kernel(task, piece * size, end);
+        const FormProduct* product = products;
+        while (piece >= product->first_piece + product->num_pieces) {
+            product++;
+        }
+        const int64_t first = (piece - product->first_piece) * size;
+        const int64_t end = std::min(first + size, product->num_blocks);
+        if (adapters == nullptr || is_quantised(linear) || product->task.num_rows < kLeastFetchingRows) {
+            product->kernel(product->task, first, end);
         } else {
-            multiply_and_fetch(step, half / 2, kernel, updated, task, piece * size, end);
+            multiply_and_fetch(step, half / 2, product->kernel, updated, product->task, first, end);
         }
     });
     if (adapters != nullptr) {

@@ -17,16 +17,21 @@ class GroupsStruct(Structure):
 
 
 class LinearStruct(Structure):
-    """A packed matrix [num_outputs, num_inputs]. `scales` of an int8 or grouped matrix, and `bias`, are float32."""
+    """A packed matrix [num_outputs, num_inputs]. `scales` of an int8 or grouped matrix, and `bias`, are float32.
 
-    _fields_ = (
-        ("weight", c_void_p),
-        ("scales", c_void_p),
-        ("bias", c_void_p),
-        ("num_outputs", c_int32),
-        ("num_inputs", c_int32),
-        ("groups", GroupsStruct),
-    )
+    `more`: the outputs behind these, in another form.
+    """
+
+
+LinearStruct._fields_ = (  # set here, because a structure refers to another of the same type
+    ("weight", c_void_p),
+    ("scales", c_void_p),
+    ("bias", c_void_p),
+    ("num_outputs", c_int32),
+    ("num_inputs", c_int32),
+    ("groups", GroupsStruct),
+    ("more", POINTER(LinearStruct)),
+)
 
 
 class ExpertsStruct(Structure):

@@ -211,6 +211,7 @@ class _SpecBuilder:
                 ),
                 inputs=_whole(shape.hidden_size),
                 has_bias=shape.qkv_bias,
+                can_mix_forms=True,
             ),
             q_norm=VectorSpec(f"{attention}.q_norm.weight", q_norm_size) if shape.qk_norm else None,
             k_norm=VectorSpec(f"{attention}.k_norm.weight", k_norm_size) if shape.qk_norm else None,

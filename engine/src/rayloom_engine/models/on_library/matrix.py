@@ -15,20 +15,22 @@ Legend: N outputs, K inputs.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from ctypes import pointer
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from rayloom_engine.config import INT8_GROUP, Quantization
 from rayloom_engine.cpu_library.arrays import ELEMENTS, Array, ElementType, copy_elements, widened
-from rayloom_engine.cpu_library.grouped import GroupedForm, MatrixVectors, RowPart, stacked
+from rayloom_engine.cpu_library.grouped import GroupedForm, GroupedWeights, MatrixVectors, RowPart, stacked
 from rayloom_engine.cpu_library.library import CpuLibrary, grouped_linear_of, linear_of
 from rayloom_engine.cpu_library.structures import LinearStruct
 from rayloom_engine.layers.linear_spec import LinearSpec, StackedRows, TensorPart
 from rayloom_engine.models.checkpoint.config_json import refuses_broken
 from rayloom_engine.models.quantised.reader import MatrixReader
-from rayloom_engine.models.quantised.scheme import CheckpointScheme
+from rayloom_engine.models.quantised.scheme import CheckpointScheme, FormRows
 
 _SCALE_BYTES = 4  # of each output of an int8 matrix
 
@@ -105,18 +107,29 @@ class _StoredMatrix:
         return np.r_[rows] if isinstance(rows, tuple) else rows, columns
 
 
+class GroupedRows(NamedTuple):
+    """Rows of a matrix that are packed in one form."""
+
+    form: GroupedForm
+    num_rows: int
+    packed: npt.NDArray[np.uint8]
+    factors_N: npt.NDArray[np.float32] | None
+
+
 class Matrix:
     """One matrix. It holds tensors of the checkpoint or a plain matrix until `finish`, then the packed matrix."""
 
     __slots__ = (
         "_bias_N",
         "_format",
-        "_grouped_form",
+        "_forms",
+        "_grouped",
         "_packed_NK",
         "_plain_NK",
         "_scales_N",
         "_spec",
         "_stored",
+        "_structures",
         "_wide_bias_N",
     )
 
@@ -126,7 +139,9 @@ class Matrix:
         elements = ELEMENTS[form.dtype]
         self._spec = spec
         self._format = form
-        self._grouped_form: GroupedForm | None = None if form.kept_scheme is None else form.kept_scheme.form(spec)
+        self._forms: tuple[FormRows, ...] | None = None if form.kept_scheme is None else form.kept_scheme.forms(spec)
+        self._grouped: list[GroupedRows] = []
+        self._structures: list[LinearStruct] = []
         self._stored = [] if form.scheme is None else list(_stored_matrices(spec, form.scheme))
         self._plain_NK: Array | None = None
         if len(self._stored) < len(spec.outputs):
@@ -138,7 +153,7 @@ class Matrix:
 
     def destinations(self) -> dict[str, ArrayDestination]:
         """Returns tensor name in the checkpoint -> where to copy it. Call it before `finish`."""
-        assert self._packed_NK is None, "finish was called"
+        assert self._packed_NK is None and not self._grouped, "finish was called"
         stored = {each.place.name: each.tensors for each in self._stored}
         found: dict[str, ArrayDestination] = {}
         for name, rows, weight_part, bias_part in self._spec.stacked():
@@ -156,10 +171,10 @@ class Matrix:
 
         Raises ModelError for a quantised matrix whose tensors contradict each other.
         """
-        assert self._packed_NK is None, "finish was called before"
+        assert self._packed_NK is None and not self._grouped, "finish was called before"
         library = self._format.library
-        if self._grouped_form is not None:
-            self._pack_grouped()
+        if self._forms is not None:
+            self._pack_grouped(self._forms)
         else:
             plain_NK = self._dense()
             if self._format.quantization == "int8":
@@ -173,11 +188,9 @@ class Matrix:
     @property
     def structure(self) -> LinearStruct:
         """The matrix as a structure of the library, valid as long as this object lives. Available after `finish`."""
+        if self._forms is not None:
+            return self._grouped_structure()
         assert self._packed_NK is not None, "finish was not called"
-        if self._grouped_form is not None:
-            shape = (self._spec.num_outputs, self._spec.num_inputs)
-            vectors = MatrixVectors(self._wide_bias_N, self._scales_N)
-            return grouped_linear_of(self._packed_NK, self._grouped_form, shape, vectors)
         return linear_of(self._packed_NK, self._wide_bias_N, self._scales_N)
 
     @property
@@ -185,22 +198,41 @@ class Matrix:
         """Bytes of the packed weights, scales and biases, without rows of padding."""
         spec = self._spec
         bias_bytes = 0 if self._bias_N is None else self._bias_N.nbytes
-        if self._grouped_form is not None:
-            return self._grouped_form.num_bytes(spec.num_outputs, spec.num_inputs) + bias_bytes
+        if self._forms is not None:
+            return sum(form.num_bytes(num_rows, spec.num_inputs) for form, num_rows in self._forms) + bias_bytes
         if self._format.quantization == "int8":
             return spec.num_outputs * (spec.num_inputs + _SCALE_BYTES) + bias_bytes
         return spec.num_outputs * spec.num_inputs * ELEMENTS[self._format.dtype].itemsize + bias_bytes
 
-    def _pack_grouped(self) -> None:
-        assert self._grouped_form is not None
-        parts = []
-        for each in self._stored:
-            with refuses_broken(each.place.name):
-                parts.append(each.reader.packed(each.tensors).part(*each.part).in_form(self._grouped_form))
-            each.tensors = {}
-        weights = stacked(parts)
-        self._packed_NK = self._format.library.pack_grouped(weights)
-        self._scales_N = None if weights.factors_N is None else np.ascontiguousarray(weights.factors_N)
+    def _pack_grouped(self, forms: tuple[FormRows, ...]) -> None:
+        stored = iter(self._stored)
+        for form, num_rows in forms:
+            parts: list[GroupedWeights] = []
+            while sum(len(part.integers_NK) for part in parts) < num_rows:
+                each = next(stored)
+                with refuses_broken(each.place.name):
+                    parts.append(each.reader.packed(each.tensors).part(*each.part).in_form(form))
+                each.tensors = {}
+            weights = stacked(parts)
+            factors_N = None if weights.factors_N is None else np.ascontiguousarray(weights.factors_N)
+            self._grouped.append(GroupedRows(form, num_rows, self._format.library.pack_grouped(weights), factors_N))
+
+    def _grouped_structure(self) -> LinearStruct:
+        """Returns the structure of the first form's rows, which refers to the structures of the other rows."""
+        assert self._grouped, "finish was not called"
+        structure: LinearStruct | None = None
+        end = self._spec.num_outputs
+        for rows in reversed(self._grouped):
+            bias_N = None if self._wide_bias_N is None else self._wide_bias_N[end - rows.num_rows : end]
+            end -= rows.num_rows
+            vectors = MatrixVectors(bias_N, rows.factors_N)
+            before = grouped_linear_of(rows.packed, rows.form, (rows.num_rows, self._spec.num_inputs), vectors)
+            if structure is not None:
+                before.more = pointer(structure)
+            self._structures.append(before)  # keeps alive what `more` points to
+            structure = before
+        assert structure is not None
+        return structure
 
     def _dense(self) -> Array:
         """Returns the plain matrix. Weights that are quantised in the checkpoint are dequantised."""

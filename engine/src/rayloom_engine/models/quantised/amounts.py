@@ -26,7 +26,7 @@ def layer_forms(shape: ModelShape) -> list[Hashable]:
     if scheme is None:
         return [shape.experts_of(layer) for layer in range(shape.num_layers)]
     spec = decoder_spec(shape, whole_part(shape.num_layers))
-    return [tuple(scheme.form(linear) for linear in layer.linears) for layer in spec.layers]
+    return [tuple(scheme.forms(linear) for linear in layer.linears) for layer in spec.layers]
 
 
 def layer_amount(shape: ModelShape, index: int, shard: Shard) -> Amount:
