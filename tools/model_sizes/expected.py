@@ -22,9 +22,9 @@ _ROUTERS = ("gate", "router")
 _HALF = 2  # bytes of a group's scale or offset in the C library; a group has at most 128 inputs
 _SMALLEST_GROUP = 32
 _FACTOR = 4  # bytes of the float32 factor that each output has in addition to its groups
-# GGUF type -> bytes of a weight on a rank. A group has 32 inputs and a scale; a group of Q4_K also has an offset. A
-# weight of Q6_K takes 8 bits.
-_GGUF_HELD = {"Q8_0": 1 + _HALF / 32, "Q4_K": 0.5 + 2 * _HALF / 32, "Q6_K": 1 + _HALF / 32}
+# GGUF type -> bytes of a weight on a rank. A group has 32 inputs, in Q6_K 16. It has a scale, and in Q4_K also an
+# offset.
+_GGUF_HELD = {"Q8_0": 1 + _HALF / 32, "Q4_K": 0.5 + 2 * _HALF / 32, "Q6_K": 0.75 + _HALF / 16}
 
 
 def weights_of(tensors: Iterable[Tensor]) -> int:
@@ -163,15 +163,19 @@ class _Held:
         return ((self._bits / 8 + of_groups) * stored_groups / num_groups + _FACTOR / inputs) * len(layers)
 
     def _gguf_bytes(self, tensor: Tensor, layer: int) -> float:
-        """Returns the bytes of a weight. If one stacked matrix is dense, all are; if types differ, all have 8 bits."""
+        """Returns the bytes of a weight.
+
+        If one stacked matrix is dense, all are. If the types of gate and up differ, both have 8 bits.
+        """
         name = tensor.name.removesuffix(".weight").replace("*", str(layer))
         owner = name.removesuffix(tensor.module)
         stacked = next((group for group in _STACKED if tensor.module in group), (tensor.module,))
-        kinds = {self._given["kinds"].get(owner + module) for module in stacked}
+        of_modules = {module: self._given["kinds"].get(owner + module) for module in stacked}
+        kinds = set(of_modules.values())
         if None in kinds:
             return self._element_bytes
-        if len(kinds) == 1:
-            return _GGUF_HELD[kinds.pop()]
+        if len(kinds) == 1 or stacked != _FEED_FORWARD:
+            return _GGUF_HELD[of_modules[tensor.module]]
         return 1 + (1 + ("Q4_K" in kinds)) * _HALF / _SMALLEST_GROUP  # Q4_K has an offset for each group
 
 
