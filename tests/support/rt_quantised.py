@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -187,5 +189,44 @@ def quantised_checkpoint(dense: Path, name: str, folder: Path, *, skipped: tuple
     save_file(plain, plain_folder / "model.safetensors", {"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] = {**form.config, **({"modules_to_not_convert": list(skipped)} if skipped else {})}
+    (folder / "config.json").write_text(json.dumps(config))
+    return plain_folder
+
+
+def k_checkpoint(dense: Path, folder: Path, kinds: Mapping[str, str]) -> Path:
+    """Writes the checkpoint into `folder`, as the conversion of a GGUF file does, with random blocks of K types.
+
+    Returns another folder, with the weights that the blocks represent. `kinds`: the last name of a matrix, such as
+    v_proj, -> Q4_K or Q6_K; other matrices stay dense. The weights' mean is 0, and their deviation is that of the dense
+    weights.
+    """
+    random = np.random.default_rng(0)
+    plain_folder = folder.with_name(f"{folder.name}-plain")
+    for target in (folder, plain_folder):
+        shutil.copytree(dense, target)
+    stored = load_file(dense / "model.safetensors")
+    plain = dict(stored)
+    of_matrices: dict[str, str] = {}
+    for tensor, values in plain.items():
+        name = kinds.get(tensor.split(".")[-2])
+        if name is None or values.ndim != 2:
+            continue
+        of_matrices[tensor.removesuffix(".weight")] = name
+        kind = gguf.GGMLQuantizationType[name]
+        inputs, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+        blocks = random.integers(0, 256, (len(values), values.shape[1] // inputs, num_bytes), dtype=np.uint8)
+        halves = slice(-2, None) if name == "Q6_K" else slice(0, 4)  # scale, and in Q4_K also the scale of offsets
+        relative = np.array([1.0] if name == "Q6_K" else [1.0, 7.5], np.float16)  # 7.5: mean of the integers
+        blocks[..., halves] = relative.view(np.uint8)
+        rows = blocks.reshape(len(values), -1)
+        deviation = gguf.dequantize(rows, kind).std()
+        blocks[..., halves] = (relative * (float(values.std()) / deviation)).astype(np.float16).view(np.uint8)
+        stored[tensor] = torch.from_numpy(rows)
+        plain[tensor] = torch.from_numpy(gguf.dequantize(rows, kind))
+    save_file(stored, folder / "model.safetensors", {"format": "pt"})
+    save_file(plain, plain_folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    sizes = {name: list(gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]) for name in set(of_matrices.values())}
+    config["quantization_config"] = {"quant_method": "gguf", "blocks": sizes, "kinds": of_matrices}
     (folder / "config.json").write_text(json.dumps(config))
     return plain_folder

@@ -211,11 +211,22 @@ class Matrix:
             while sum(len(part.integers_NK) for part in parts) < num_rows:
                 each = next(stored)
                 with refuses_broken(each.place.name):
-                    parts.append(each.reader.packed(each.tensors).part(*each.part).in_form(form))
+                    parts.append(self._packed_part(each, form))
                 each.tensors = {}
             weights = stacked(parts)
             factors_N = None if weights.factors_N is None else np.ascontiguousarray(weights.factors_N)
             self._grouped.append(GroupedRows(form, num_rows, self._format.library.pack_grouped(weights), factors_N))
+
+    def _packed_part(self, stored: _StoredMatrix, form: GroupedForm) -> GroupedWeights:
+        """Returns this rank's part of a matrix in `form`.
+
+        Raises ValueError for another number of inputs, because the library would read behind the packed weights.
+        """
+        weights = stored.reader.packed(stored.tensors).part(*stored.part).in_form(form)
+        num_inputs = weights.integers_NK.shape[1]
+        if num_inputs != self._spec.num_inputs:
+            raise ValueError(f"the blocks have {num_inputs} inputs, and the matrix has {self._spec.num_inputs}")
+        return weights
 
     def _grouped_structure(self) -> LinearStruct:
         """Returns the structure of the first form's rows, which refers to the structures of the other rows."""
