@@ -25,8 +25,9 @@ int64_t all_outputs(const rl_linear& linear);
 // Returns the kernels for the form of this matrix: dense, int8 or grouped.
 const LinearKernels& linear_kernels(const Kernels& kernels, const rl_linear& linear);
 
-// Returns the task to multiply `num_rows` rows of x by the matrix and to store the outputs. x has the operand type, or
-// rows that quantise_row has written if the matrix is quantised. The task leaves out outputs in other forms.
+// Returns the task to multiply `num_rows` rows of x by the matrix and to store the outputs. If the matrix is quantised,
+// x has rows that quantise_row has written. Otherwise x has the operand type. Outputs in other forms (`more`) are left
+// out.
 LinearTask linear_task(const rl_linear& linear, const void* x, int64_t num_rows, float* out);
 
 // Returns the number of blocks of 16 outputs in a piece, which one thread computes. `num_blocks`: of the whole product.

@@ -28,13 +28,13 @@ typedef struct {
     int32_t has_offsets;  // 0 or 1
 } rl_groups;
 
-// y = x W^T + bias, with W packed by rl_pack_grouped_weight if it is grouped, else by rl_pack_int8_weight if there are
-// scales, else by rl_pack_weight.
+// y = x W^T + bias. If W is grouped, it is packed by rl_pack_grouped_weight. Otherwise it is packed by
+// rl_pack_int8_weight if there are scales, and by rl_pack_weight if there are none.
 typedef struct rl_linear {
     const void* weight;
     const float* scales;  // [num_outputs] scales of int8 weights, or factors of grouped weights; NULL: there are none
     const float* bias;  // [num_outputs], or NULL
-    int32_t num_outputs;  // a multiple of 16 if there are more
+    int32_t num_outputs;  // a multiple of 16 if `more` is not NULL
     int32_t num_inputs;
     rl_groups groups;
     const struct rl_linear* more;  // the outputs behind these, grouped in another form, or NULL; only in qkv of a layer

@@ -61,9 +61,9 @@ class StackedRows(NamedTuple):
 class LinearSpec:
     """Describes one matrix of a rank: rows of one or several matrices of the checkpoint, stacked.
 
-    `outputs`: name of each matrix of the checkpoint, such as "model.layers.0.mlp.gate_proj" -> the matrix's rows that
-    this rank holds, in stacking order. `inputs`: the columns, which are the same for all matrices. `can_mix_forms`:
-    whether the matrices may be quantised in several forms. Otherwise all get one form.
+    `outputs`: name of a matrix of the checkpoint, such as "model.layers.0.mlp.gate_proj" -> the rows of this matrix
+    that the rank holds. The order of the names is the stacking order. `inputs`: the columns, which are the same for all
+    matrices. `can_mix_forms`: whether the matrices may be quantised in several forms. Otherwise all get one form.
     """
 
     outputs: Mapping[str, AxisPart]

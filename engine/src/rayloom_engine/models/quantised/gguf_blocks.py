@@ -1,8 +1,8 @@
 """Matrices in GGUF's block formats, as the conversion of a GGUF file copies them: `weight` [N, bytes of a row].
 
 A row is a sequence of blocks of 32 inputs, or of 256 in the K formats (ggml, ggml-common.h). Formats of 4, 5 and 8 bits
-with one scale for 32 inputs are packed as they are, and so is Q6_K, which has a scale for 16 inputs. All other formats
-are rounded to 8 bits with a scale for 32 inputs.
+with one scale for 32 inputs are packed as they are. Q6_K, which has a scale for 16 inputs, is packed as it is, too. All
+other formats are rounded to 8 bits with a scale for 32 inputs.
 """
 
 from __future__ import annotations
