@@ -182,7 +182,7 @@ def is_rolled(service: Service, old: str) -> Callable[[], bool]:
         status, number = document["status"], document["spec"].get("replicas", 1)
         current = status.get("currentRevision")
         is_new = current not in (None, "", old) and status.get("updateRevision") == current
-        return bool(is_new) and _is_whole(service, status, "Complete", number)
+        return bool(is_new) and _is_whole(service, document, "Complete", number)
 
     return is_over
 
@@ -194,12 +194,15 @@ def is_rolled_back(service: Service, old: str) -> Callable[[], bool]:
         document = service.get()
         status, number = document["status"], document["spec"].get("replicas", 1)
         is_old = status.get("currentRevision") == old and status.get("updateRevision") != old
-        return is_old and _is_whole(service, status, "RolledBack", number)
+        return is_old and _is_whole(service, document, "RolledBack", number)
 
     return is_over
 
 
-def _is_whole(service: Service, status: dict[str, Any], step: str, number: int) -> bool:
-    reasons = {each["type"]: each["reason"] for each in status["conditions"]}
-    is_ready = reasons.get("Progressing") == step and status["ready"] == f"{number}/{number}"
+def _is_whole(service: Service, document: dict[str, Any], step: str, number: int) -> bool:
+    status = document["status"]
+    found = next((each for each in status["conditions"] if each["type"] == "Progressing"), {})
+    # Until the operator has seen the changed spec, the condition has the result of the rollout before.
+    is_seen = found.get("observedGeneration") == document["metadata"]["generation"]
+    is_ready = is_seen and found["reason"] == step and status["ready"] == f"{number}/{number}"
     return is_ready and len(service.clusters()) == number
