@@ -201,7 +201,7 @@ def is_rolled_back(service: Service, old: str) -> Callable[[], bool]:
 
 def _is_whole(service: Service, document: dict[str, Any], step: str, number: int) -> bool:
     status = document["status"]
-    found = next((each for each in status["conditions"] if each["type"] == "Progressing"), {})
+    found: dict[str, Any] = next((each for each in status["conditions"] if each["type"] == "Progressing"), {})
     # Until the operator has seen the changed spec, the condition has the result of the rollout before.
     is_seen = found.get("observedGeneration") == document["metadata"]["generation"]
     is_ready = is_seen and found["reason"] == step and status["ready"] == f"{number}/{number}"
