@@ -107,8 +107,7 @@ def test_the_facts_of_the_worst_models_are_short_enough(name):
 
     print(f"{name}: {len(text)} bytes, {len(costs['tensor'])} of {len(shard_counts(shape))} numbers of ranks")
     assert len(text.encode()) <= MAX_FACTS_BYTES
-    # The document lists the smallest numbers of ranks. The size limit of the document decides how many numbers it
-    # lists.
+    # The document lists the smallest numbers of ranks, as many as its size limit allows.
     assert costs["tensor"] == list(shard_counts(shape))[: len(costs["tensor"])]
     assert len(costs["tensor"]) >= min(8, len(shard_counts(shape)))
 

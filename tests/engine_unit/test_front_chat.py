@@ -164,7 +164,7 @@ def test_characters_are_never_cut_in_half(front: FrontUnderTest) -> None:
 
 def test_a_stop_string_across_tokens_ends_the_answer_and_frees_the_sequence(front: FrontUnderTest) -> None:
     front.do(lambda: setattr(front.core, "script", say("one END two")))
-    front.do(lambda: setattr(front.core, "hold_after", 8))  # after "one END ", where the core waits for ever
+    front.do(lambda: setattr(front.core, "hold_after", 8))  # the core sends nothing after "one END "
     choice = front.chat(stop=["END"]).json()["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"], choice["stop_reason"]) == ("one ", "stop", "END")
     front.wait_until(lambda: len(front.core.aborts) == 1, "the core hears of it")

@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 
 from rayloom_engine.config import parse_config
+from rayloom_engine.core.adapter import NeededAdapter
 from rayloom_engine.errors import ConfigError
+from rayloom_engine.front.operations import adapters as adapters_module
 from rayloom_engine.front.operations.adapters import AdapterList
+from rayloom_engine.front.operations.rank_files import RankFiles
 from rayloom_engine.front.operations.service import Waits
 from rt_front import FrontUnderTest, running_front
 from rt_peft_files import write_tiny_adapter, write_tiny_config
@@ -147,6 +150,25 @@ def test_the_next_front_still_wants_adapters_that_could_not_be_loaded(folder: Pa
         wait_for(front, {"poems": "loaded", "absent": "failed"})
     with running_front(folder, start=2, **kept) as front:
         wait_for(front, {"poems": "loaded", "absent": "failed"})
+
+
+def test_of_loads_that_run_beside_each_other_only_as_many_succeed_as_there_is_room_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapters_module, "MOST_ADAPTERS", 1)
+    lists: list[tuple[NeededAdapter, ...]] = []
+    adapters = AdapterList(parse_config({"model": str(folder / "model")}), ranks=RankFiles(lists.append))
+
+    async def load_both() -> list[BaseException | None]:
+        loads = (adapters.load(name, str(folder / name), folder / "model", in_place=False) for name in ("sql", "poems"))
+        return await asyncio.gather(*loads, return_exceptions=True)
+
+    failures = [failure for failure in asyncio.run(load_both()) if failure is not None]
+    assert [str(failure) for failure in failures] == [
+        "there are 1 adapters already, which is the most; unload one first"
+    ]
+    assert len(adapters.entries) == 1
+    assert lists == [()], "folders need no fetched files"
 
 
 class SlowLoad:

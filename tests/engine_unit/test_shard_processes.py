@@ -1,4 +1,4 @@
-"""Ranks that share layers generate the tokens of one rank, for every architecture, in separate processes over gloo.
+"""Tensor-parallel ranks in processes connected by gloo generate the tokens of a single rank, for each architecture.
 
 Together the variants have all features that need special cuts: biases, norms of heads, a tied head, windows.
 """

@@ -1,6 +1,6 @@
 """TemplateSandbox: Jinja's sandbox, with a limit on time and on text for each rendering.
 
-Jinja's sandbox keeps a template away from Python's internals, but lets it loop for ever and fill the memory. In a
+Jinja's sandbox blocks access to Python's internals, but limits neither the run time nor the memory of a template. In a
 TemplateSandbox, each iteration of a loop, each call and each filter checks the time. No value may be larger than the
 allowed output.
 """

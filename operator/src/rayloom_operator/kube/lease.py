@@ -55,7 +55,7 @@ class Lease:
         self._wake()
 
     async def run(self, on_lead: Callable[[], object]) -> None:
-        """Takes the Lease, calls `on_lead`, and renews the Lease. Raises LeaseLost when another process takes over."""
+        """Acquires the Lease, calls `on_lead`, and renews the Lease. Raises LeaseLost when another process has it."""
         loop = asyncio.get_running_loop()
         woken = asyncio.Event()
         self._wake = lambda: loop.call_soon_threadsafe(woken.set)

@@ -1,7 +1,7 @@
 """Limits how often the status of a service is written. Pure: the caller passes the time.
 
-An engine's answers become part of the status, and users choose the engine's image. Without a limit, an engine whose
-answers always differ would cause a write to the API server for every answer.
+An engine's answers become part of the status, and users choose the engine's image. Without a limit, an engine that
+answers each poll differently would cause a write to the API server for each poll.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """SinkFeed: turns a generation's outputs into parts of the answer's body, in the callback that reads the mailbox.
 
-This code runs for every token of every stream. Between two steps, other processes displace the streams' data from the
-processor's caches, so a token costs as much time as the objects that it accesses.
+`SinkFeed.read` is called for each token of each stream. Other processes evict the data of the streams from the CPU
+caches between two steps. So the CPU time of a token grows with the number of objects that `read` accesses.
 """
 
 from __future__ import annotations

@@ -147,9 +147,11 @@ class AdapterList:
         entry = await asyncio.to_thread(self._read, name, path, folder)
         if self._ranks is not None:
             await self._ranks.bring(entry)
-        self._check_room(name)  # again, because other adapters may have been loaded meanwhile
-        self._entries[name] = entry
-        self._need_files()
+        try:
+            self._check_room(name)  # again, because other adapters may have been loaded meanwhile
+            self._entries[name] = entry
+        finally:
+            self._need_files()  # without room, the ranks need the fetched files no more
         logger.info("adapter %s loaded from %s, LoRA rank %d", shown(name), entry.adapter.path, entry.rank)
 
     def _change_of(self, name: str) -> asyncio.Lock:
@@ -157,7 +159,6 @@ class AdapterList:
 
     def _check_room(self, name: str) -> None:
         if len(self._entries) >= MOST_ADAPTERS and name not in self._entries:
-            self._need_files()  # the ranks may have fetched this adapter's files, which nobody needs now
             raise ModelError(f"there are {MOST_ADAPTERS} adapters already, which is the most; unload one first")
 
     def _need_files(self) -> None:

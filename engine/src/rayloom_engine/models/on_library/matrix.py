@@ -1,8 +1,7 @@
 """Matrix: one matrix of a rank, plain while the checkpoint is read, then packed for the C library.
 
 A packed matrix is dense, int8, or grouped (cpu_library/grouped.py). Grouped is the form for a checkpoint's quantised
-weights.
-An int8 matrix is made from dense weights. It has a byte for each weight, and a float32 scale for each output:
+weights. An int8 matrix is made from dense weights. It has a byte for each weight, and a float32 scale for each output:
 
     weight[n, k] = scale[n] * w[n, k],  w from -127 to 127,  scale[n] = max over k of |weight[n, k]| / 127
 
@@ -141,7 +140,7 @@ class Matrix:
         self._format = form
         self._forms: tuple[FormRows, ...] | None = None if form.kept_scheme is None else form.kept_scheme.forms(spec)
         self._grouped: list[GroupedRows] = []
-        self._structures: list[LinearStruct] = []
+        self._structures: list[LinearStruct] = []  # of the forms, the last form first
         self._stored = [] if form.scheme is None else list(_stored_matrices(spec, form.scheme))
         self._plain_NK: Array | None = None
         if len(self._stored) < len(spec.outputs):
@@ -231,19 +230,18 @@ class Matrix:
     def _grouped_structure(self) -> LinearStruct:
         """Returns the structure of the first form's rows, which refers to the structures of the other rows."""
         assert self._grouped, "finish was not called"
-        structure: LinearStruct | None = None
+        if self._structures:
+            return self._structures[-1]
         end = self._spec.num_outputs
         for rows in reversed(self._grouped):
             bias_N = None if self._wide_bias_N is None else self._wide_bias_N[end - rows.num_rows : end]
             end -= rows.num_rows
             vectors = MatrixVectors(bias_N, rows.factors_N)
-            before = grouped_linear_of(rows.packed, rows.form, (rows.num_rows, self._spec.num_inputs), vectors)
-            if structure is not None:
-                before.more = pointer(structure)
-            self._structures.append(before)  # keeps alive what `more` points to
-            structure = before
-        assert structure is not None
-        return structure
+            structure = grouped_linear_of(rows.packed, rows.form, (rows.num_rows, self._spec.num_inputs), vectors)
+            if self._structures:
+                structure.more = pointer(self._structures[-1])
+            self._structures.append(structure)  # keeps alive what `more` points to
+        return self._structures[-1]
 
     def _dense(self) -> Array:
         """Returns the plain matrix. Weights that are quantised in the checkpoint are dequantised."""

@@ -10,9 +10,9 @@ from rayloom_engine.text.message_parsing.sink import PlainKind
 class TextEvents:
     """Implements EventsOfText for one choice.
 
-    This object refers only to the objects that an event with nothing but text needs. On a busy machine, other
-    processes displace memory from the processor's caches, and reading this memory again takes most of the time for
-    a token. So the object has the pieces of the template, and not the template.
+    The object refers only to objects that an event with nothing but text needs: to the pieces of the template, for
+    example, and not to the template. On a busy machine, other processes evict objects from the CPU caches between two
+    tokens, and most of the CPU time of a token is spent on these cache misses.
     """
 
     __slots__ = ("_count", "_kind", "_pieces", "_reads")
