@@ -10,6 +10,7 @@ RayCluster.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -74,8 +75,10 @@ class Relay:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._lock = threading.Lock()  # held while the proxy's thread decides about a kill
         self._versions: dict[str, str] = {}  # path -> resourceVersion after the last write
         self._kills = False
+        self._is_killed = False
         self._steps: list[tuple[str, str]] = []  # steps at which an operator was killed
         self._waiting: list[OperatorProcess] = []
         self.hand_over()
@@ -86,22 +89,31 @@ class Relay:
 
     @property
     def is_cut(self) -> bool:
-        """True when the working operator was killed."""
-        return not self._current.is_alive
+        """True from the kill of the working operator on, also while its process still ends."""
+        return self._is_killed or not self._current.is_alive
 
     def kill_at_steps(self, kills: bool) -> None:
-        self._kills = kills
+        """Starts or ends the kills. After the end, `is_cut` is final: a kill that was decided before has happened."""
+        with self._lock:
+            self._kills = kills
 
     def hand_over(self) -> None:
         """Releases the next of the started operators, which works from now on."""
         while len(self._waiting) <= _NUM_READY:
             self._waiting.append(self._world.start_operator(is_held=True))
-        self._current = self._waiting.pop(0)
+        if self._is_killed:
+            self._current.kill()  # waits for the end of its process, which only this thread may do
+        self._current, self._is_killed = self._waiting.pop(0), False
         self._current.proxy.after_write = self._after_write
         self._world.take_lease()
         self._world.release(self._current.proxy)
 
     def _after_write(self, request: Request) -> None:
+        """Runs in the thread of the operator's proxy."""
+        with self._lock:
+            self._kill_at_a_step(request)
+
+    def _kill_at_a_step(self, request: Request) -> None:
         path = request.path.partition("?")[0]
         has_changed = request.method == "DELETE" or self._versions.get(path) != request.version
         self._versions[path] = request.version
@@ -110,6 +122,7 @@ class Relay:
         if any(kind in path for kind in _AHEAD) and (request.method, path) in self._steps:
             return
         self._steps.append((request.method, path))
+        self._is_killed = True
         self._current.process.kill()
 
     def story(self) -> str:
