@@ -10,7 +10,7 @@ SOAK_ARGS ?=
 # `make test` has more processes than two cores, because many tests wait; each process of `make test-api` has a cluster.
 # 0: all tests run in one process, as a debugger needs.
 test: WORKERS ?= 4
-test-api: WORKERS ?= 2
+test-api: WORKERS ?= 3
 SIDE_BY_SIDE = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 BIN := .venv/bin
