@@ -104,13 +104,15 @@ def _play(
     last(world, namespace, name)
     if successor is not None:
         wait_until(
-            lambda: not operator.is_alive or (_knows(world, namespace, name) and _has_served(world, namespace, name)),
+            lambda: len(writes) >= kill_at or (_knows(world, namespace, name) and _has_served(world, namespace, name)),
             f"write {kill_at} or the end",
             story=operator.story,
             pause_s=_PAUSE_S,
         )
-        if operator.is_alive:
+        if len(writes) < kill_at:
+            assert operator.is_alive
             return False
+        operator.kill()  # waits for the end of its process
         world.take_lease()
         world.release(successor.proxy)
     _wait_whole(world, namespace, name)
