@@ -4,7 +4,7 @@ from pathlib import Path
 
 import rt_ports
 from local_kubernetes.images.build import source_files
-from local_kubernetes.machine.place import HOST_PORTS, INDICES, Place
+from local_kubernetes.machine.place import HOST_PORTS, INDICES, Place, cache_folder
 from operator_processes import ports
 from rayloom_engine.cpu_library.build import NAME
 
@@ -30,3 +30,12 @@ def test_an_image_is_built_from_sources_and_not_from_files_that_a_build_or_a_tes
 
     assert source_files(tmp_path) == [tmp_path / "folder" / "kernel.cpp", tmp_path / "module.py"]
     assert f"**/.{NAME}-*" in (ROOT / ".dockerignore").read_text().splitlines()
+
+
+def test_compiled_programs_are_kept_in_the_folder_of_the_other_caches(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.delenv("RAYLOOM_CACHE", raising=False)
+    assert cache_folder() == tmp_path / "xdg" / "rayloom" / "e2e"
+
+    monkeypatch.setenv("RAYLOOM_CACHE", str(tmp_path / "given"))
+    assert cache_folder() == tmp_path / "given" / "e2e"

@@ -18,8 +18,9 @@ HOST_PORTS = (53, 2379, 2380, 6443, 8080, 8082)
 
 
 def cache_folder() -> Path:
-    """The folder of compiled programs, which all clusters share."""
-    return _base("XDG_CACHE_HOME", ".cache") / "rayloom" / "e2e"
+    """The folder of compiled programs, which all clusters share; in $RAYLOOM_CACHE, if that is set."""
+    given = os.environ.get("RAYLOOM_CACHE")
+    return (Path(given).resolve() if given else _base("XDG_CACHE_HOME", ".cache") / "rayloom") / "e2e"
 
 
 def known_indices() -> tuple[int, ...]:
