@@ -81,6 +81,7 @@ class Relay:
         self._is_killed = False
         self._steps: list[tuple[str, str]] = []  # steps at which an operator was killed
         self._waiting: list[OperatorProcess] = []
+        self._current: OperatorProcess
         self.hand_over()
 
     @property
