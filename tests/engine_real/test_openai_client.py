@@ -50,7 +50,7 @@ def test_a_chat_stream_has_the_text_of_the_whole_answer(client: openai.OpenAI) -
 
 
 def test_the_text_of_a_chat_stream_comes_in_pieces(client: openai.OpenAI) -> None:
-    # On a busy machine one piece may have the tokens of some 100 ms. So the stream is longer.
+    # A front that waits 100 ms for a CPU sends all tokens of this time in one chunk. 128 tokens take about a second.
     stream = client.chat.completions.create(
         model=MODEL, messages=QUESTION, temperature=0, stream=True, max_tokens=128, extra_body={"min_tokens": 128}
     )

@@ -107,7 +107,8 @@ def test_the_facts_of_the_worst_models_are_short_enough(name):
 
     print(f"{name}: {len(text)} bytes, {len(costs['tensor'])} of {len(shard_counts(shape))} numbers of ranks")
     assert len(text.encode()) <= MAX_FACTS_BYTES
-    # The document lists the smallest numbers of ranks, as many as its size limit allows.
+    # `tensor` has the possible tensor-parallel sizes in ascending order. If all of them would exceed MAX_FACTS_BYTES,
+    # the largest are left out.
     assert costs["tensor"] == list(shard_counts(shape))[: len(costs["tensor"])]
     assert len(costs["tensor"]) >= min(8, len(shard_counts(shape)))
 

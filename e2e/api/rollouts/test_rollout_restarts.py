@@ -75,7 +75,7 @@ class Relay:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._lock = threading.Lock()  # held while the proxy's thread decides about a kill
+        self._lock = threading.Lock()  # the proxy's thread holds it until it has decided about a kill and killed
         self._versions: dict[str, str] = {}  # path -> resourceVersion after the last write
         self._kills = False
         self._is_killed = False
@@ -94,7 +94,7 @@ class Relay:
         return self._is_killed or not self._current.is_alive
 
     def kill_at_steps(self, kills: bool) -> None:
-        """Starts or ends the kills. After the end, `is_cut` is final: a kill that was decided before has happened."""
+        """Enables or disables kills. When `kill_at_steps(False)` returns, no operator is killed any more."""
         with self._lock:
             self._kills = kills
 

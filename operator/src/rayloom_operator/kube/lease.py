@@ -55,7 +55,10 @@ class Lease:
         self._wake()
 
     async def run(self, on_lead: Callable[[], object]) -> None:
-        """Acquires the Lease, calls `on_lead`, and renews the Lease. Raises LeaseLost when another process has it."""
+        """Waits until this process is the leader, calls `on_lead`, then renews the Lease periodically.
+
+        Raises LeaseLost if another process becomes the leader.
+        """
         loop = asyncio.get_running_loop()
         woken = asyncio.Event()
         self._wake = lambda: loop.call_soon_threadsafe(woken.set)

@@ -151,7 +151,7 @@ class AdapterList:
             self._check_room(name)  # again, because other adapters may have been loaded meanwhile
             self._entries[name] = entry
         finally:
-            self._need_files()  # without room, the ranks need the fetched files no more
+            self._need_files()  # if there is no room, the ranks no longer need the files
         logger.info("adapter %s loaded from %s, LoRA rank %d", shown(name), entry.adapter.path, entry.rank)
 
     def _change_of(self, name: str) -> asyncio.Lock:
