@@ -161,3 +161,20 @@ def test_a_child_that_uses_cpu_time_is_alive_without_signals_for_a_while() -> No
 
     assert [is_silent_after_work(now) for now in (1000.0, 1030.0, 1059.0, 1068.0, 1070.0)] == [*[False] * 4, True]
     busy.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_stop_signal_that_arrives_while_python_exits_does_not_change_the_exit_code(number: int) -> None:
+    program = f"""
+import os
+from rayloom_engine.supervisor.stop_signals import collect_stop_signals
+
+class LastObject:
+    def __del__(self, kill=os.kill, own=os.getpid()):
+        kill(own, {number:d})
+
+collect_stop_signals()
+last = LastObject()
+raise SystemExit(3)
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 3

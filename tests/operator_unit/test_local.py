@@ -7,6 +7,8 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -99,7 +101,7 @@ def test_without_a_sample_no_request_is_sent(start):
     assert "asked:" not in (folder / "engine.log").read_text()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_stop_leaves_no_process_and_no_file(start, engine_pids, number):
     local = start()
     local.wait_for("Serving.")
@@ -237,3 +239,20 @@ def test_a_second_ctrl_c_does_not_disturb_the_stop(start, engine_pids):
     wait_until_gone(*engine_pids())
     assert "killed" not in local.output
     assert "Traceback" not in local.output
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_stop_signal_that_arrives_while_python_exits_does_not_change_the_exit_code(number):
+    program = f"""
+import os
+from rayloom_operator.local.signals import StopSignals
+
+class LastObject:
+    def __del__(self, kill=os.kill, own=os.getpid()):
+        kill(own, {number:d})
+
+StopSignals().install()
+last = LastObject()
+raise SystemExit(3)
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 3

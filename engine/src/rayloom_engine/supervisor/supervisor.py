@@ -48,6 +48,7 @@ from rayloom_engine.supervisor.sockets import (
     url_of,
 )
 from rayloom_engine.supervisor.spawn import spawn
+from rayloom_engine.supervisor.stop_signals import collect_stop_signals
 
 logger = logging.getLogger(__name__)
 
@@ -95,8 +96,7 @@ class Supervisor:
         wake_read, wake_write = socket.socketpair()
         wake_write.setblocking(False)
         signal.set_wakeup_fd(wake_write.fileno())
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda received, _: self._signals.append(received))
+        self._signals = collect_stop_signals()
         signal.signal(signal.SIGCHLD, lambda *_: None)  # SIGCHLD writes to the wake-up socket only if it has a handler
         poller = select.poll()
         poller.register(wake_read, select.POLLIN)

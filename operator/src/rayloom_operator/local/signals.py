@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import signal
 import time
@@ -38,6 +39,9 @@ class StopSignals:
             if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                 continue
             signal.signal(number, self._on_signal)
+            # When Python exits, it resets signal handlers to the default action, with which a late signal would kill
+            # the process and replace its exit code. A signal that is ignored stays ignored.
+            atexit.register(signal.signal, number, signal.SIG_IGN)
 
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:
