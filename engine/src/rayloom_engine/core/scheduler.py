@@ -9,7 +9,8 @@ Each step gives tokens to sequences in this order:
      sequences of tenants that run more
   2. running sequences that lack one token (decode), oldest first; then sequences that lack more (prefill, resume).
      If the decodes alone would use up the budget, decodes and prefills take turns: the sequence whose last step is
-     longest ago comes first
+     longest ago comes first. While a long prompt is computed, half of the tokens that decodes leave are kept for much
+     shorter prompts, running or waiting (planning/short_prompts.py)
   3. other waiting sequences, if blocks did not run out: prefix lookup or fork, then admission
 When blocks run out, the newest, least urgent running sequence is preempted: its blocks are released and it waits again.
 

@@ -7,6 +7,8 @@ waiting_queue  the sequences that wait for a slot
 chunking       limits the tokens of a long prompt in one step
 backlog        the time that prompts may take in a step with decodes
 prompt_time    limits how many tokens of prompts fit into that time
+short_prompts  tokens that are kept for short prompts while a long prompt is computed
+shared_blocks  computed blocks that a waiting sequence can share
 overtaking     limits how many sequences may be admitted before an earlier, longer one
 spans          the positions that plans in flight compute
 """

@@ -7,6 +7,9 @@ A sequence may also wait for an adapter slot. Any number of sequences without an
 `max_overtakers` sequences with an adapter. After that, no sequence with an adapter is admitted before the waiting
 sequence. So adapter slots become unused as running sequences end.
 
+A sequence may also wait for tokens of a step, although it has room, because a long prompt is computed before it. Then
+at most `max_overtakers` short prompts (short_prompts.py) may overtake it.
+
 A sequence may also wait although adapter slots are unused, because the share of its tenant is exhausted. Then the rules
 for sequences with an adapter apply only to sequences of the same tenant.
 """
@@ -25,13 +28,16 @@ class Line:
     def __init__(self, max_overtakers: int) -> None:
         self._max_overtakers = max_overtakers
         self._held: list[Sequence] = []
+        self._held_for_tokens: list[Sequence] = []
         self._held_for_adapter: list[Sequence] = []
         self._held_for_share: list[Sequence] = []
 
     @property
     def is_closed(self) -> bool:
         """True if this step may admit no further sequence, however small."""
-        return len(self._held) >= _MAX_HELD or any(self._allowance(sequence) <= 0 for sequence in self._held)
+        if len(self._held) + len(self._held_for_tokens) >= _MAX_HELD or self._is_overtaken_enough():
+            return True
+        return any(self._allowance(sequence) <= 0 for sequence in self._held)
 
     def may_pass(self, sequence: Sequence) -> bool:
         """True if `sequence` may overtake all held sequences."""
@@ -39,11 +45,17 @@ class Line:
             most = self._max_overtakers
             if any(held.num_overtakers >= most for held in self._before_adapter_of(sequence)):
                 return False
+        if self._is_overtaken_enough():
+            return False
         return all(sequence.num_tokens <= self._allowance(held) for held in self._held)
 
     def hold(self, sequence: Sequence) -> None:
         """Adds a sequence that is not admitted in this step: it found no room, or may not overtake a held sequence."""
         self._held.append(sequence)
+
+    def hold_for_tokens(self, sequence: Sequence) -> None:
+        """Adds a sequence that is not admitted in this step because its prompt is not short."""
+        self._held_for_tokens.append(sequence)
 
     def hold_for_adapter(self, sequence: Sequence) -> None:
         """Adds a sequence that is not admitted in this step because all adapter slots are in use."""
@@ -58,6 +70,8 @@ class Line:
         for held in self._held:
             held.num_overtakers += 1
             held.num_overtaking_tokens += sequence.num_tokens
+        for held in self._held_for_tokens:
+            held.num_overtakers += 1
         if sequence.params.adapter is not None:
             for held in self._before_adapter_of(sequence):
                 held.num_overtakers += 1
@@ -68,6 +82,10 @@ class Line:
         `sequence` has an adapter.
         """
         return [*self._held_for_adapter, *(held for held in self._held_for_share if held.tenant == sequence.tenant)]
+
+    def _is_overtaken_enough(self) -> bool:
+        """True if as many sequences as allowed have overtaken a sequence that waits for tokens."""
+        return any(held.num_overtakers >= self._max_overtakers for held in self._held_for_tokens)
 
     def _allowance(self, held: Sequence) -> int:
         """Returns the limit for the tokens of the next sequence that overtakes `held`."""

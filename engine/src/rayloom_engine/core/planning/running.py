@@ -136,6 +136,11 @@ class RunningSequences:
             sequence.block_ids.extend(self.pool.allocate(num))
         return True
 
+    def num_missing(self, sequence: Sequence) -> int:
+        """Returns how many blocks the sequence does not hold yet of those that its known tokens need."""
+        num_held = len(sequence.block_ids) - sequence.first_block
+        return max(0, self._config.most_blocks(sequence.num_tokens) - num_held)
+
     def planned(self, sequences: Iterable[Sequence]) -> None:
         """Records that tokens of these sequences are computed. Tokens of plans in flight count as computed.
 

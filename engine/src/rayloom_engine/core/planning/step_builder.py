@@ -23,6 +23,7 @@ class StepBuilder:
     prompt_time: PromptTime | None = None  # limits the prompt tokens of all tenants; None = no limit
     # True if a prompt that could end in this step shall end in the next step (backlog.py)
     leaves_last_tokens: bool = False
+    num_kept_blocks: int = 0  # free blocks that admitted sequences may not use, because running prompts need them
     num_tokens: dict[Sequence, int] = field(default_factory=dict)  # scheduled sequence -> tokens to compute
     copies: dict[Sequence, tuple[int, int]] = field(default_factory=dict)  # sequence -> (from, to) block ids
     adapter_loads: tuple[AdapterLoad, ...] = ()  # adapters that the ranks load before the step

@@ -14,13 +14,14 @@ from rayloom_engine.core.planning.chunking import chunk_size
 from rayloom_engine.core.planning.overtaking import Line
 from rayloom_engine.core.planning.prompt_time import PromptTime
 from rayloom_engine.core.planning.running import RunningSequences
+from rayloom_engine.core.planning.shared_blocks import SharedBlocks
+from rayloom_engine.core.planning.short_prompts import ShortPrompts, kept_for_short_prompts
 from rayloom_engine.core.planning.step_builder import StepBuilder, in_turn
 from rayloom_engine.core.planning.waiting_queue import WaitingQueue
 from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import Sequence, SequenceState
 from rayloom_engine.core.stats import Counters
 from rayloom_engine.core.step_seconds import StepSeconds
-from rayloom_engine.core.window import first_seen_block, longest_hit
 
 
 class StepPlanner:
@@ -41,6 +42,7 @@ class StepPlanner:
         self._sequences = sequences
         self._running = running
         self._waiting = waiting
+        self._shared = SharedBlocks(config, sequences, running)
         self._counters = counters
         self._in_flight = in_flight
 
@@ -70,7 +72,15 @@ class StepPlanner:
             # The decodes alone would use the whole budget of every step. Admit one waiting sequence with one token, so
             # that waiting sequences take turns with the decodes.
             self._schedule_waiting(builder, max_admissions=1, max_tokens=1)
-        self._schedule_running(builder, in_turn(decodes, prefills, builder.budget, builder.max_decodes))
+        turns = in_turn(decodes, prefills, builder.budget, builder.max_decodes)
+        short = None
+        if prefills and len(decodes) < builder.budget:  # decodes come first, then prefills
+            short = kept_for_short_prompts(prefills[0].num_tokens - prefills[0].num_computed, num_prompt_tokens)
+        if short is not None:
+            self._schedule_running(builder, turns[: -len(prefills)])
+            self._schedule_short(builder, short, prefills)
+            turns = [s for s in prefills if s not in builder.num_tokens]
+        self._schedule_running(builder, turns)
         if builder.is_short:
             return
         self._schedule_waiting(builder)
@@ -168,6 +178,34 @@ class StepPlanner:
                 if num > 0:
                     builder.take(sequence, num, is_prompt=lack > 1)
 
+    def _schedule_short(self, builder: StepBuilder, short: ShortPrompts, prefills: list[Sequence]) -> None:
+        """Gives short prompts their part of the step: running ones first, then waiting ones. Preempts nothing.
+
+        Running prompts keep the free blocks that they need for all their tokens. Otherwise they would soon preempt the
+        short prompts that are admitted here.
+        """
+        left = short.num_tokens
+        for sequence in prefills:
+            if sequence.num_tokens - sequence.num_computed <= short.most_left:
+                num = self._chunk(
+                    sequence, sequence.num_computed, builder, min(left, builder.room_for(sequence.tenant))
+                )
+                if num > 0 and self._running.try_extend(sequence, sequence.num_computed + num):
+                    builder.take(sequence, num, is_prompt=True)
+                    left -= num
+        if builder.is_short or not self._waiting:
+            return
+        builder.num_kept_blocks = sum(self._running.num_missing(sequence) for sequence in prefills)
+        line = Line(self._config.max_num_seqs)
+        for _, sequence in self._waiting.in_turns(self._running.num_of_tenants()):
+            if left <= 0 or builder.is_full or not self._running.num_free_slots or line.is_closed:
+                break
+            if self._is_allowed(sequence):
+                budget = builder.budget
+                self._try_admit(sequence, builder, line, left, most_left=short.most_left)
+                left -= budget - builder.budget
+        builder.num_kept_blocks = 0
+
     def _extend(self, builder: StepBuilder, sequences: list[Sequence]) -> None:
         """Gives running sequences the rest of the budget. Skips a sequence for which too few blocks are free."""
         for sequence in sequences:
@@ -225,14 +263,21 @@ class StepPlanner:
                 self._try_admit(sequence, builder, line, builder.budget if max_tokens is None else max_tokens)
 
     def _try_admit(
-        self, sequence: Sequence, builder: StepBuilder, line: Line, max_tokens: int, rank: int | None = None
+        self,
+        sequence: Sequence,
+        builder: StepBuilder,
+        line: Line,
+        max_tokens: int,
+        rank: int | None = None,
+        most_left: int | None = None,
     ) -> None:
         """Admits the sequence if there is room for all of its tokens.
 
-        With a `rank`, running sequences with a higher rank may be preempted for it. `max_tokens`: limit of the
+        With a `rank`, running sequences with a higher rank may be preempted for it. With `most_left`, the sequence is
+        admitted only if at most this many of its tokens are neither cached nor shared. `max_tokens`: limit of the
         sequence's tokens in this step.
         """
-        leader = self._leader(sequence)
+        leader = self._shared.leader(sequence)
         if leader is not None and leader.num_computed < sequence.num_prompt_tokens - 1:
             return  # the leader computes the prompt; the sequence joins in a later step
         if not self._running.adapters.has_room(sequence.params.adapter):
@@ -247,10 +292,13 @@ class StepPlanner:
         first_choice = None if sequence.fork_of is None else self._sequences.get(sequence.fork_of)
         if first_choice is not None:
             sequence.adopt_hashes(first_choice, self._config.block_size)
-        first, found, source = self._known_blocks(sequence, leader)
+        first, found, source = self._shared.known(sequence, leader)
         num_known = min((first + len(found)) * self._config.block_size, sequence.num_tokens - 1)
         if source is not None:
             num_known = sequence.num_prompt_tokens - 1
+        if most_left is not None and sequence.num_tokens - num_known > most_left:
+            line.hold_for_tokens(sequence)
+            return
         num = self._chunk(sequence, num_known, builder, most)
         if num == 0:
             return  # the attention of its long context would make the step too slow
@@ -281,7 +329,7 @@ class StepPlanner:
         num_new = max(0, self._config.most_blocks(sequence.num_tokens) - len(found))
         # One block per running sequence stays free, so that these sequences can grow. Otherwise one of the next steps
         # would preempt the new sequence.
-        needed = num_new + self._running.pool.num_cached_only(found) + len(self._running)
+        needed = num_new + self._running.pool.num_cached_only(found) + len(self._running) + builder.num_kept_blocks
         num_slots = self._running.num_free_slots
         num_free = self._running.pool.num_free
         victims: list[Sequence] = []
@@ -307,45 +355,6 @@ class StepPlanner:
         # because the sequence in this step may copy a block of theirs.
         num = next((index for index, s in enumerate(higher) if s in builder.num_tokens), len(higher))
         return higher[:num]
-
-    def _leader(self, sequence: Sequence) -> Sequence | None:
-        """Returns choice 0 of the same request if it runs and `sequence` may share its prompt's blocks; else None."""
-        if sequence.fork_of is None or sequence.wants_prompt_logprobs or sequence.num_generated:
-            return None
-        leader = self._sequences.get(sequence.fork_of)
-        if leader is None or leader.state is not SequenceState.RUNNING or leader.order > sequence.order:
-            return None
-        is_alike = leader.tenant == sequence.tenant and leader.shares_cache_with(sequence)
-        # With a sliding window, a leader that is far ahead may have released blocks that the fork needs.
-        first = first_seen_block(sequence.num_prompt_tokens - 1, self._config.window, self._config.block_size)
-        return leader if is_alike and leader.first_block <= first and sequence.has_prompt_of(leader) else None
-
-    def _known_blocks(self, sequence: Sequence, leader: Sequence | None) -> tuple[int, list[int], int | None]:
-        """Returns (first, blocks, source): computed blocks that the sequence can share, and a block that it must copy.
-
-        `blocks` are the sequence's blocks from index `first` on; no later token attends to a block before `first`.
-        `source` is a block of the leader, or None. The last token of a prompt is always computed, because the next
-        token is sampled from its logits. A fork therefore soon writes to the block of that token. So the fork gets a
-        copy of this block when it is admitted (copy-on-write), and the leader's block table never changes. While the
-        leader's generated tokens in that block may hold a NaN, the fork copies nothing and computes the block itself.
-        """
-        block_size = self._config.block_size
-        if leader is not None:
-            num_shared = (sequence.num_prompt_tokens - 1) // block_size
-            is_shared_whole = num_shared * block_size == sequence.num_prompt_tokens - 1
-            first = first_seen_block(sequence.num_prompt_tokens - 1, self._config.window, block_size)
-            if is_shared_whole or not _has_doubtful_rest(leader, num_shared, block_size):
-                source = None if is_shared_whole else leader.block_ids[num_shared]
-                return first, leader.block_ids[first:num_shared], source
-            first = first_seen_block(num_shared * block_size, self._config.window, block_size)
-            if leader.first_block <= first:
-                return first, leader.block_ids[first:num_shared], None
-        if not self._config.enable_prefix_caching or sequence.wants_prompt_logprobs:
-            return 0, [], None
-        num_full = (sequence.num_tokens - 1) // block_size
-        known = self._running.pool.known(sequence.hashes(num_full, block_size), sequence.own_blocks)
-        first, end = longest_hit(known, self._config.window, block_size)
-        return first, [block_id for block_id in known[first:end] if block_id is not None], None
 
     def _count_lookup(self, sequence: Sequence, num_known: int) -> None:
         self._counters.prefix_queries += sequence.num_tokens
@@ -379,12 +388,3 @@ class StepPlanner:
             least = 0 if sequence in builder.num_tokens else 1
             return max(least, chunk - 1)
         return chunk
-
-
-def _has_doubtful_rest(leader: Sequence, index: int, block_size: int) -> bool:
-    """True if the leader's block at `index`, where the prompt ends, has generated tokens whose KV may hold a NaN.
-
-    The last token of the prompt does not count, because a fork computes this token again.
-    """
-    end = min(leader.num_computed, (index + 1) * block_size)
-    return end > leader.num_prompt_tokens and leader.num_proven < end
