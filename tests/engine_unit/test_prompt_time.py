@@ -112,7 +112,7 @@ def test_the_time_is_shared_by_running_and_waiting_prompts() -> None:
     # 4 decodes take 130 ms, so prompts get 91 ms: 43 tokens. In the last step of the prompt of 360 tokens, 27 tokens
     # are left for the other prompt.
     scheduler.add(make_sequence("p", prompt=range(100, 460)))
-    scheduler.add(make_sequence("q", prompt=range(500, 530)))
+    scheduler.add(make_sequence("q", prompt=range(500, 590)))
     for _ in range(8):
         plan = scheduler.schedule(COSTS)
         assert _chunks(plan) == [43]

@@ -123,7 +123,7 @@ def test_a_step_shares_its_prompt_tokens_between_tenants() -> None:
     assert [(s.start, s.num_tokens) for s in plan.slots] == [(8, 4), (0, 4)]
     scheduler.update(rank.run(plan))
     plan = scheduler.schedule()
-    assert [(s.start, s.num_tokens) for s in plan.slots] == [(4, 2), (12, 6)], "what y leaves of its half is for x"
+    assert [(s.start, s.num_tokens) for s in plan.slots] == [(12, 6), (4, 2)], "what y leaves of its half is for x"
 
 
 def test_priority_orders_the_requests_of_one_tenant_only() -> None:

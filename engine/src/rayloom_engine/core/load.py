@@ -11,13 +11,10 @@ from collections.abc import Iterable
 import msgspec
 
 from rayloom_engine.core.block_pool import BlockPool
+from rayloom_engine.core.cached_tokens import MAX_HASHED_BLOCKS, num_cached_tokens
 from rayloom_engine.core.probe import is_probe
 from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import Sequence
-
-# For one load, at most this many blocks of waiting sequences are hashed, which takes 5 ms. A limit is needed because
-# the main thread computes the load between two steps, and a full queue of long prompts has a million blocks.
-MAX_HASHED_BLOCKS = 2048
 
 
 class TenantLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +59,10 @@ class LoadCount:
         for sequence in sequences:
             if is_probe(sequence.request_id):
                 continue
-            self._prefill[sequence.tenant] += sequence.num_tokens - self._num_cached(sequence)
+            num_hashed = len(sequence.known_hashes)
+            num_cached = num_cached_tokens(sequence, self._config, self._pool, self._num_to_hash)
+            self._num_to_hash -= len(sequence.known_hashes) - num_hashed
+            self._prefill[sequence.tenant] += sequence.num_tokens - num_cached
 
     def load(self, decode_token_cost: float) -> SchedulerLoad:
         return SchedulerLoad(
@@ -72,15 +72,3 @@ class LoadCount:
                 TenantLoad(tenant=name, prefill_tokens=tokens) for name, tokens in sorted(self._prefill.items())
             ),
         )
-
-    def _num_cached(self, sequence: Sequence) -> int:
-        if not self._config.enable_prefix_caching or sequence.wants_prompt_logprobs:
-            return 0
-        block_size = self._config.block_size
-        # The last token is always computed, so it never counts as cached. The sequence keeps the hashes, because its
-        # admission needs them again. Only MAX_HASHED_BLOCKS blocks are hashed for one load; all further blocks count as
-        # not cached until a later load.
-        num_known = len(sequence.known_hashes)
-        num_full = min((sequence.num_tokens - 1) // block_size, num_known + self._num_to_hash)
-        self._num_to_hash -= max(0, num_full - num_known)
-        return block_size * self._pool.num_leading(sequence.hashes(num_full, block_size))

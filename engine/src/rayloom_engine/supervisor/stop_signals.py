@@ -1,4 +1,4 @@
-"""Which stop signals the server has received."""
+"""The stop signals that the server has received."""
 
 from __future__ import annotations
 

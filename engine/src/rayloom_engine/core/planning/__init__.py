@@ -1,6 +1,7 @@
 """The plan of a step: the tokens, blocks and slots that each sequence gets.
 
 step_planner   chooses sequences in the scheduler's order and adds them to a StepBuilder
+admission      moves sequences between the waiting queue and the running sequences
 step_builder   makes the StepPlan
 running        the sequences that have a slot
 waiting_queue  the sequences that wait for a slot

@@ -11,6 +11,8 @@ from __future__ import annotations
 from math import isqrt
 
 from rayloom_engine.core.planning.step_builder import StepBuilder
+from rayloom_engine.core.scheduler_config import SchedulerConfig
+from rayloom_engine.core.sequence import Sequence
 from rayloom_engine.core.window import num_seen
 
 # Up to this context, a chunk may use the whole token budget. In one step, all chunks with longer contexts together may
@@ -19,6 +21,21 @@ from rayloom_engine.core.window import num_seen
 FULL_BUDGET_CONTEXT = 16_384
 # Every step reads all weights, so smaller chunks would slow the prompt down without making a step faster.
 LEAST_CHUNK = 64
+
+
+def chunk_of(sequence: Sequence, start: int, builder: StepBuilder, max_tokens: int, config: SchedulerConfig) -> int:
+    """Returns how many tokens of the sequence, from position `start` on, the step of `builder` may compute.
+
+    At most `max_tokens`; 0 if their attention would cost too much.
+    """
+    chunk = chunk_size(start, sequence.num_tokens, builder, config.max_num_batched_tokens, config.window)
+    if builder.prompt_time is not None:
+        chunk = min(chunk, builder.prompt_time.most(start))
+    chunk = min(max_tokens, chunk)
+    if builder.leaves_last_tokens and start + chunk == sequence.num_tokens and not sequence.num_generated:
+        least = 0 if sequence in builder.num_tokens else 1
+        return max(least, chunk - 1)
+    return chunk
 
 
 def chunk_size(

@@ -2,8 +2,8 @@
 
 Prompts are computed in the order in which they arrived. Without this rule, a prompt of which 32 tokens are left would
 wait until a prompt of 2,000 tokens before it is complete. With it, the short prompt waits a few steps, and the long one
-gets at least half of the tokens of each step. So the long prompt takes at most twice as long, however many short ones
-arrive. Shortest-first without a bound would give lower mean times to the first token, but a long prompt could starve.
+gets in each step at least half of the tokens that it would get alone. Shortest-first without a bound would give lower
+mean times to the first token, but a long prompt could starve.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ _TIMES_SHORTER = 4
 
 @dataclass(frozen=True, slots=True)
 class ShortPrompts:
-    """What short prompts get of a step."""
+    """The part of a step that is kept for short prompts."""
 
     most_left: int  # a prompt is short if at most this many of its tokens are left to compute
     num_tokens: int  # tokens of the step that are kept for short prompts
 
 
-def kept_for_short_prompts(num_left: int, num_prompt_tokens: int) -> ShortPrompts | None:
-    """Returns what short prompts get of a step that can compute `num_prompt_tokens` tokens of prompts.
+def kept_for_short_prompts(num_left: int, num_alone: int) -> ShortPrompts | None:
+    """Returns what short prompts get of a step in which the first prompt would get `num_alone` tokens without them.
 
-    `num_left`: tokens left of the prompt that comes first. Returns None if no prompt is short beside it, if this step
-    completes it, or if the step has too few tokens for two prompts.
+    `num_left`: tokens left of the first prompt. Returns None if no prompt is short beside it, if this step completes
+    it, or if the step has too few tokens for two prompts.
     """
     most_left = num_left // _TIMES_SHORTER
-    num_tokens = num_prompt_tokens // 2
-    if num_left <= num_prompt_tokens or not most_left or not num_tokens:
+    num_tokens = num_alone // 2
+    if num_left <= num_alone or not most_left or not num_tokens:
         return None
     return ShortPrompts(most_left, num_tokens)

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 
+from rayloom_engine.core.cached_tokens import MAX_HASHED_BLOCKS, num_cached_tokens
+from rayloom_engine.core.planning.admission import Admission
 from rayloom_engine.core.planning.backlog import Backlog, Prompt
-from rayloom_engine.core.planning.chunking import chunk_size
+from rayloom_engine.core.planning.chunking import chunk_of
 from rayloom_engine.core.planning.overtaking import Line
 from rayloom_engine.core.planning.prompt_time import PromptTime
 from rayloom_engine.core.planning.running import RunningSequences
-from rayloom_engine.core.planning.shared_blocks import SharedBlocks
-from rayloom_engine.core.planning.short_prompts import ShortPrompts, kept_for_short_prompts
+from rayloom_engine.core.planning.short_prompts import kept_for_short_prompts
 from rayloom_engine.core.planning.step_builder import StepBuilder, in_turn
 from rayloom_engine.core.planning.waiting_queue import WaitingQueue
 from rayloom_engine.core.scheduler_config import SchedulerConfig
@@ -42,9 +43,9 @@ class StepPlanner:
         self._sequences = sequences
         self._running = running
         self._waiting = waiting
-        self._shared = SharedBlocks(config, sequences, running)
-        self._counters = counters
         self._in_flight = in_flight
+        self._admission = Admission(config, sequences, running, waiting, counters, in_flight)
+        self.set_aside = self._admission.set_aside
 
     def fill(self, builder: StepBuilder, costs: StepSeconds | None = None) -> None:
         """Distributes the step's token budget over sequences. Leaves `builder` empty if nothing can be computed now.
@@ -73,12 +74,9 @@ class StepPlanner:
             # that waiting sequences take turns with the decodes.
             self._schedule_waiting(builder, max_admissions=1, max_tokens=1)
         turns = in_turn(decodes, prefills, builder.budget, builder.max_decodes)
-        short = None
-        if prefills and len(decodes) < builder.budget:  # decodes come first, then prefills
-            short = kept_for_short_prompts(prefills[0].num_tokens - prefills[0].num_computed, num_prompt_tokens)
-        if short is not None:
-            self._schedule_running(builder, turns[: -len(prefills)])
-            self._schedule_short(builder, short, prefills)
+        if num_decodes < builder.budget:  # decodes come first, then prefills
+            self._schedule_running(builder, turns[:num_decodes])
+            self._schedule_short(builder, prefills)
             turns = [s for s in prefills if s not in builder.num_tokens]
         self._schedule_running(builder, turns)
         if builder.is_short:
@@ -166,54 +164,94 @@ class StepPlanner:
                 continue
             num = 1
             if lack > 1:
-                num = self._chunk(sequence, sequence.num_computed, builder, builder.room_for(sequence.tenant))
+                num = chunk_of(
+                    sequence, sequence.num_computed, builder, builder.room_for(sequence.tenant), self._config
+                )
             while num > 0 and not self._running.try_extend(sequence, sequence.num_computed + num):
                 builder.is_short = True
                 victim = self._victim(sequence)
                 if victim is not None:
-                    self._preempt(victim, builder)
+                    self._admission.preempt(victim, builder)
                 if victim is None or victim is sequence:
                     break
             else:
                 if num > 0:
                     builder.take(sequence, num, is_prompt=lack > 1)
 
-    def _schedule_short(self, builder: StepBuilder, short: ShortPrompts, prefills: list[Sequence]) -> None:
-        """Gives short prompts their part of the step: running ones first, then waiting ones. Preempts nothing.
+    def _schedule_short(self, builder: StepBuilder, prefills: list[Sequence]) -> None:
+        """Gives tokens to short prompts and to the long prompt that they overtake (short_prompts.py).
 
-        Running prompts keep the free blocks that they need for all their tokens. Otherwise they would soon preempt the
-        short prompts that are admitted here.
+        Does nothing if there is no long prompt or no short one. Preempts nothing. The long prompt comes first, so that
+        its half is also a half of the attention and of the time that prompts may take.
         """
+        prefills = [s for s in prefills if s.state is SequenceState.RUNNING]  # the others were preempted in this step
+        if not prefills:
+            return
+        # An urgent prompt that was admitted later does not count as the first.
+        long = min(prefills, key=lambda sequence: (sequence.arrival, sequence.number))
+        num_alone = chunk_of(long, long.num_computed, builder, builder.room_for(long.tenant), self._config)
+        short = kept_for_short_prompts(long.num_tokens - long.num_computed, num_alone)
+        if short is None or not self._take_chunk(long, builder, num_alone - short.num_tokens):
+            return
         left = short.num_tokens
         for sequence in prefills:
             if sequence.num_tokens - sequence.num_computed <= short.most_left:
-                num = self._chunk(
-                    sequence, sequence.num_computed, builder, min(left, builder.room_for(sequence.tenant))
-                )
-                if num > 0 and self._running.try_extend(sequence, sequence.num_computed + num):
-                    builder.take(sequence, num, is_prompt=True)
-                    left -= num
-        if builder.is_short or not self._waiting:
-            return
+                left -= self._take_chunk(sequence, builder, min(left, builder.room_for(sequence.tenant)))
+        # Running prompts keep the free blocks that they need for all their tokens. Otherwise they would soon preempt
+        # the short prompts that are admitted now.
         builder.num_kept_blocks = sum(self._running.num_missing(sequence) for sequence in prefills)
+        left = self._admit_short(builder, short.most_left, left)
+        builder.num_kept_blocks = 0
+        if left == short.num_tokens:
+            builder.drop(long)  # there is no short prompt
+            return
+        for sequence in [long, *builder.num_tokens]:
+            self._take_chunk(sequence, builder, builder.room_for(sequence.tenant))
+
+    def _admit_short(self, builder: StepBuilder, most_left: int, left: int) -> int:
+        """Admits short prompts, with at most `left` tokens of them in this step. Returns how many of these remain."""
         line = Line(self._config.max_num_seqs)
+        num_to_hash = MAX_HASHED_BLOCKS
         for _, sequence in self._waiting.in_turns(self._running.num_of_tenants()):
             if left <= 0 or builder.is_full or not self._running.num_free_slots or line.is_closed:
                 break
-            if self._is_allowed(sequence):
-                budget = builder.budget
-                self._try_admit(sequence, builder, line, left, most_left=short.most_left)
-                left -= budget - builder.budget
-        builder.num_kept_blocks = 0
+            if not self._is_allowed(sequence) or self._waits_for_leader(sequence):
+                continue
+            num_hashed = len(sequence.known_hashes)
+            num_cached = num_cached_tokens(sequence, self._config, self._running.pool, num_to_hash)
+            num_to_hash -= len(sequence.known_hashes) - num_hashed
+            if sequence.num_tokens - num_cached > most_left:
+                if self._admission.has_room(sequence, [], builder, None):
+                    line.hold_for_tokens(sequence)
+                else:
+                    line.hold(sequence)
+                continue
+            if chunk_of(sequence, num_cached, builder, left, self._config) == 0:
+                break  # the attention of long contexts, or the time of prompts, is used up
+            budget = builder.budget
+            self._admission.try_admit(sequence, builder, line, left)
+            left -= budget - builder.budget
+        return left
+
+    def _waits_for_leader(self, sequence: Sequence) -> bool:
+        """True if choice 0 of the same request has yet to compute the prompt, which this sequence then shares."""
+        leader = None if sequence.fork_of is None else self._sequences.get(sequence.fork_of)
+        return leader is not None and leader.num_computed < sequence.num_prompt_tokens - 1
+
+    def _take_chunk(self, sequence: Sequence, builder: StepBuilder, most: int) -> int:
+        """Adds up to `most` further tokens of a prompt to the step, without preemption. Returns their number."""
+        end = sequence.num_computed + builder.num_tokens.get(sequence, 0)
+        num = chunk_of(sequence, end, builder, most, self._config)
+        if num <= 0 or not self._running.try_extend(sequence, end + num):
+            return 0
+        builder.take(sequence, num, is_prompt=True)
+        return num
 
     def _extend(self, builder: StepBuilder, sequences: list[Sequence]) -> None:
         """Gives running sequences the rest of the budget. Skips a sequence for which too few blocks are free."""
         for sequence in sequences:
             if sequence.state is SequenceState.RUNNING:
-                end = sequence.num_computed + builder.num_tokens.get(sequence, 0)
-                num = self._chunk(sequence, end, builder, builder.budget)
-                if num > 0 and self._running.try_extend(sequence, end + num):
-                    builder.take(sequence, num, is_prompt=True)
+                self._take_chunk(sequence, builder, builder.budget)
 
     def _victim(self, sequence: Sequence) -> Sequence | None:
         """Returns the sequence to preempt for `sequence`: the one with the highest rank, maybe `sequence` itself.
@@ -247,7 +285,7 @@ class StepPlanner:
             if self._is_allowed(sequence):
                 # The admitted sequence gets the part of the budget that the decodes of this step leave, but at least
                 # one token.
-                self._try_admit(sequence, builder, line, max(1, builder.budget - num_decodes), rank)
+                self._admission.try_admit(sequence, builder, line, max(1, builder.budget - num_decodes), rank)
 
     def _schedule_waiting(
         self, builder: StepBuilder, max_admissions: int | None = None, max_tokens: int | None = None
@@ -260,131 +298,7 @@ class StepPlanner:
             if builder.is_full or not self._running.num_free_slots or line.is_closed or len(self._running) == most:
                 break
             if self._is_allowed(sequence):
-                self._try_admit(sequence, builder, line, builder.budget if max_tokens is None else max_tokens)
-
-    def _try_admit(
-        self,
-        sequence: Sequence,
-        builder: StepBuilder,
-        line: Line,
-        max_tokens: int,
-        rank: int | None = None,
-        most_left: int | None = None,
-    ) -> None:
-        """Admits the sequence if there is room for all of its tokens.
-
-        With a `rank`, running sequences with a higher rank may be preempted for it. With `most_left`, the sequence is
-        admitted only if at most this many of its tokens are neither cached nor shared. `max_tokens`: limit of the
-        sequence's tokens in this step.
-        """
-        leader = self._shared.leader(sequence)
-        if leader is not None and leader.num_computed < sequence.num_prompt_tokens - 1:
-            return  # the leader computes the prompt; the sequence joins in a later step
-        if not self._running.adapters.has_room(sequence.params.adapter):
-            line.hold_for_adapter(sequence)
-            return
-        if not self._running.adapters.is_in_share(sequence.params.adapter, sequence.tenant):
-            line.hold_for_share(sequence)
-            return
-        most = min(max_tokens, builder.room_for(sequence.tenant))
-        if most == 0:
-            return
-        first_choice = None if sequence.fork_of is None else self._sequences.get(sequence.fork_of)
-        if first_choice is not None:
-            sequence.adopt_hashes(first_choice, self._config.block_size)
-        first, found, source = self._shared.known(sequence, leader)
-        num_known = min((first + len(found)) * self._config.block_size, sequence.num_tokens - 1)
-        if source is not None:
-            num_known = sequence.num_prompt_tokens - 1
-        if most_left is not None and sequence.num_tokens - num_known > most_left:
-            line.hold_for_tokens(sequence)
-            return
-        num = self._chunk(sequence, num_known, builder, most)
-        if num == 0:
-            return  # the attention of its long context would make the step too slow
-        if not line.may_pass(sequence) or not self._has_room(sequence, found, builder, rank):
-            line.hold(sequence)
-            return
-        self._running.pool.hold(found)
-        sequence.block_ids = [0] * first + found  # entries before `first` are never read
-        sequence.first_block = first
-        sequence.num_computed = num_known
-        # The found blocks are in the prefix index already.
-        sequence.num_registered_blocks = len(sequence.block_ids)
-        is_extended = self._running.try_extend(sequence, num_known + num)
-        assert is_extended, "admission checked the room"
-        if source is not None:
-            builder.copies[sequence] = (source, sequence.block_ids[first + len(found)])
-        self._waiting.admit(sequence)
-        self._running.admit(sequence)
-        line.passed(sequence)
-        self._count_lookup(sequence, num_known)
-        builder.take(sequence, num, is_prompt=True)
-
-    def _has_room(self, sequence: Sequence, found: list[int], builder: StepBuilder, rank: int | None) -> bool:
-        """True if a slot, and blocks for all tokens of the sequence, are free.
-
-        With a `rank`, first preempts running sequences with a higher rank, if this makes enough room.
-        """
-        num_new = max(0, self._config.most_blocks(sequence.num_tokens) - len(found))
-        # One block per running sequence stays free, so that these sequences can grow. Otherwise one of the next steps
-        # would preempt the new sequence.
-        needed = num_new + self._running.pool.num_cached_only(found) + len(self._running) + builder.num_kept_blocks
-        num_slots = self._running.num_free_slots
-        num_free = self._running.pool.num_free
-        victims: list[Sequence] = []
-        if rank is not None and (num_slots == 0 or num_free < needed):
-            kept = set(found)
-            for victim in self._preemptible(rank, builder):
-                if num_slots and num_free >= needed:
-                    break
-                victims.append(victim)
-                num_slots += 1
-                num_free += self._running.num_sole(victim, kept)
-        if num_slots == 0 or num_free < needed:
-            return False
-        for victim in victims:
-            self._preempt(victim, builder)
-        return True
-
-    def _preemptible(self, rank: int, builder: StepBuilder) -> list[Sequence]:
-        """Returns running sequences with ranks above `rank`, highest first, without those in flight or in this step."""
-        in_flight = set(self._in_flight())
-        higher = [s for its_rank, s in reversed(self._running.in_ranks()) if its_rank > rank and s not in in_flight]
-        # The list ends before the first sequence that is in this step. Sequences with lower ranks keep their blocks,
-        # because the sequence in this step may copy a block of theirs.
-        num = next((index for index, s in enumerate(higher) if s in builder.num_tokens), len(higher))
-        return higher[:num]
-
-    def _count_lookup(self, sequence: Sequence, num_known: int) -> None:
-        self._counters.prefix_queries += sequence.num_tokens
-        self._counters.prefix_hits += num_known
-        if sequence.num_cached_tokens is None:
-            sequence.num_cached_tokens = min(num_known, sequence.num_prompt_tokens)
-
-    def _preempt(self, sequence: Sequence, builder: StepBuilder) -> None:
-        builder.drop(sequence)
-        self._counters.num_preemptions += 1
-        sequence.num_preemptions += 1
-        self.set_aside(sequence)
-
-    def set_aside(self, sequence: Sequence) -> None:
-        """Moves a running sequence back to the waiting queue. The sequence keeps its token ids."""
-        self._running.leave(sequence)
-        sequence.state = SequenceState.WAITING
-        self._waiting.add(sequence)
+                self._admission.try_admit(sequence, builder, line, builder.budget if max_tokens is None else max_tokens)
 
     def _is_allowed(self, sequence: Sequence) -> bool:
         return self.only is None or sequence.request_id in self.only
-
-    def _chunk(self, sequence: Sequence, start: int, builder: StepBuilder, max_tokens: int) -> int:
-        """Number of tokens that this step computes from position `start`; 0 if their attention would cost too much."""
-        config = self._config
-        chunk = chunk_size(start, sequence.num_tokens, builder, config.max_num_batched_tokens, config.window)
-        if builder.prompt_time is not None:
-            chunk = min(chunk, builder.prompt_time.most(start))
-        chunk = min(max_tokens, chunk)
-        if builder.leaves_last_tokens and start + chunk == sequence.num_tokens and not sequence.num_generated:
-            least = 0 if sequence in builder.num_tokens else 1
-            return max(least, chunk - 1)
-        return chunk
