@@ -8,6 +8,7 @@ the first test.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import multiprocessing
 import os
@@ -23,7 +24,12 @@ from typing import Any
 
 import psutil
 
-_PRELOAD = ["rayloom_engine.models.loader", "rayloom_engine.worker.loaded_rank", "rayloom_engine.front.process"]
+_PRELOAD = [
+    "rayloom_engine.models.loader",
+    "rayloom_engine.worker.loaded_rank",
+    "rayloom_engine.front.process",
+    "operator_processes.frozen_modules",  # the last one
+]
 
 
 class _Fork(ForkServerProcess):
@@ -97,6 +103,7 @@ class _WarmFork:
 def _fork_on_demand(modules: Sequence[str], connection: Connection) -> None:
     for module in modules:
         importlib.import_module(module)
+    gc.freeze()  # a fork would visit, and so copy, the objects of all these modules
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps forks that end
     while True:
         try:
