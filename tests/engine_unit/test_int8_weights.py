@@ -41,7 +41,15 @@ from rt_library import (
     to_torch,
     type_name,
 )
-from rt_stages import RankProcesses, StagesInARow, answers, load_stages, make_engine, stage_config
+from rt_stages import (
+    FOR_PROMPTS_ALONE,
+    RankProcesses,
+    StagesInARow,
+    answers,
+    load_stages,
+    make_engine,
+    stage_config,
+)
 from rt_tiny import VARIANTS, VOCAB_SIZE, TinySequence, advance, cpu_kernels, make_cache, tiny_checkpoint, tiny_variant
 
 TOKEN_IDS = [(7 * position) % VOCAB_SIZE for position in range(60)]
@@ -244,11 +252,11 @@ def test_shards_compute_nearly_the_logprobs_of_one_rank(variant: str, ranks: Ran
     folder = checkpoint(tmp_path, variant)
     settings = {"dtype": "bfloat16", "quantization": "int8"}
     alone = load_stages(stage_config(folder, **settings))
-    expected = logprobs_of(answers(make_engine(StagesInARow(alone)), SIZES["vocab_size"]))
+    expected = logprobs_of(answers(make_engine(StagesInARow(alone)), SIZES["vocab_size"], FOR_PROMPTS_ALONE))
     ranks.load(stage_config(folder, tensor_parallel_size=2, **settings))  # 160 feed-forward inputs, cut into 64 and 96
     epoch = next(_epochs)
     ranks.join(epoch)
-    got = logprobs_of(answers(make_engine(ranks, epoch), SIZES["vocab_size"]))
+    got = logprobs_of(answers(make_engine(ranks, epoch), SIZES["vocab_size"], FOR_PROMPTS_ALONE))
     # Each shard has its own scales for its columns of o and down. So the results differ from those of one rank.
     assert got == pytest.approx(expected, abs=0.5)
     mean = sum(abs(a - b) for a, b in zip(got, expected, strict=True)) / len(got)

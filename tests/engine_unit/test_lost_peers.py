@@ -17,7 +17,15 @@ from rayloom_engine.core.step import NewSlot, SlotStep, StepPlan
 from rayloom_engine.protocol.ranks import Run
 from rt_rank_servers import Fault, RankServers, RecoveringEngine
 from rt_server import wait_until
-from rt_stages import StagesInARow, answers, ids_by_request, load_stages, make_engine, stage_config
+from rt_stages import (
+    UNTIL_PREEMPTED,
+    StagesInARow,
+    answers,
+    ids_by_request,
+    load_stages,
+    make_engine,
+    stage_config,
+)
 from rt_tiny import tiny_variant
 
 HANG_SECONDS = 2
@@ -46,7 +54,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> dict[str, list[int]]:
-    return ids_by_request(answers(make_engine(StagesInARow(load_stages(stage_config(folder))))))
+    engine = make_engine(StagesInARow(load_stages(stage_config(folder))))
+    return ids_by_request(answers(engine, max_tokens=UNTIL_PREEMPTED))
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)
@@ -87,7 +96,7 @@ def test_the_peer_of_a_lost_rank_keeps_its_process_and_weights_and_no_token_chan
         return step()
 
     engine.step = step_with_a_fault  # type: ignore[assignment]
-    assert ids_by_request(answers(engine)) == expected  # type: ignore[arg-type]
+    assert ids_by_request(answers(engine, max_tokens=UNTIL_PREEMPTED)) == expected  # type: ignore[arg-type]
     assert [loss.rank for loss in engine.losses] == [shape.victim]
     after = {status.rank: status for status in ranks.pool.statuses()}
     survivor = 1 - shape.victim
@@ -111,7 +120,7 @@ def test_an_abort_after_a_step_or_for_an_earlier_group_is_harmless(
     ranks.pool.abort_orders(last)
     engine = RecoveringEngine(ranks, depth=LAYOUTS[layout].pipeline)
     ranks.pool.abort_orders(last)
-    assert ids_by_request(answers(engine)) == expected  # type: ignore[arg-type]
+    assert ids_by_request(answers(engine, max_tokens=UNTIL_PREEMPTED)) == expected  # type: ignore[arg-type]
     assert engine.losses == []
     assert [status.pid for status in ranks.pool.statuses()] == pids
 

@@ -28,7 +28,15 @@ from rayloom_engine.parallel.stage import whole_model
 from rt_gguf import write_gguf
 from rt_library import ISAS, LibraryModel, library_cache, load_on_library
 from rt_quantised import FORMATS, quantised_checkpoint
-from rt_stages import RankProcesses, StagesInARow, answers, load_stages, make_engine, stage_config
+from rt_stages import (
+    FOR_PROMPTS_ALONE,
+    RankProcesses,
+    StagesInARow,
+    answers,
+    load_stages,
+    make_engine,
+    stage_config,
+)
 from rt_tiny import (
     TinySequence,
     advance,
@@ -286,11 +294,11 @@ def test_shards_compute_nearly_the_logprobs_of_one_rank(
     quantised_checkpoint(dense, name, tmp_path / "quantised")
     settings = {"dtype": "bfloat16", "quantization": "auto"}
     alone = load_stages(stage_config(tmp_path / "quantised", **settings))
-    expected = logprobs_of(answers(make_engine(StagesInARow(alone)), VOCAB_SIZE))
+    expected = logprobs_of(answers(make_engine(StagesInARow(alone)), VOCAB_SIZE, FOR_PROMPTS_ALONE))
     ranks.load(stage_config(tmp_path / "quantised", tensor_parallel_size=2, **settings))
     epoch = next(_epochs)
     ranks.join(epoch)
-    got = logprobs_of(answers(make_engine(ranks, epoch), VOCAB_SIZE))
+    got = logprobs_of(answers(make_engine(ranks, epoch), VOCAB_SIZE, FOR_PROMPTS_ALONE))
     assert got == pytest.approx(expected, abs=0.5)  # the order of additions differs
 
 

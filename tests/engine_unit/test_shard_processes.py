@@ -11,7 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from rt_stages import RankProcesses, StagesInARow, answers, ids_by_request, load_stages, make_engine, stage_config
+from rt_stages import (
+    UNTIL_PREEMPTED,
+    RankProcesses,
+    StagesInARow,
+    answers,
+    ids_by_request,
+    load_stages,
+    make_engine,
+    stage_config,
+)
 from rt_tiny import VARIANTS, tiny_checkpoint
 
 # There are 2 key/value heads, so with 4 ranks each head is on two ranks. Neither the vocabulary nor the feed-forward
@@ -19,7 +28,10 @@ from rt_tiny import VARIANTS, tiny_checkpoint
 ODD_SIZES = {"vocab_size": 255, "intermediate_size": 97}
 # (tensor, pipeline). (2, 1) is left out, because (2, 2) cuts every matrix in the same way. test_lost_peers.py tests two
 # shards without stages.
-LAYOUTS = ((4, 1), (2, 2))
+FOUR_SHARDS = (4, 1)
+STAGES_OF_SHARDS = (2, 2)
+WITHOUT_WINDOWS = ("llama-tied", "llama-biases", "qwen3-biases", "mixtral")
+WITH_WINDOWS = ("mistral-window", "qwen2-some-windows")
 
 _epochs = itertools.count(1)
 
@@ -33,18 +45,27 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankProcesses]:
 
 
 @pytest.mark.parametrize(
-    "variant", ["llama-tied", "llama-biases", "mistral-window", "qwen2-some-windows", "qwen3-biases", "mixtral"]
+    ("variant", "layouts"),
+    [(variant, (FOUR_SHARDS, STAGES_OF_SHARDS)) for variant in WITHOUT_WINDOWS]
+    + [(variant, (STAGES_OF_SHARDS,)) for variant in WITH_WINDOWS]
+    # A window changes neither the matrices nor their cut. The cases above cut other variants into four shards, and
+    # these variants into two.
+    + [pytest.param(variant, (FOUR_SHARDS,), marks=pytest.mark.slow) for variant in WITH_WINDOWS],
 )
-def test_shards_compute_the_tokens_of_one_rank(variant: str, ranks: RankProcesses, tmp_path: Path) -> None:
+def test_shards_compute_the_tokens_of_one_rank(
+    variant: str, layouts: tuple[tuple[int, int], ...], ranks: RankProcesses, tmp_path: Path
+) -> None:
     architecture, overrides = VARIANTS[variant]
     folder = tiny_checkpoint(tmp_path, architecture, **{**ODD_SIZES, **overrides})
     vocab_size = ODD_SIZES["vocab_size"]
-    expected = answers(make_engine(StagesInARow(load_stages(stage_config(folder)))), vocab_size)
-    for tensor, pipeline in LAYOUTS:
+    expected = answers(make_engine(StagesInARow(load_stages(stage_config(folder)))), vocab_size, UNTIL_PREEMPTED)
+    for tensor, pipeline in layouts:
         ranks.load(stage_config(folder, pipeline, tensor_parallel_size=tensor))
         epoch = next(_epochs)
         ranks.join(epoch)
-        got = answers(make_engine(ranks, epoch, depth=pipeline), vocab_size)
+        engine = make_engine(ranks, epoch, depth=pipeline)
+        got = answers(engine, vocab_size, UNTIL_PREEMPTED)
+        assert engine.scheduler.counters.num_preemptions > 0
         assert ids_by_request(got) == ids_by_request(expected), (tensor, pipeline)
         values, right = (
             [entry.logprob for part in outputs["logprobs"] for entry in part.prompt_logprobs]

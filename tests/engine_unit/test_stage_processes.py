@@ -17,7 +17,16 @@ import pytest
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.step import NewSlot, SlotStep, StepPlan
 from rayloom_engine.parallel.process_group import interface_towards
-from rt_stages import RankProcesses, StagesInARow, answers, ids_by_request, load_stages, make_engine, stage_config
+from rt_stages import (
+    UNTIL_PREEMPTED,
+    RankProcesses,
+    StagesInARow,
+    answers,
+    ids_by_request,
+    load_stages,
+    make_engine,
+    stage_config,
+)
 from rt_tiny import tiny_variant
 
 
@@ -28,7 +37,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> dict[str, list[int]]:
-    return ids_by_request(answers(make_engine(StagesInARow(load_stages(stage_config(folder))))))
+    engine = make_engine(StagesInARow(load_stages(stage_config(folder))))
+    return ids_by_request(answers(engine, max_tokens=UNTIL_PREEMPTED))
 
 
 @pytest.fixture
@@ -47,7 +57,8 @@ def test_a_group_that_is_left_and_joined_again_computes_the_same(
         port, read = stages.join(epoch)
         ports.add(port)
         bytes_read.append(read)
-        assert ids_by_request(answers(make_engine(stages, epoch, depth=2))) == expected
+        engine = make_engine(stages, epoch, depth=2)
+        assert ids_by_request(answers(engine, max_tokens=UNTIL_PREEMPTED)) == expected
     assert len(ports) == 3
     assert bytes_read[1:] == bytes_read[:1] * 2, "a rebuild must not read weights again"
 
@@ -90,7 +101,8 @@ def test_a_meeting_that_nobody_came_to_can_be_repeated(stages: RankProcesses, ex
     with pytest.raises(RuntimeError):
         stages.ask(0, "join", port, 1, 1.0)
     stages.join(2)
-    assert ids_by_request(answers(make_engine(stages, 2, depth=2))) == expected
+    engine = make_engine(stages, 2, depth=2)
+    assert ids_by_request(answers(engine, max_tokens=UNTIL_PREEMPTED)) == expected
 
 
 def test_the_interface_is_the_one_that_leads_to_the_host() -> None:
@@ -162,6 +174,6 @@ def answers_across_a_loss(engine, stages: RankProcesses):
             return []
 
     engine.step = step_or_rebuild
-    outputs = answers(engine)
+    outputs = answers(engine, max_tokens=UNTIL_PREEMPTED)
     assert len(losses) == 1
     return outputs

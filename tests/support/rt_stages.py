@@ -38,6 +38,10 @@ from rt_forks import forking_context
 
 EPOCH = 1
 NUM_BLOCKS = 6  # number of blocks of 16 tokens; too few to run all requests below at the same time
+# Numbers of tokens of each answer. A request is preempted if answers have 16 tokens. Tests that compare only the
+# log-probabilities of a prompt need no long answers.
+UNTIL_PREEMPTED = 16
+FOR_PROMPTS_ALONE = 2
 _ANSWER_SECONDS = 120.0
 
 
@@ -130,7 +134,10 @@ def make_engine(
 
 
 def answers(engine: Engine, vocab_size: int = 256, max_tokens: int = 20) -> dict[str, list[SequenceOutput]]:
-    """The outputs of a set of requests: greedy, seeded, forked, with a shared prefix, with logprobs."""
+    """The outputs of a set of requests: greedy, seeded, forked, with a shared prefix, with logprobs.
+
+    With 12 tokens or fewer, `make_engine`'s blocks are enough for these requests, so no request is preempted.
+    """
     greedy = DecodingParams(max_tokens=max_tokens, temperature=0.0)
     seeded = DecodingParams(max_tokens=max_tokens, temperature=1.0, seed=5, repetition_penalty=1.2)
     prompts: dict[str, tuple[list[int], DecodingParams, str | None]] = {
