@@ -59,6 +59,9 @@ TWO_RANKS = {
     "glm": ("pipeline", 1),
     "vaultgemma": ("pipeline", 0),
 }
+# Number of tokens after a prompt that is computed alone. In a batch each prompt gets NUM_TOKENS tokens, whose steps
+# need the same code.
+_NUM_ALONE = 6
 FEW = 2  # index in PROMPTS; from this prompt on, prompts with their answers need more blocks than the ranks have
 
 
@@ -72,7 +75,7 @@ class _Models:
 
     def compared(self, name: str) -> Compared:
         if name not in self._compared:
-            self._compared[name] = compare(self._folder / name, ARCHITECTURES[name])
+            self._compared[name] = compare(self._folder / name, ARCHITECTURES[name], _NUM_ALONE)
         return self._compared[name]
 
     def folder(self, name: str) -> Path:

@@ -20,39 +20,51 @@ _NUM_BLOCKS = 6
 _NUM_BEFORE_DEATH = 5  # tokens that an engine has generated when it dies
 
 CHECKS = ("at once", "chunked", "batched", "preempted", "replayed", "two stages")
+_ALONE = ("at once", "chunked")
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """The tokens of transformers, and those of the engine for each of CHECKS."""
+    """The tokens of transformers, and those of the engine for each of CHECKS.
+
+    `num_alone`: the number of tokens of each answer in the checks that compute one prompt after the other (_ALONE).
+    """
 
     backend: str
     expected: list[list[int]]
     found: dict[str, list[list[int]]]
     num_preemptions: int
+    num_alone: int
 
     @property
     def passed(self) -> dict[str, bool | None]:
         """Check -> True if the tokens are equal. None: the engine refuses to compute the model in this way."""
-        equal = {check: self.found[check] == self.expected if self.found[check] else None for check in CHECKS}
+        first = [tokens[: self.num_alone] for tokens in self.expected]
+        equal = {
+            check: self.found[check] == (first if check in _ALONE else self.expected) if self.found[check] else None
+            for check in CHECKS
+        }
         return {**equal, "preempted": equal["preempted"] and self.num_preemptions > 0}
 
 
-def compare(folder: Path, architecture: TinyArchitecture) -> Compared:
-    """Writes a checkpoint into `folder`, and computes the prompts by each of CHECKS, with ranks in this process."""
+def compare(folder: Path, architecture: TinyArchitecture, num_alone: int = NUM_TOKENS) -> Compared:
+    """Writes a checkpoint into `folder`, and computes the prompts by each of CHECKS, with ranks in this process.
+
+    `num_alone`: as in Compared. These two checks take half of all steps.
+    """
     architecture_checkpoint(folder, architecture)
     expected = greedy_tokens(folder, PROMPTS)
     rank = OneRank(folder)
     small = rank.engine(num_blocks=_NUM_BLOCKS)
     found = {
-        "at once": [greedy(rank.engine(), [prompt], NUM_TOKENS)[0] for prompt in PROMPTS],
-        "chunked": [greedy(rank.engine(num_step_tokens=7), [prompt], NUM_TOKENS)[0] for prompt in PROMPTS],
+        "at once": [greedy(rank.engine(), [prompt], num_alone)[0] for prompt in PROMPTS],
+        "chunked": [greedy(rank.engine(num_step_tokens=7), [prompt], num_alone)[0] for prompt in PROMPTS],
         "batched": greedy(rank.engine(num_step_tokens=11), PROMPTS, NUM_TOKENS),
         "preempted": greedy(small, PROMPTS, NUM_TOKENS),
         "two stages": _of_two_stages(folder),
         "replayed": greedy(rank.engine(), PROMPTS, NUM_TOKENS, resumed=_before_death(rank)),
     }
-    return Compared(rank.backend, expected, found, small.stats().num_preemptions)
+    return Compared(rank.backend, expected, found, small.stats().num_preemptions, num_alone)
 
 
 def _of_two_stages(folder: Path) -> list[list[int]]:
