@@ -22,7 +22,16 @@ EXAMPLES = [
 ]
 
 
-@pytest.mark.parametrize("manifest", EXAMPLES, ids=lambda path: path.stem)
+# In `make test`, docs/test_blocks.py serves the same model on three ranks, engine_unit/test_shard_processes.py compares
+# the tokens of three ranks, and operator_unit/test_examples.py reads the manifest.
+SLOW = "smollm2-tp3"
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [pytest.param(path, marks=pytest.mark.slow) if path.stem == SLOW else path for path in EXAMPLES],
+    ids=lambda path: path.stem,
+)
 def test_an_example_answers_its_sample_and_ends_on_ctrl_c(manifest: Path, tmp_path: Path) -> None:
     output = tmp_path / "output"
     command = [

@@ -52,8 +52,13 @@ def test_the_ranks_of_a_stage_share_a_node_and_the_stages_are_apart(address: str
         ranks.close()
 
 
+@pytest.mark.slow
 def test_two_stages_of_two_ranks_on_two_nodes_give_the_tokens_of_one_rank(address: str, tmp_path: Path) -> None:
-    """The only test here with a model."""
+    """The only test here with a model.
+
+    In `make test`, the test above is about the placement of these ranks, test_rank_death.py compares the tokens of
+    ranks in Ray, and test_tensor_parallel.py those of two stages of two ranks.
+    """
     model = uneven_checkpoint(tmp_path / "model", "qwen3-biases")
     layout = ("--ray-address", address, "--tensor-parallel-size", "2", "--pipeline-parallel-size", "2")
     with running_server(tmp_path, "--model", model, *ARGUMENTS, *layout) as server:
