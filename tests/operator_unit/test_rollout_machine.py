@@ -168,20 +168,20 @@ class RollsAndDrains(Rolls):
 
 # hypothesis does not shrink failing examples: shrinking takes minutes, and a dozen steps are readable as they are.
 Rolls.TestCase.settings = settings(
-    max_examples=400,
+    max_examples=200,
     stateful_step_count=12,
     deadline=None,
     print_blob=True,
     report_multiple_bugs=False,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )
-RollsAndDrains.TestCase.settings = settings(Rolls.TestCase.settings, max_examples=150)
+RollsAndDrains.TestCase.settings = settings(Rolls.TestCase.settings, max_examples=75)
 TestRolls = pytest.mark.timeout(900)(Rolls.TestCase)
 TestRollsAndDrains = pytest.mark.timeout(900)(RollsAndDrains.TestCase)
 
 
 class ManyRolls(Rolls):
-    """The tests of the base class, with five times as many histories."""
+    """The tests of the base class, with ten times as many histories."""
 
 
 class ManyRollsAndDrains(RollsAndDrains):

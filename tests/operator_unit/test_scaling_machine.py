@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,9 +45,24 @@ def play(world, event):
         yield before, rollout, what, load, world.turn(load, rollout=rollout, is_complete=what != "silent", held=held)
 
 
-@settings(max_examples=1000, deadline=None)
-@given(bounds=BOUNDED, start_s=st.sampled_from([2.0, 8.0, 30.0]), events=EVENTS)
+HISTORIES = {"bounds": BOUNDED, "start_s": st.sampled_from([2.0, 8.0, 30.0]), "events": EVENTS}
+
+
+@settings(max_examples=300, deadline=None)
+@given(**HISTORIES)
 def test_whatever_happens(bounds, start_s, events):
+    check_history(bounds, start_s, events)
+
+
+# test_whatever_happens is the same test with fewer histories.
+@pytest.mark.slow
+@settings(max_examples=3000, deadline=None)
+@given(**HISTORIES)
+def test_whatever_happens_in_thousands_of_histories(bounds, start_s, events):
+    check_history(bounds, start_s, events)
+
+
+def check_history(bounds, start_s, events):
     world = ScaledWorld(bounds=bounds, start_s=start_s, windows=Windows(20.0))
     busy_at, is_suspended = 0.0, False
     for event in events:
@@ -78,7 +94,7 @@ def test_whatever_happens(bounds, start_s, events):
                 assert is_asked, "only requests, a gateway without a tokenizer or the minimum wake a service"
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(load=st.floats(0, 9, allow_nan=False), replicas=st.integers(1, 8), start_s=st.sampled_from([4.0, 60.0]))
 def test_a_steady_load_moves_the_number_one_way_only_and_then_never_again(load, replicas, start_s):
     world = ScaledWorld(replicas=replicas, start_s=start_s)
