@@ -218,9 +218,10 @@ def test_the_status_names_why_traefik_refuses_a_route(place: Place) -> None:
     place.lead(httpRoute=place.http_route | {"hostnames": [HOST_ELSEWHERE]})
     edge = f"Gateway {EDGE} in namespace {place.gateway.namespace}"
     refused = place.wait_route("RouteNotAccepted")
-    assert refused["message"] == f"{edge} does not accept the HTTPRoute: NoMatchingListenerHostname"
+    first = f"{edge} (listener https, port {place.traefik.https_port})"
+    assert refused["message"] == f"{first} does not accept the HTTPRoute: NoMatchingListenerHostname"
     place.lead(httpRoute=place.http_route | {"parentRefs": [{"name": EDGE, "sectionName": "absent"}]})
-    no_listener = f"{edge} does not accept the HTTPRoute: NoMatchingParent"
+    no_listener = f"{edge} (listener absent) does not accept the HTTPRoute: NoMatchingParent"
     wait(lambda: place.route().get("message") == no_listener, STATUS_SECONDS, place.story)
     place.lead(httpRoute=place.http_route)
     place.wait_route("Accepted")

@@ -301,6 +301,48 @@ def test_every_gateway_has_to_accept():
         assert judged_route(route, "team", sight).reason == reason
 
 
+@pytest.mark.parametrize(
+    ("parent", "named"),
+    [
+        ({"port": 80}, "(port 80)"),
+        ({"port": 8080}, "(port 8080)"),
+        ({"sectionName": "inner"}, "(listener inner)"),
+        ({"sectionName": "outer", "port": 443}, "(listener outer, port 443)"),
+    ],
+)
+def test_parents_of_one_gateway_are_judged_and_named_apart(parent, named):
+    """Three of four parentRefs of the same Gateway are accepted. The message is about the fourth."""
+    parents = [{"port": 80}, {"port": 8080}, {"sectionName": "inner"}, {"sectionName": "outer", "port": 443}]
+    route = GatewayRoute.model_validate({"httpRoute": HTTP | {"parentRefs": [{"name": "public"} | p for p in parents]}})
+    others = tuple(
+        report(section_name=each.get("sectionName"), port=each.get("port")) for each in parents if each != parent
+    )
+    refusal = report(
+        section_name=parent.get("sectionName"), port=parent.get("port"), refused="Accepted", reason="NoMatchingParent"
+    )
+
+    def judged(reports, age_s=5.0):
+        (found,) = seen(parents=reports, age_s=age_s).values()
+        status = judged_route(route, "team", RouteSight(seen=found, now=CLOCK))
+        return status.reason, status.message
+
+    assert judged((*others, replace(refusal, refused="", reason=""))) == (
+        "Accepted",
+        "Every Gateway has accepted the HTTPRoute.",
+    )
+    assert judged((*others, refusal)) == (
+        "RouteNotAccepted",
+        f"{PUBLIC} {named} does not accept the HTTPRoute: NoMatchingParent",
+    )
+    assert judged(others) == (
+        "Pending",
+        f"No controller has reported about the HTTPRoute for {PUBLIC} {named} yet.",
+    )
+    late = judged(others, age_s=61)
+    assert late[0] == "RouteNotAccepted"
+    assert late[1].startswith(f"No controller has accepted the HTTPRoute for {PUBLIC} {named}. ")
+
+
 def test_the_next_reconcile_looks_for_the_kind_and_for_an_answer_in_time():
     absent = decide(settled(BY_HTTP, unknown_kinds=UNKNOWN).situation).requeue_after_s
     silent = decide(settled(BY_HTTP, routes=seen(age_s=58)).situation).requeue_after_s

@@ -176,7 +176,11 @@ def _refusal(report: ParentReport, gateway: str) -> str:
 
 
 def _named(parent: ParentRef, namespace: str) -> str:
-    return f"Gateway {parent.name} in namespace {parent.namespace or namespace}"
+    """Returns the Gateway, with the listener and the port by which parentRefs of the same Gateway differ."""
+    gateway = f"Gateway {parent.name} in namespace {parent.namespace or namespace}"
+    listener = [] if parent.section_name is None else [f"listener {parent.section_name}"]
+    port = [] if parent.port is None else [f"port {parent.port}"]
+    return f"{gateway} ({', '.join(listener + port)})" if listener or port else gateway
 
 
 def _late_at(seen: SeenRoute) -> datetime:
