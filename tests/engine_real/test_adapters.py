@@ -246,17 +246,18 @@ def test_wrong_adapters_are_refused_with_a_sentence(server: RunningServer, model
 
 
 def test_files_that_changed_after_the_load_end_their_request_alone(
-    server: RunningServer, model: Path, tmp_path: Path
+    server: RunningServer, front_port: int, model: Path, tmp_path: Path
 ) -> None:
     folder = write_adapter(tmp_path / "changed", model, seed=7)
     load = {"lora_name": "changed", "lora_path": str(folder)}
     assert server.client.post(f"{server.api_url}/v1/load_lora_adapter", json=load).status_code == 200
     write_adapter(folder, model, seed=8)
-    status, message = refusal(server, "/v1/completions", body("changed", PROMPTS[0]))
-    assert (status, message) == (
-        400,
-        f"{folder}: the files of the adapter have changed since it was loaded; load it again",
-    )
+    expected = (503, f"{folder}: the files of the adapter have changed since it was loaded; load it again")
+    assert refusal(server, "/v1/completions", body("changed", PROMPTS[0])) == expected
+    with running_gateway(tmp_path, {"e": front_port}) as gateway:
+        asked = httpx.post(f"{gateway.api_url}/v1/completions", json=body("changed", PROMPTS[0]), timeout=60.0)
+    assert (asked.status_code, asked.json()["error"]["message"]) == expected
+    assert asked.json()["error"]["code"] == "adapter_failed"
     answer = server.client.post(f"{server.api_url}/v1/load_lora_adapter", json={**load, "load_inplace": True})
     assert answer.status_code == 200
     assert len(complete(server, "changed")) == NUM_PROMPTS
@@ -295,7 +296,7 @@ def test_ranks_that_share_a_model_share_its_adapters_and_load_them_again(
         # The front has read the adapter before this change. No rank has read it, so all ranks find changed files.
         write_adapter(changed, model, seed=22)
         assert refusal(shared, "/v1/completions", body(changed.name, PROMPTS[0])) == (
-            400,
+            503,
             f"{changed}: the files of the adapter have changed since it was loaded; load it again",
         )
         assert shared.status()["recoveries"] == []

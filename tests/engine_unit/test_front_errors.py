@@ -307,6 +307,39 @@ def test_the_cores_other_refusals_are_400(front: FrontUnderTest) -> None:
     assert "cannot" in refused(front.chat(), 400)
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "kind"),
+    [
+        ("/v1/completions", {"prompt": "Hi"}, "service_unavailable_error"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}, "service_unavailable_error"),
+        ("/v1/responses", {"input": "Hi"}, "service_unavailable_error"),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9}, "overloaded_error"),
+    ],
+)
+def test_an_adapter_that_a_rank_cannot_load_is_a_fault_of_the_server(
+    front: FrontUnderTest, path: str, fields: dict[str, Any], kind: str
+) -> None:
+    front.do(lambda: setattr(front.core, "refusal", ("adapter", "/adapters/sql: the files have changed")))
+    num_failed = front.do(lambda: front.service.metrics.failed.value())
+    for stream in (False, True):
+        response = front.http.post(path, json=fields | {"model": MODEL, "stream": stream})
+        error = response.json()["error"]
+        assert (response.status_code, response.headers["retry-after"]) == (503, "30")
+        assert (error["type"], error["code"], error["param"]) == (kind, "adapter_failed", None)
+        assert error["message"] == "/adapters/sql: the files have changed"
+    assert front.do(lambda: front.service.metrics.failed.value()) == num_failed + 2
+
+
+def test_an_adapter_that_a_rank_cannot_load_any_more_ends_a_stream_with_an_error_event(front: FrontUnderTest) -> None:
+    front.do(lambda: setattr(front.core, "hold_after", 3))
+    with front.chat_stream() as stream:
+        received = [next(stream)]
+        front.do(lambda: front.core.refuse(front.core.submits[-1].sequence_id, "adapter", "its files have changed"))
+        received += list(stream)
+    error = received[-1]["error"]
+    assert (error["code"], error["message"]) == ("adapter_failed", "its files have changed")
+
+
 def test_a_poisonous_request_is_a_500_of_its_own_or_an_error_event(front: FrontUnderTest) -> None:
     front.do(lambda: setattr(front.core, "refusal", ("poison", "the engine died of it")))
     response = front.chat()

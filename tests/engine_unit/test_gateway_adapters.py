@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rayloom_engine.core.adapter import Adapter, ServedAdapter
 from rayloom_engine.core.block_hash import prompt_hashes
 from rayloom_engine.core.decoding import DecodingParams
-from rayloom_engine.errors import EngineDead
+from rayloom_engine.errors import AdapterFailed, EngineDead
 from rayloom_engine.front.core_link.engine_choice import PoolRules
 from rayloom_engine.front.core_link.sequences import ClientSequence
 from rayloom_engine.front.gateway.adapter_names import GatewayAdapters, merged
@@ -86,6 +86,40 @@ def test_a_request_continues_on_an_engine_with_the_same_files_in_another_folder(
         assert world.cores[other].submits[-1].generated_ids == tuple(IDS[:3])
 
     run(tmp_path, story)
+
+
+def test_a_request_whose_adapter_an_engine_cannot_load_is_computed_by_another_with_the_adapter(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        await told(world, a=(SQL,), b=(SQL,), c=(POEMS,))
+        world.hold(3)
+        one = with_adapter(SQL)
+        world.client.submit([one])
+        first = world.place_of(one)
+        await until(lambda: len(one.generated_ids) == 3)
+        other = {"a": "b", "b": "a"}[first]
+        world.cores[first].refuse("s", "adapter", "the files of the adapter have changed")
+        await until(lambda: one.place.engine == other)
+        for core in world.cores.values():
+            core.release()
+        assert await ids_of(one) == IDS
+        assert world.cores[other].submits[-1].generated_ids == tuple(IDS[:3])
+        assert world.cores["c"].submits == []
+
+    run(tmp_path, story, engines=("a", "b", "c"))
+
+
+def test_a_request_whose_adapter_no_engine_can_load_fails_with_the_cause(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        await told(world, a=(SQL,), b=(SQL,), c=(POEMS,))
+        for core in world.cores.values():
+            core.refusal = ("adapter", "the files of the adapter have changed")
+        one = with_adapter(SQL)
+        world.client.submit([one])
+        with pytest.raises(AdapterFailed, match="files of the adapter have changed"):
+            await ids_of(one)
+        assert {name: len(core.submits) for name, core in world.cores.items()} == {"a": 1, "b": 1, "c": 0}
+
+    run(tmp_path, story, engines=("a", "b", "c"))
 
 
 def test_an_engines_own_front_keeps_the_folder_that_it_has_itself_chosen(tmp_path: Path) -> None:

@@ -7,13 +7,14 @@ from hypothesis import strategies as st
 
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.output import SequenceOutput
-from rayloom_engine.core.sequence import BROKEN_FORM, CORRUPT
+from rayloom_engine.core.sequence import BROKEN_ADAPTER, BROKEN_FORM, CORRUPT
 from rayloom_engine.core_server.gateway_counter import GatewayCounter
 from rayloom_engine.protocol.messages import Submit
 
 OWN, *GATEWAYS = CONNECTIONS = (1, 2, 12)  # names of sequences of 1 and 12 begin with the same digit
-EVENTS = ("token", "stop", CORRUPT, BROKEN_FORM, "complete", "failed", "forget", "disconnect")
-IS_FAULT = {"stop": False, "complete": False, CORRUPT: True, "failed": True}  # the events that count
+EVENTS = ("token", "stop", CORRUPT, BROKEN_FORM, BROKEN_ADAPTER, "complete", "failed", "forget", "disconnect")
+# the events that count
+IS_FAULT = {"stop": False, "complete": False, CORRUPT: True, BROKEN_ADAPTER: True, "failed": True}
 SUBMIT = Submit(sequence_id="s", prompt_ids=(1,), params=DecodingParams(max_tokens=9))
 
 

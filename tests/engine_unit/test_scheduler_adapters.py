@@ -12,7 +12,7 @@ from rayloom_engine.core.adapter import Adapter, AdapterLoad
 from rayloom_engine.core.adapter_slots import AdapterSlots
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.scheduler import Scheduler
-from rayloom_engine.core.sequence import BROKEN_FORM, Sequence
+from rayloom_engine.core.sequence import BROKEN_ADAPTER, Sequence
 from rayloom_engine.errors import RequestError
 from rt_scheduler import SimulatedRank, expected_ids, finish_order, ids_of, make_scheduler, make_sequence, run_to_end
 
@@ -98,7 +98,7 @@ def test_an_adapter_that_cannot_be_loaded_ends_its_requests_alone_and_is_tried_a
     add(scheduler, sequence_with("1", A), sequence_with("2", B), sequence_with("3", B), sequence_with("4", None))
     outputs = run_to_end(scheduler, rank)
     ends = {output.sequence_id: output.finish_reason for output in outputs if output.finish_reason}
-    assert ends == {"1": "length", "2": BROKEN_FORM, "3": BROKEN_FORM, "4": "length"}
+    assert ends == {"1": "length", "2": BROKEN_ADAPTER, "3": BROKEN_ADAPTER, "4": "length"}
     rank.broken_adapters = set()
     scheduler.add(sequence_with("5", B))
     assert ids_of(run_to_end(scheduler, rank), "5") == expected_ids(PROMPT, 3)

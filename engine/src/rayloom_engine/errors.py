@@ -59,6 +59,10 @@ class CorruptLogits(EngineError):
     """A request that was ended because its logits contained a NaN, or only infinities."""
 
 
+class AdapterFailed(EngineError):
+    """A request that was ended because a rank could not load the request's LoRA adapter. The message has the cause."""
+
+
 class GrammarFault(EngineError):
     """A grammar cannot be applied: it is too complex, no token fits, or the tokenizer is not supported.
 

@@ -22,9 +22,9 @@ class SequenceOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     # outputs, and the last of these outputs has the first generated token (logprob_parts.py).
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs_start: int = 0  # number of entries in earlier outputs
-    # only in the last output; inside the core also CORRUPT or BROKEN_FORM (core/sequence.py)
+    # only in the last output; inside the core also CORRUPT, BROKEN_FORM or BROKEN_ADAPTER (core/sequence.py)
     finish_reason: str | None = None
-    message: str = ""  # why the grammar or the adapter has failed, if finish_reason is BROKEN_FORM
+    message: str = ""  # why the grammar or the adapter has failed: for BROKEN_FORM and BROKEN_ADAPTER
     stop_token_id: int | None = None  # the id that ended the sequence (EOS or a stop id); also the last of token_ids
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache; only in the first output
     queue_s: float = 0.0  # seconds from the sequence's acceptance to its first step; only in the first output

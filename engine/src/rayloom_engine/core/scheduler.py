@@ -61,7 +61,7 @@ from rayloom_engine.core.planning.step_planner import StepPlanner
 from rayloom_engine.core.planning.waiting_queue import WaitingQueue
 from rayloom_engine.core.probe import is_probe
 from rayloom_engine.core.scheduler_config import SchedulerConfig
-from rayloom_engine.core.sequence import BROKEN_FORM, CORRUPT, Sequence, SequenceState, order_of
+from rayloom_engine.core.sequence import BROKEN_ADAPTER, BROKEN_FORM, CORRUPT, Sequence, SequenceState, order_of
 from rayloom_engine.core.speculation.draft_grammars import DraftGrammars
 from rayloom_engine.core.speculation.drafter import Drafter
 from rayloom_engine.core.stats import Counters
@@ -328,7 +328,7 @@ class Scheduler:
                     self._finish(sequence)
                     outputs.append(
                         SequenceOutput(
-                            sequence_id=sequence.request_id, finish_reason=BROKEN_FORM, message=broken.message
+                            sequence_id=sequence.request_id, finish_reason=BROKEN_ADAPTER, message=broken.message
                         )
                     )
         return outputs

@@ -19,7 +19,9 @@ from rayloom_engine.core.speculation.drafter import Drafter
 from rayloom_engine.core.step import NewSlot, TokenLogprobs
 
 CORRUPT = "corrupt"  # finish reason of a sequence whose logits were not finite; clients get an error
-BROKEN_FORM = "broken_form"  # finish reason of a sequence whose grammar or adapter has failed; clients get an error
+BROKEN_FORM = "broken_form"  # finish reason of a sequence whose grammar has failed; clients get an error
+# finish reason of a sequence whose adapter the rank that answers cannot load; clients get an error
+BROKEN_ADAPTER = "broken_adapter"
 
 
 class SequenceState(Enum):

@@ -2,8 +2,8 @@
 
 A request counts as finished in three cases: its last token is sampled, a gateway has found a stop string in its text,
 or an error of the engine ends it. Four kinds of requests do not count: refused requests, requests that move to another
-engine, requests whose client or gateway has disconnected, and requests whose grammar or adapter fails on the rank. For
-each prompt only the first choice counts.
+engine, requests whose client or gateway has disconnected, and requests whose grammar fails on the rank. For each prompt
+only the first choice counts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 
 from rayloom_engine.core.output import SequenceOutput
-from rayloom_engine.core.sequence import BROKEN_FORM, CORRUPT
+from rayloom_engine.core.sequence import BROKEN_ADAPTER, BROKEN_FORM, CORRUPT
 from rayloom_engine.protocol.gateway_requests import FIRST_TOKEN_BOUNDS_S, GatewayRequests
 from rayloom_engine.protocol.messages import Submit
 
@@ -97,7 +97,7 @@ class GatewayCounter:
         )
 
     def _end(self, request_id: str, finish_reason: str) -> None:
-        if finish_reason == CORRUPT:
+        if finish_reason in (CORRUPT, BROKEN_ADAPTER):
             self.failed(request_id)
         elif finish_reason == BROKEN_FORM:
             self.forget(request_id)  # the client gets a 400, so the engine has made no error

@@ -12,7 +12,7 @@ import msgspec
 from rayloom_engine.core.engine import Engine
 from rayloom_engine.core.output import SequenceOutput
 from rayloom_engine.core.probe import is_probe
-from rayloom_engine.core.sequence import BROKEN_FORM, CORRUPT, Origin, Sequence
+from rayloom_engine.core.sequence import BROKEN_ADAPTER, BROKEN_FORM, CORRUPT, Origin, Sequence
 from rayloom_engine.core_server.black_box import BlackBox
 from rayloom_engine.core_server.cache_publisher import CachePublisher
 from rayloom_engine.core_server.gateway_counter import GatewayCounter
@@ -288,6 +288,9 @@ class Core:
                 continue
             if output.finish_reason == BROKEN_FORM:
                 self._refuse(source, sequence_id, "invalid", output.message)
+                continue
+            if output.finish_reason == BROKEN_ADAPTER:
+                self._refuse(source, sequence_id, "adapter", output.message)
                 continue
             if source not in sources:
                 sources[source] = _parsed(source)

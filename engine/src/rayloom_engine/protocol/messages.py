@@ -148,10 +148,16 @@ class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused", kw_only=True):
-    """A sequence that was not accepted, or an accepted sequence that cannot continue (`poison`, `corrupt`)."""
+    """A sequence that was not accepted, or an accepted sequence that cannot continue.
+
+    An accepted sequence is refused for `poison`, `corrupt`, `adapter` and, if its grammar fails, `invalid`. A front
+    reads a reason that its version does not know as `invalid`.
+    """
 
     sequence_id: str
-    reason: str  # "queue_full" | "too_long" | "invalid" | "poison" (crashes the engine) | "corrupt" (NaN logits)
+    # "queue_full" | "too_long" | "invalid" | "poison" (crashes the engine) | "corrupt" (NaN logits) | "adapter" (a rank
+    # cannot load the sequence's adapter)
+    reason: str
     message: str
     retry_after_s: int = 1
     attempt: int = 0

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from rayloom_engine.common.process import node_name
 from rayloom_engine.errors import EngineDead
 from rayloom_engine.front.core_link.engine_choice import (
-    MOST_CORRUPT,
     REBUILD_PATIENCE_S,
     PoolRules,
     is_current,
@@ -31,7 +30,7 @@ from rayloom_engine.front.core_link.engine_pool import EnginePool
 from rayloom_engine.front.core_link.handshake import CoreAddress, ProtocolError
 from rayloom_engine.front.core_link.placement import Placement
 from rayloom_engine.front.core_link.recoveries import RecoveryLog, RecoveryRecord
-from rayloom_engine.front.core_link.refusals import refusal
+from rayloom_engine.front.core_link.refusals import may_ask_others, refusal
 from rayloom_engine.front.core_link.request_mailbox import DueReaders, Mailbox
 from rayloom_engine.front.core_link.sequences import (
     ClientSequence,
@@ -318,20 +317,14 @@ class CoreClient:
         if sequence is None or not is_current(link, sequence, message.attempt):
             return
         link.estimate.refused(sequence.sequence_id)
-        is_corrupt = message.reason == "corrupt"
-        if is_corrupt:
-            sequence.place.corrupt_by[link.name] = link.fingerprint
-        # The cause may be the engine: damaged weights, or a release with a mistake. So a gateway tries other engines.
-        # The cause may also be the request, so a gateway tries at most MOST_CORRUPT engines.
-        asks_others = self.rules.is_gateway and len(sequence.place.corrupt_by) < MOST_CORRUPT
-        if message.reason != "queue_full" and not (is_corrupt and asks_others):
+        sequence.place.note_refusal(message.reason, link.name, link.fingerprint)
+        is_full = message.reason == "queue_full"
+        if not is_full and not (self.rules.is_gateway and may_ask_others(message, sequence.place)):
             self._placement.fail(sequence, refusal(message))
             return
         self.pool.withdraw(sequence, is_moved=True)
-        if not is_corrupt:
-            sequence.place.refused_by.add(link.name)
         other = self.pool.engine_for(sequence) if self.rules.is_gateway else None
-        if other is None and (is_corrupt or not sequence.is_accepted):
+        if other is None and not (is_full and sequence.is_accepted):
             self._placement.fail(sequence, refusal(message))
             return
         # A core never refuses an accepted sequence for a full queue. So if this sequence is accepted, it was marked as

@@ -51,7 +51,7 @@ def is_usable(link: EngineLink, rules: PoolRules) -> bool:
 def can_compute(link: EngineLink, sequence: ClientSequence, model: Fingerprint | None, now_s: float) -> bool:
     """True if a usable engine of a gateway may be given this sequence. `model`: the model of the prompt's tokenizer."""
     place = sequence.place
-    if link.name in place.refused_by or link.name in place.corrupt_by:
+    if link.name in place.refused_by or link.name in place.corrupt_by or link.name in place.no_adapter_on:
         return False
     is_pinned = place.num_losses >= LOSSES_UNTIL_PINNED and now_s - place.last_loss_s < PINNED_S
     if is_pinned and link.name != place.last_engine:

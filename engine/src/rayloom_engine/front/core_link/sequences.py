@@ -87,10 +87,20 @@ class Place:
     refused_by: set[str] = field(default_factory=set)  # names of engines whose queue was full
     # name of an engine whose logits were not finite -> its fingerprint
     corrupt_by: dict[str, Fingerprint | None] = field(default_factory=dict)
+    no_adapter_on: set[str] = field(default_factory=set)  # names of engines that could not load the adapter
     # number of engines that were lost in a row while they had this sequence, without a token in between
     num_losses: int = 0
     last_engine: str = ""
     last_loss_s: float = 0.0
+
+    def note_refusal(self, reason: str, engine: str, fingerprint: Fingerprint | None) -> None:
+        """Records a Refused message of the engine `engine`, so that `can_compute` does not choose this engine."""
+        if reason == "queue_full":
+            self.refused_by.add(engine)
+        elif reason == "corrupt":
+            self.corrupt_by[engine] = fingerprint
+        elif reason == "adapter":
+            self.no_adapter_on.add(engine)
 
     def leave(self) -> None:
         """Records that no engine computes the sequence any more. Outputs that are still on their way are not used."""

@@ -21,8 +21,8 @@ MEANINGS: Mapping[int, str] = MappingProxyType(
         429: "The queue is full, or the key's share of it; `Retry-After` has the seconds to wait.",
         431: "The headers are larger than 64 KiB or have more than 256 lines.",
         500: "A fault of the engine. `code` is `poisonous_request`, `corrupt_logits` or null.",
-        503: "The engine starts, drains or has failed, or has too many connections or bodies; try again after "
-        "`Retry-After` seconds.",
+        503: "The engine starts, drains or has failed, cannot load the LoRA adapter, or has too many connections or "
+        "bodies; try again after `Retry-After` seconds.",
     }
 )
 # statuses of every path: BoundedProtocol can answer most of them before a route is chosen

@@ -10,12 +10,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from rayloom_engine.errors import CorruptLogits, EngineDead, PoisonousRequest, QueueFull, RequestError
+from rayloom_engine.errors import AdapterFailed, CorruptLogits, EngineDead, PoisonousRequest, QueueFull, RequestError
 from rayloom_engine.sampling_params import ContextTooLong
 
 logger = logging.getLogger(__name__)
 
 
+# Seconds after which a client should repeat a request whose adapter a rank could not load. A rank that has to fetch the
+# files from the hub tries again after this time.
+_ADAPTER_RETRY_S = 30
 DRAINING = "engine_draining"  # error code of requests that a drain refuses
 ANTHROPIC_PATH = "/v1/messages"  # at paths that begin with this text, errors have the form of Anthropic's API
 # HTTP status -> `error.type` in Anthropic's API. A status that is missing here has the type "invalid_request_error".
@@ -101,6 +104,9 @@ def api_error(error: Exception) -> ApiError | None:
     if isinstance(error, CorruptLogits):
         # Clients may retry: another engine can answer, or this engine can answer once its rank is replaced.
         return ApiError(500, str(error), type="server_error", code="corrupt_logits")
+    if isinstance(error, AdapterFailed):
+        # The adapter is known, so the client's request is right. Requests without the adapter are answered.
+        return unavailable(str(error), "adapter_failed", _ADAPTER_RETRY_S)
     if isinstance(error, EngineDead):
         return ApiError(503, str(error), type="service_unavailable_error", code="engine_unavailable")
     return None
@@ -140,6 +146,7 @@ ERROR_HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Coroutine[A
     QueueFull: answer_error,
     PoisonousRequest: answer_error,
     CorruptLogits: answer_error,
+    AdapterFailed: answer_error,
     EngineDead: answer_error,
     ClientGone: answer_error,
     HTTPException: answer_error,
