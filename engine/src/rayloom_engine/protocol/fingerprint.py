@@ -15,7 +15,10 @@ Continuation = Literal["exact", "rounding", "other model"]
 
 
 class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
-    """The model that an engine serves, and the code and data types with which it computes."""
+    """The model that an engine serves, and the code and data types with which it computes.
+
+    LoRA adapters are not part of it, because an engine has many: each sequence has the digest of its adapter's files.
+    """
 
     architecture: str
     commit: str | None  # commit of a hub model
@@ -29,10 +32,9 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
     engine_version: str
     max_model_len: int  # not compared: it only decides which sequences fit
     rope_context: int = 0  # the context by which the model's rotary embedding is scaled; 0: not scaled by the context
-    adapter: str = ""  # hash of a LoRA adapter of the whole engine; always empty in this version
 
 
-_OF_MODEL = ("architecture", "content_hash", "tokenizer_hash", "rope_context", "adapter")
+_OF_MODEL = ("architecture", "content_hash", "tokenizer_hash", "rope_context")
 _OF_ARITHMETIC = (
     "dtype",
     "compute_dtype",
