@@ -15,7 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core.stats import SchedulerStats
 from rayloom_engine.core.step import TokenLogprobs
+from rayloom_engine.core_server import sockets
 from rayloom_engine.core_server.front_socket import FrontSocket
 from rayloom_engine.core_server.sockets import CoreIo, Disconnected, Inbox
 from rayloom_engine.core_server.state import CoreState
@@ -33,6 +35,7 @@ from rayloom_engine.protocol.messages import (
     SequenceOutput,
     Submit,
     WantCache,
+    WantStatus,
     Welcome,
 )
 from rt_server import wait_until
@@ -93,6 +96,36 @@ def test_bytes_that_are_no_message_close_only_that_connection(address: str, io: 
     wait_until(lambda: bool(inbox.items), 30.0, lambda: "no word of the lost front")
     assert [type(message) for _, message in inbox.take()] == [Disconnected]
     asyncio.run(babble())
+
+
+def test_a_front_gets_a_status_when_it_requests_one(
+    address: str, inbox: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sockets, "_STATUS_SECONDS", 1000.0)
+    state = CoreState(epoch=7, executor="uni", state="serving")
+    io = CoreIo(address, TOKEN, inbox, state.status)
+    io.start()
+
+    async def talk() -> list[int]:
+        reader, writer = await _greet(address, Hello(token=TOKEN, front_id="f"))
+        assert isinstance(core_decoder.decode(await read_frame(reader)), Welcome)
+        running = []
+        for number in (0, 3, 5):
+            if number:
+                state.stats = SchedulerStats(num_running=number)
+                writer.write(frame(WantStatus()))
+            async with asyncio.timeout(30.0):
+                status = core_decoder.decode(await read_frame(reader))
+            assert isinstance(status, CoreStatus)
+            running.append(status.stats.num_running)
+        writer.close()
+        return running
+
+    try:
+        assert asyncio.run(talk()) == [0, 3, 5]
+    finally:
+        io.stop()
+    assert [type(message) for _, message in inbox.take()] == [Disconnected]
 
 
 def test_a_front_connects_submits_gets_outputs_and_disconnects(address: str, io: CoreIo, inbox: Inbox) -> None:

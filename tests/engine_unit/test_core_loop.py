@@ -223,6 +223,21 @@ def test_an_idle_engine_reports_a_sequence_before_its_first_step_which_may_be_lo
     assert (core.state.stats.num_waiting, core.state.stats.num_running) == (0, 0)
 
 
+def test_a_sequence_counts_as_running_during_its_first_step_and_a_probe_never_does(core: CoreUnderTest) -> None:
+    core.core._io = _NoIo()  # type: ignore[assignment]
+    reported: list[tuple[int, int]] = []
+    note = core.core._note
+
+    def watched() -> None:
+        note()
+        reported.append((core.state.stats.num_waiting, core.state.stats.num_running))
+
+    core.engine.before_run = watched
+    with pytest.raises(_End):
+        core.core.run(_Script([], [SUBMIT]), began=lambda: None)  # type: ignore[arg-type]
+    assert reported == [(0, 0), (0, 1), (0, 1), (0, 1), (0, 1)]  # the first step is the probe
+
+
 def test_a_step_replaces_the_record_of_the_step_before(core: CoreUnderTest, tmp_path: Path) -> None:
     core.take(1, SUBMIT)
     core.engine.step()

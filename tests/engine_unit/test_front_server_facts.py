@@ -122,3 +122,31 @@ def test_metrics_of_the_server_have_vllms_names_and_labels(front: FrontUnderTest
     assert int(cache["kv_cache_size_tokens"]) == num_tokens
     length = front.http.post("/tokenize", json={"prompt": "Hi"}, headers=KEY).json()["max_model_len"]
     assert float(cache["kv_cache_max_concurrency"]) == pytest.approx(num_tokens / length, abs=0.001)
+
+
+def running_by_metrics(front: FrontUnderTest) -> float:
+    lines = front.http.get("/metrics").text.splitlines()
+    return float(next(line for line in lines if line.startswith("vllm:num_requests_running{")).split()[-1])
+
+
+def test_the_metrics_have_the_present_number_of_running_sequences(front: FrontUnderTest) -> None:
+    front.do(lambda: setattr(front.core, "is_mute", True))
+    front.wait_until(lambda: front.service.client.status_age_s > 0.1, "the last status is old")
+    front.do(lambda: setattr(front.core, "num_running", 7))
+    assert running_by_metrics(front) == 7
+    front.do(lambda: setattr(front.core, "num_running", 1))
+    front.wait_until(lambda: front.service.client.status_age_s > 0.1, "the last status is old")
+    assert running_by_metrics(front) == 1
+    front.do(lambda: setattr(front.core, "is_mute", False))
+
+
+def test_a_core_that_does_not_answer_delays_the_metrics_by_a_moment_and_is_asked_once(front: FrontUnderTest) -> None:
+    front.do(lambda: setattr(front.core, "is_mute", True))
+    front.do(lambda: setattr(front.core, "is_responsive", False))
+    front.wait_until(lambda: front.service.client.status_age_s > 0.1, "the last status is old")
+    before = front.do(lambda: front.core.num_status_requests)
+    assert [running_by_metrics(front), running_by_metrics(front)] == [1, 1]
+    assert front.do(lambda: front.core.num_status_requests) == before + 1
+    front.do(lambda: setattr(front.core, "is_responsive", True))
+    front.do(lambda: setattr(front.core, "is_mute", False))
+    front.do(front.core.send_status)

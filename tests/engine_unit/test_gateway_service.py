@@ -190,9 +190,9 @@ def test_an_engine_that_hands_over_broken_files_is_no_source(tmp_path: Path) -> 
     asyncio.run(story())
 
 
-def sample(service: GatewayService, name: str) -> list[str]:
+async def sample(service: GatewayService, name: str) -> list[str]:
     """The lines of a metric."""
-    return [line for line in service.metrics_text().splitlines() if line.startswith(name)]
+    return [line for line in (await service.metrics_text()).splitlines() if line.startswith(name)]
 
 
 def test_running_sequences_block_no_new_one_and_held_ones_count_against_the_queue(tmp_path: Path) -> None:
@@ -204,10 +204,10 @@ def test_running_sequences_block_no_new_one_and_held_ones_count_against_the_queu
             await until(lambda: service.text is not None and client.is_core_serving)
             client.submit([sequence(f"s{number}") for number in range(100)])
             check_room(service.config, client, 1, "")  # 100 run, more than max_queued_requests and max_num_seqs
-            assert sample(service, "rayloom:num_requests_running{") == [
+            assert await sample(service, "rayloom:num_requests_running{") == [
                 'rayloom:num_requests_running{model_name="m"} 100.0'
             ]
-            assert sample(service, "rayloom:num_requests_waiting{") == [
+            assert await sample(service, "rayloom:num_requests_waiting{") == [
                 'rayloom:num_requests_waiting{model_name="m"} 0.0'
             ]
             core.is_draining = True
@@ -221,12 +221,12 @@ def test_running_sequences_block_no_new_one_and_held_ones_count_against_the_queu
                 check_room(service.config, client, 1, "")
             with pytest.raises(QueueFull, match="2 sequences wait for one"):
                 client.submit([sequence("held 3")])
-            assert sample(service, "rayloom:num_requests_waiting{") == [
+            assert await sample(service, "rayloom:num_requests_waiting{") == [
                 'rayloom:num_requests_waiting{model_name="m"} 2.0'
             ]
             requests = service.status().requests
             assert (requests.running, requests.waiting) == (100, 2)
-            assert sample(service, "rayloom:rank_") == [], "a gateway has no ranks"
+            assert await sample(service, "rayloom:rank_") == [], "a gateway has no ranks"
 
     asyncio.run(story())
 

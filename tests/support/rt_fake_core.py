@@ -43,6 +43,7 @@ from rayloom_engine.protocol.messages import (
     Submit,
     SubmitChoices,
     WantCache,
+    WantStatus,
     Welcome,
 )
 from rayloom_engine.protocol.text_files import read_part
@@ -83,7 +84,9 @@ class FakeCore:
         self.message = ""
         self.is_draining = False
         self.num_running = 1  # the number of running sequences in the status, independent of the real number
-        self.is_mute = False  # True: sends no statuses, like a core that hangs
+        self.is_mute = False  # True: sends no statuses by itself, like a core that hangs
+        self.is_responsive = True  # sends a status when the front requests one
+        self.num_status_requests = 0
         self.lost = ""  # during a recovery: the lost rank
         self.epoch = 1
         self.gateway_requests = GatewayRequests()
@@ -242,6 +245,10 @@ class FakeCore:
             self.adapters = message.adapters
             self.adapter_lists.append(message.adapters)
             self.send_status()
+        elif isinstance(message, WantStatus):
+            self.num_status_requests += 1
+            if self.is_responsive:
+                _write(writer, self._status())
         elif isinstance(message, FetchFile):
             self.num_fetches += 1
             _write(writer, read_part(self.model, message))

@@ -180,7 +180,9 @@ class Core:
     def _note(self) -> None:
         """Records the positions in flight in the black box, and sets `patience_s` for these plans.
 
-        A sequence that waits for its grammar counts as in flight, because the rank builds the grammar meanwhile.
+        Publishes the number of running sequences if a plan has changed it, because the plan's step may be long. A probe
+        alone is no request, and would show an idle engine as busy. A sequence that waits for its grammar counts as in
+        flight, because the rank builds the grammar meanwhile.
         """
         scheduler = self._engine.scheduler
         in_flight = {**scheduler.waiting_for_forms(), **scheduler.in_flight()}
@@ -190,6 +192,8 @@ class Core:
         state = self._state
         forecast_s = self._engine.forecast.layer_s
         state.set_patience(patience_s(state.hang_seconds, forecast_s, is_trial=self._box.is_trial))
+        if spans and scheduler.num_running != state.stats.num_running:
+            self._publish()
 
     def _end_step(self) -> None:
         """Records the positions in flight after a step, or notes that the record of the ended plan is old.

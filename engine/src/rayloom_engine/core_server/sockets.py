@@ -43,6 +43,7 @@ from rayloom_engine.protocol.messages import (
     Submit,
     SubmitChoices,
     WantCache,
+    WantStatus,
 )
 from rayloom_engine.protocol.text_files import read_part
 
@@ -253,6 +254,8 @@ class CoreIo:
                 if is_own and isinstance(message, FrontReport):
                     self._on_front_report(message)
                     self._broadcast(self._status())
+                elif is_own and isinstance(message, WantStatus):
+                    self._answer(connection, self._status())
                 else:
                     self._receive(connection, message)
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
@@ -278,7 +281,7 @@ class CoreIo:
                 self._inbox.put(connection, message)
             case FetchFile():
                 self._answer(connection, read_part(self._status().model, message))
-            case Hello() | StartTls() | Draining() | EngineAdapters() | NeedAdapters():
+            case Hello() | StartTls() | Draining() | EngineAdapters() | NeedAdapters() | WantStatus():
                 raise ValueError(f"an unexpected {type(message).__name__}")
 
     def _answer(self, connection: int, message: CoreMessage) -> None:

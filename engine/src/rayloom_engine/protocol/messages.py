@@ -122,6 +122,10 @@ class NeedAdapters(msgspec.Struct, frozen=True, tag="need_adapters"):
     adapters: tuple[NeededAdapter, ...]
 
 
+class WantStatus(msgspec.Struct, frozen=True, tag="want_status"):
+    """Requests a status now, before the next one is due. Sent only by the engine's own front, on the Unix socket."""
+
+
 class FetchFile(msgspec.Struct, frozen=True, tag="fetch_file"):
     """Requests a part of one of the model's text files. A gateway sends its next request once it has this part."""
 
@@ -225,7 +229,7 @@ class RankReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CoreStatus(msgspec.Struct, frozen=True, tag="status", kw_only=True):
-    """Sent to every front once a second, and more often during a start."""
+    """Sent to every front once a second, and more often during a start. WantStatus requests one in between."""
 
     state: str  # "starting" | "serving" | "recovering" | "failed"
     epoch: int
@@ -275,6 +279,16 @@ class LoadReport(msgspec.Struct, frozen=True, tag="load"):
 
 
 FrontMessage = (
-    Hello | StartTls | Submit | SubmitChoices | Abort | Draining | EngineAdapters | NeedAdapters | FetchFile | WantCache
+    Hello
+    | StartTls
+    | Submit
+    | SubmitChoices
+    | Abort
+    | Draining
+    | EngineAdapters
+    | NeedAdapters
+    | WantStatus
+    | FetchFile
+    | WantCache
 )
 CoreMessage = FrontChallenge | Welcome | Outputs | Refused | FilePart | CoreStatus | CacheChanges | LoadReport

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -13,12 +14,15 @@ import msgspec
 from rayloom_engine.core.adapter import Adapter
 from rayloom_engine.front.core_link.handshake import CoreAddress, ProtocolError, connect
 from rayloom_engine.protocol.fingerprint import Fingerprint
-from rayloom_engine.protocol.framing import core_decoder, read_frame
-from rayloom_engine.protocol.messages import CoreMessage, CoreStatus, Welcome
+from rayloom_engine.protocol.framing import core_decoder, frame, read_frame
+from rayloom_engine.protocol.messages import CoreMessage, CoreStatus, WantStatus, Welcome
 from rayloom_engine.routing.engine_estimate import EngineEstimate
 
 BACKOFF_MIN_S = 0.02
 BACKOFF_MAX_S = 0.25  # a core restarts within seconds; a longer wait would lengthen the pause in clients' streams
+# A status that arrived less than this many seconds ago is not requested again. So clients that read the metrics without
+# a pause do not keep the core busy.
+_NEW_STATUS_S = 0.05
 _CONNECTION_ERRORS = (OSError, EOFError, ValueError, TimeoutError, msgspec.MsgspecError, ProtocolError)
 
 logger = logging.getLogger(__name__)
@@ -52,6 +56,8 @@ class EngineLink:
         self.is_leaving = False  # the engine is no longer in the list of engines, so it gets no new sequences
         self.served_at_s = 0.0  # time.monotonic of the latest status that said "serving"
         self._status_at_s = 0.0
+        self._next_status = asyncio.Event()  # set when the next status arrives, or when the connection ends
+        self._is_status_due = False  # a status was requested, and `_next_status` is not set yet
         self._heard_at_s = 0.0
         self._listener = listener
         self._silence_s = silence_s
@@ -122,6 +128,19 @@ class EngineLink:
             self._send = _not_connected
             connection.writer.transport.abort()
 
+    async def renew_status(self, at_most_s: float) -> None:
+        """Requests a status. Returns once it has arrived, or after `at_most_s`; then `status` is the last one.
+
+        Only for the front inside an engine.
+        """
+        if not self.is_connected or self.status_age_s < _NEW_STATUS_S:
+            return
+        if not self._is_status_due:
+            self._is_status_due = True
+            self.send(frame(WantStatus()))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._next_status.wait(), at_most_s)
+
     def check_silence(self) -> None:
         """Ends the connection if the core has sent nothing for too long. A living core sends a status every second."""
         age_s = time.monotonic() - self._heard_at_s
@@ -139,11 +158,19 @@ class EngineLink:
                 self.adapters = tuple(each.adapter for each in message.adapters)
             if self.is_serving:
                 self.served_at_s = self._status_at_s
+            self._end_wait()
         self._listener.received(self, message)
+
+    def _end_wait(self) -> None:
+        """Continues the callers of `renew_status`."""
+        self._next_status.set()
+        self._next_status = asyncio.Event()
+        self._is_status_due = False
 
     def _disconnected(self, problem: str) -> None:
         self.is_connected = False
         self.is_serving = False
+        self._end_wait()
         self.estimate = EngineEstimate(self.name)
         self._listener.disconnected(self, problem)
 

@@ -41,7 +41,7 @@ class AdminState(Protocol):
     def engines(self) -> dict[str, Any] | None:
         """The /engines document; None if this is no gateway."""
 
-    def metrics_text(self) -> str:
+    async def metrics_text(self) -> str:
         """All metrics in Prometheus' text format."""
 
 

@@ -39,4 +39,4 @@ async def engine_version(_request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    return Response(request.app.state.service.metrics_text(), headers={"Content-Type": CONTENT_TYPE})
+    return Response(await request.app.state.service.metrics_text(), headers={"Content-Type": CONTENT_TYPE})

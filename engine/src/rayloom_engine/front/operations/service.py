@@ -34,6 +34,8 @@ from rayloom_engine.status import EngineStatus, State
 logger = logging.getLogger(__name__)
 
 ENGINE_VERSION = version("rayloom-engine")
+# Seconds that a reader of the metrics waits for a status. A core whose I/O thread waits for the GIL answers later.
+_METRICS_WAIT_S = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,8 +199,14 @@ class Service:
         if self.client.status is not None:
             self.metrics.observe_heartbeats(self.client.status, self.client.status_age_s)
 
-    def metrics_text(self) -> str:
-        """Returns all metrics in Prometheus' text format."""
+    async def metrics_text(self) -> str:
+        """Returns all metrics in Prometheus' text format, with the present numbers of running and waiting sequences.
+
+        The core's usual status may be a second old, so a new one is requested. A gateway knows the numbers itself.
+        """
+        if not self.client.rules.is_gateway:
+            for link in self.client.pool.links.values():
+                await link.renew_status(_METRICS_WAIT_S)
         self.update_metrics()
         return self.metrics.text()
 

@@ -142,7 +142,7 @@ class RunningModels:
         self.lifecycle.is_core_serving = "serving" in states
         return self.lifecycle.state
 
-    def metrics_text(self) -> str:
+    async def metrics_text(self) -> str:
         """Returns the metrics of `models` in Prometheus' text format. Models in `leaving` are left out."""
         services = [model.service for model in self.models.values()]
         for service in services:
