@@ -96,8 +96,11 @@ def test_a_webhook_that_fails_keeps_the_status_from_nothing():
     with_world(story)
 
 
-def test_a_cluster_without_the_gateway_api_gets_the_route_once_it_has_the_api():
+def test_a_cluster_without_the_gateway_api_gets_the_route_once_it_has_the_api(monkeypatch):
+    """The kind is listed again by a reconcile of a service that needs it, long before the next list is due."""
+    monkeypatch.setattr("rayloom_operator.kube.reflector._UNKNOWN_DELAY_S", 1000.0)
     missing = ("list", "/httproutes")
+    collection = "/apis/gateway.networking.k8s.io/v1/httproutes"
 
     async def story(world):
         kube = world.kube
@@ -105,11 +108,13 @@ def test_a_cluster_without_the_gateway_api_gets_the_route_once_it_has_the_api():
         await world.until(lambda: route_of(world).get("reason") == "GatewayApiMissing")
         await world.rest()
         assert ("apply", ROUTE) not in kube.calls
+        assert kube.lists.count(collection) == 1
         del kube.refusals[missing]
         (reflector,) = [each for each in world.controller._drift.reflectors if each._kind == "HTTPRoute"]
-        await reflector.is_synced.wait()
+        reflector._alive_at[collection] -= 1000.0
         world.controller._queue.add(("team", "chat"))  # like the reconcile that is scheduled after 10 s
         await world.until(lambda: ROUTE in kube.objects)
+        assert kube.lists.count(collection) == 2
 
     def prepare(kube):
         kube.refusals[missing] = KubeError(NOT_FOUND, "the server could not find the requested resource")

@@ -79,6 +79,30 @@ def test_an_object_replaced_by_another_of_its_name_is_drift(change):
     asyncio.run(story())
 
 
+def test_services_that_wait_for_a_kind_are_queued_when_it_is_listed():
+    async def story():
+        kube, queued = FakeKube(), []
+        kube.refusals["list", "/httproutes"] = KubeError(404, "not found")
+        drift = Drift(kube, queued.append)
+        (routes,) = [each for each in drift.reflectors if each._kind == "HTTPRoute"]
+        following = asyncio.create_task(routes.run())
+        async with asyncio.timeout(60):
+            await routes.has_answered.wait()
+            for key in (KEY, ("team", "deleted")):
+                drift.need_kind(key, "HTTPRoute")
+            drift.forget(("team", "deleted"))
+            assert drift.unknown_kinds() == {"HTTPRoute"} and queued == []
+            kube.refusals.clear()
+            routes._alive_at[routes.path] -= 10.0
+            drift.need_kind(KEY, "HTTPRoute")
+            await routes.is_synced.wait()
+            await asyncio.sleep(0)
+        assert (drift.unknown_kinds(), queued) == (frozenset(), [KEY])
+        following.cancel()
+
+    asyncio.run(story())
+
+
 def test_an_object_deleted_in_a_gap_of_its_watch_is_drift(monkeypatch):
     monkeypatch.setattr(reflector, "_FIRST_DELAY_S", 0.001)
 

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 
+import pytest
+
 from rayloom_operator.kube import reflector, shapes
 from rayloom_operator.kube.client import KubeError
 from rayloom_operator.kube.reflector import Reflector, Watched
@@ -130,6 +132,61 @@ def test_it_keeps_the_copies_of_a_kind_that_is_gone_and_is_not_synced(monkeypatc
             kube.refusals.clear()
             await found.is_synced.wait()
             assert names(found) == []
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("is_optional", "delays"),
+    [(False, [2, 2, 2, 2, 2, 2, 2, 2, 2]), (True, [2, 4, 8, 16, 32, 60, 60, 2, 4])],
+)
+def test_an_optional_kind_that_is_unknown_is_listed_ever_more_rarely(monkeypatch, is_optional, delays):
+    missing, found_delays = KubeError(404, "not found"), []
+
+    async def run():
+        kube, enough = FakeKube(), asyncio.Event()
+        kube.refusals["list", "/pods"] = missing
+
+        async def wait(self, seconds):
+            found_delays.append(seconds)
+            if len(found_delays) == 7:
+                kube.refusals.clear()  # the kind is installed, and removed again
+            if len(found_delays) == 9:
+                enough.set()
+            await asyncio.sleep(0)
+
+        monkeypatch.setattr(Reflector, "_wait_for_kind", wait)
+        async with reflecting(kube, is_optional=is_optional):
+            await until(lambda: kube._watches)
+            kube.refusals["list", "/pods"] = missing
+            kube.end_watches("/pods", missing)
+            await enough.wait()
+
+    asyncio.run(run())
+    assert found_delays[:9] == delays
+
+
+def test_a_retry_lists_an_unknown_kind_at_once_but_not_again_and_again(monkeypatch):
+    monkeypatch.setattr(reflector, "_UNKNOWN_DELAY_S", 1000.0)
+
+    async def run():
+        kube = FakeKube()
+        kube.refusals["list", "/pods"] = KubeError(404, "not found")
+        pods = Watched(api_version="v1", kind="Pod", is_optional=True)
+        found = Reflector(kube, pods, lambda _: None)
+        task = asyncio.create_task(found.run())
+        async with asyncio.timeout(60):
+            await found.has_answered.wait()
+            for _ in range(3):
+                found.retry()
+                await asyncio.sleep(0)
+            assert len(kube.lists) == 1
+            kube.refusals.clear()
+            found._alive_at["/api/v1/pods"] -= 1000.0
+            found.retry()
+            await found.is_synced.wait()
+        assert len(kube.lists) == 2
+        task.cancel()
 
     asyncio.run(run())
 

@@ -24,7 +24,7 @@ _FAULTS = (Reason.NOT_ALLOWED, Reason.ROUTE_NOT_ACCEPTED, Reason.ROUTE_REFUSED, 
 # For a Gateway that does not exist, no controller writes anything into the HTTPRoute. The missing answer counts as a
 # fault after this many seconds.
 _SILENCE_S = 60.0
-# The seconds after which the operator checks again whether the API server knows the kind HTTPRoute.
+# The seconds after which the operator asks again whether the API server knows the kind HTTPRoute.
 _MISSING_KIND_S = 10.0
 _MISSING = (
     "The cluster does not know HTTPRoutes. Install the CustomResourceDefinition httproutes.gateway.networking.k8s.io "
@@ -77,6 +77,11 @@ def route_requeues(situation: Situation) -> Iterator[float]:
     found = route_status(situation)
     if found is not None and situation.resolved is not None:
         yield from next_looks(found, situation.observed.routes.get(found.kind), situation.now.wall)
+
+
+def missing_kind(status: RouteStatus | None) -> str:
+    """Returns the kind that a route needs and that the API server does not know; empty if it knows the kind."""
+    return status.kind if status is not None and status.reason == Reason.GATEWAY_API_MISSING else ""
 
 
 def judged_route(route: GatewayRoute, namespace: str, sight: RouteSight) -> RouteStatus:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import sys
@@ -18,8 +19,10 @@ logger = logging.getLogger(__name__)
 
 _FIRST_DELAY_S = 0.5
 _MAX_DELAY_S = 30.0
-# The delay if the API server does not know the kind, which may be installed at any time.
+# The delay if the API server does not know the kind, which may be installed at any time. The delay for an optional kind
+# doubles up to the second value.
 _UNKNOWN_DELAY_S = 2.0
+_MAX_UNKNOWN_DELAY_S = 60.0
 _LIVED_S = 1.0  # a watch that ends within this many seconds counts as a failure, even without an error
 _GONE = 410  # the version to watch from is too old
 
@@ -70,6 +73,9 @@ class Watched:
     key_of: Callable[[Manifest], ServiceKey] = service_of
     slim: Callable[[Manifest], Manifest] = without_managed_fields  # returns the part of the decoded object that is kept
     mark: Callable[[Manifest], str] = _no_mark  # returns the value by which `Reflector.marked` finds the object
+    # The cluster may lack the kind for ever. So the delays between lists of the unknown kind grow. `retry` ends such a
+    # delay when the kind is needed.
+    is_optional: bool = False
 
 
 class Reflector:
@@ -101,6 +107,7 @@ class Reflector:
         # `is_synced` is set, or the API server answered that it does not know the kind
         self.has_answered = asyncio.Event()
         self.was_tried = asyncio.Event()  # `has_answered` is set, or a list or watch failed
+        self._kind_needed = asyncio.Event()  # set, and replaced, by each `retry`
         self._tasks: asyncio.TaskGroup
         self._following: list[asyncio.Task[None]] = []
 
@@ -119,6 +126,12 @@ class Reflector:
     def silence_seconds(self, now: float) -> float:
         """Returns the longest time, over all paths, since a path's last answer or failure; `now` is the loop's time."""
         return now - min(self._alive_at.values())
+
+    def retry(self) -> None:
+        """Lists an unknown kind again at once, unless it was listed less than 2 s ago."""
+        if asyncio.get_running_loop().time() - min(self._alive_at.values()) >= _UNKNOWN_DELAY_S:
+            self._kind_needed.set()
+            self._kind_needed = asyncio.Event()
 
     async def run(self) -> None:
         """Lists and watches for ever. While the API server does not answer, the delay between two requests grows."""
@@ -144,6 +157,7 @@ class Reflector:
 
     async def _follow(self, path: str) -> None:
         delay = _FIRST_DELAY_S
+        unknown_delay = _UNKNOWN_DELAY_S
         version = ""
         loop = asyncio.get_running_loop()
         while True:
@@ -152,6 +166,7 @@ class Reflector:
             try:
                 if not version:
                     version = await self._list(path)
+                    unknown_delay = _UNKNOWN_DELAY_S
                 began = self._alive_at[path] = loop.time()
                 async for kind, found in self._kube.watch(path, self._watched.selector, version, self._watched.shape):
                     self._alive_at[path] = loop.time()
@@ -160,7 +175,9 @@ class Reflector:
             except KubeError as error:
                 version = ""
                 if self._is_unknown(path, error):
-                    await asyncio.sleep(_UNKNOWN_DELAY_S)
+                    await self._wait_for_kind(unknown_delay)
+                    if self._watched.is_optional:
+                        unknown_delay = min(2 * unknown_delay, _MAX_UNKNOWN_DELAY_S)
                     continue
             except KubeUnreachable as error:
                 self.was_tried.set()
@@ -171,6 +188,11 @@ class Reflector:
             else:
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, _MAX_DELAY_S)
+
+    async def _wait_for_kind(self, most_s: float) -> None:
+        """Returns after this many seconds, or at the next `retry`."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._kind_needed.wait(), most_s)
 
     def _is_unknown(self, path: str, error: KubeError) -> bool:
         """Logs a refused list or watch. Returns True if the API server does not know the kind."""

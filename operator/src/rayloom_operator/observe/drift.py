@@ -20,7 +20,7 @@ import msgspec
 from rayloom_operator.kube.client import Kube
 from rayloom_operator.kube.reflector import Reflector, Watched, llmgateway_of, service_of
 from rayloom_operator.names import SERVICE_LABEL, Manifest, ServiceKey
-from rayloom_operator.objects.gateway.route import ROUTE_VERSIONS
+from rayloom_operator.objects.gateway.route import HTTP_ROUTE, ROUTE_VERSIONS
 from rayloom_operator.observe.applied_fields import SHAPES, WATCHED_SHAPES, digest
 from rayloom_operator.observe.deployments import Deployments
 from rayloom_operator.observe.routes import Routes
@@ -75,9 +75,12 @@ class Drift:
         # (kind, name) -> uid of our object, until somebody else changes that object
         self._ours: dict[ServiceKey, dict[tuple[str, str], str]] = {}
         self._listed: dict[ServiceKey, ListedObjects] = {}  # only until a service's first reconcile
+        self._waiting: dict[str, set[ServiceKey]] = {}  # kind unknown to the API server -> services that need it
         self.deployments = Deployments(on_change)
         self.routes = Routes(on_change)
-        self._reflectors = {kind: VersionReflector(kube, kind, self._see, namespaces, label) for kind in SHAPES}
+        self._reflectors = {
+            kind: VersionReflector(kube, kind, self._see, namespaces, label, self._kind_listed) for kind in SHAPES
+        }
         self.reflectors = tuple(self._reflectors.values())
 
     async def listed(self) -> None:
@@ -94,6 +97,17 @@ class Drift:
             for kind, each in self._reflectors.items()
             if each.has_answered.is_set() and not each.is_synced.is_set()
         )
+
+    def need_kind(self, key: ServiceKey, kind: str) -> None:
+        """Lists a kind that the API server does not know again, because the service needs an object of this kind.
+
+        Once the API server knows the kind, `on_change` is called with the service.
+        """
+        if self._reflectors[kind].is_synced.is_set():  # the kind was listed after the caller had read `unknown_kinds`
+            self._on_change(key)
+            return
+        self._waiting.setdefault(kind, set()).add(key)
+        self._reflectors[kind].retry()
 
     def wrote(self, key: ServiceKey, answer: Manifest) -> None:
         """Notes the object that the API server returned for our apply."""
@@ -139,6 +153,8 @@ class Drift:
         """Drops everything about a deleted service."""
         for each in (self._written, self._seen, self._ours, self._listed):
             each.pop(key, None)
+        for keys in self._waiting.values():
+            keys.discard(key)
         self.deployments.forget(key)
         self.routes.forget(key)
 
@@ -146,6 +162,10 @@ class Drift:
         self._written.setdefault(key, {})[uid] = version
         if self._seen.get(key, {}).get(uid, version) == version:
             self._ours.setdefault(key, {})[which] = uid
+
+    def _kind_listed(self, kind: str) -> None:
+        for key in self._waiting.pop(kind, ()):
+            self._on_change(key)
 
     def _see(self, key: ServiceKey, kind: str, found: Manifest, is_gone: bool) -> None:
         if kind == "Deployment":
@@ -181,7 +201,8 @@ def _version(kind: str, found: Manifest) -> str:
 class VersionReflector(Reflector):
     """Calls `on_object` for each event with (key, kind, object, whether the object was deleted). Keeps no copies.
 
-    `on_object` is also called for objects that were deleted while no watch ran.
+    `on_object` is also called for objects that were deleted while no watch ran. `on_list` is called with the kind when
+    every path was listed.
     """
 
     def __init__(
@@ -191,6 +212,7 @@ class VersionReflector(Reflector):
         on_object: Callable[[ServiceKey, str, Manifest, bool], None],
         namespaces: Sequence[str],
         label: str = SERVICE_LABEL,
+        on_list: Callable[[str], None] = lambda kind: None,
     ) -> None:
         self._key_of = service_of if label == SERVICE_LABEL else llmgateway_of
         watched = Watched(
@@ -199,11 +221,19 @@ class VersionReflector(Reflector):
             selector={"labelSelector": label},
             shape=WATCHED_SHAPES.get(kind, SHAPES[kind]),
             key_of=self._key_of,
+            is_optional=kind == HTTP_ROUTE,
         )
         super().__init__(kube, watched, lambda _: None, namespaces=namespaces)
         self._kind = kind
         self._on_object = on_object
+        self._on_list = on_list
         self._uids: dict[tuple[str, str], str] = {}  # (namespace, name) -> uid
+
+    async def _list(self, path: str) -> str:
+        version = await super()._list(path)
+        if self.is_synced.is_set():
+            self._on_list(self._kind)
+        return version
 
     def take(self, kind: str, found: Manifest) -> None:
         if kind == "BOOKMARK":

@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from rayloom_operator.decide.decision import Decision, decide
+from rayloom_operator.decide.route import missing_kind, route_status
 from rayloom_operator.decide.settings import Settings
 from rayloom_operator.decide.status import status
 from rayloom_operator.errors import Refused
@@ -52,6 +53,7 @@ class Reconciler:
     ) -> None:
         self._watches = watches
         self._statuses = statuses
+        self._drift = drift
         self._requeue_after = requeue_after
         self._observer = Observer(kube, watches, poller, settings.admin_tokens, drift)
         self._applier = Applier(kube, drift, self._observer.note_cluster, poller.note_drain, poller.nudge)
@@ -92,6 +94,8 @@ class Reconciler:
 
         # 2. Decide: a pure function.
         decision = decide(situation)
+        if kind := missing_kind(route_status(situation)):
+            self._drift.need_kind(key, kind)
 
         # 3. Carry out: routes, objects, drains, deletions.
         refused = await self._carry_out(key, decision)

@@ -12,8 +12,10 @@ from rayloom_operator.api.llmgateway.stored import stored_status
 from rayloom_operator.api.status import Reason
 from rayloom_operator.decide.conditions.accepted import VALID
 from rayloom_operator.decide.llmgateway.plan import gateway_plan, reapply_after_s, requeue_after_s
+from rayloom_operator.decide.llmgateway.route import route_status
 from rayloom_operator.decide.llmgateway.situation import GatewaySituation, names_of, with_closed_names
 from rayloom_operator.decide.llmgateway.status import gateway_status
+from rayloom_operator.decide.route import missing_kind
 from rayloom_operator.decide.settings import Settings
 from rayloom_operator.errors import Refused, SpecError
 from rayloom_operator.kube.client import Kube
@@ -91,6 +93,8 @@ class GatewayReconciler:
             return _SOON_S
         situation = self._situation(key, document, services)
         self._note_served(key, document["metadata"]["uid"], situation)
+        if kind := missing_kind(route_status(situation)):
+            self._drift.need_kind(key, kind)
         refused: Refused | None = None
         try:
             await self._applier.carry_out(key, gateway_plan(situation), reapply_after_s(situation))
