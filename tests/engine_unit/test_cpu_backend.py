@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from rayloom_engine.cpu_library import finding
 from rayloom_engine.cpu_library.arrays import ELEMENTS
@@ -18,7 +19,7 @@ from rayloom_engine.models.on_library.decoder import LibraryDecoder
 from rayloom_engine.models.on_library.support import unsupported
 from rayloom_engine.models.shape import ModelShape, read_shape
 from rayloom_engine.worker.loaded_rank import LoadedRank
-from rt_library import ISAS
+from rt_library import ISAS, library_functions
 from rt_stages import load_stages, stage_config
 from rt_tiny import tiny_checkpoint, tiny_variant
 
@@ -68,6 +69,8 @@ def test_torch_computes_on_request_without_a_warning(
     rank, lines = load(folder, caplog)
     assert isinstance(rank.loaded.model, CausalLM)
     assert len(lines) == 1 and lines[0].startswith("kernels: plain torch on cpu, float32")
+    # What decides which of torch's kernels compute is in the fingerprint.
+    assert rank.arithmetic == f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 @pytest.mark.skipif(not ISAS, reason="there is no C library")
@@ -144,7 +147,10 @@ def test_bfloat16_weights_stay_bfloat16_on_every_cpu(
     assert rank.weight_bytes == read_shape(folder).weight_bytes(2)
     pages = rank._allocate(3)._cache.pages
     assert {each.dtype for each in pages} == {ELEMENTS["bfloat16"]}
-    assert (rank.hidden_dtype, rank.arithmetic) == ("float32", f"C library, {isa}"), "stages send the residual stream"
+    functions = library_functions()
+    assert functions is not None
+    assert rank.arithmetic == f"C library {functions.build}, {isa}"
+    assert rank.hidden_dtype == "float32", "stages send the residual stream"
 
 
 @pytest.mark.skipif(not ISAS, reason="there is no C library")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -12,12 +13,16 @@ from hypothesis import strategies as st
 from rayloom_engine import build
 from rayloom_engine.build import FoundModel
 from rayloom_engine.config import parse_config
+from rayloom_engine.cpu_library.finding import find_library
 from rayloom_engine.models.checkpoint.progress import no_progress
+from rayloom_engine.models.checkpoint.source import cache_folder
 from rayloom_engine.models.content_hash import content_hash
 from rayloom_engine.protocol.fingerprint import Fingerprint, continuation, differences
 from rayloom_engine.protocol.text_files import text_files
 from rayloom_engine.worker.start import find_model
 from rt_fake_core import FINGERPRINT
+from rt_library import ISAS
+from rt_stages import load_stages, stage_config
 from rt_tiny import tiny_checkpoint, tiny_tokenizer
 
 
@@ -25,7 +30,9 @@ from rt_tiny import tiny_checkpoint, tiny_tokenizer
     ("field", "value", "expected"),
     [
         ("max_model_len", 512, "exact"),
-        ("arithmetic", "C library, avx2", "rounding"),
+        ("arithmetic", "C library 12ab, avx2", "rounding"),
+        ("arithmetic", "C library cd34, avx512", "rounding"),
+        ("arithmetic", "C library, avx512", "rounding"),  # an engine of an earlier version, whose build is unknown
         ("dtype", "float32", "rounding"),
         ("compute_dtype", "float32", "rounding"),
         ("quantization", "int8", "rounding"),
@@ -52,6 +59,28 @@ def test_the_worst_difference_decides(changes: dict[str, str | int]) -> None:
 
 def test_an_engine_without_a_fingerprint_continues_up_to_rounding() -> None:
     assert continuation(None, FINGERPRINT) == continuation(FINGERPRINT, None) == "rounding"
+
+
+@pytest.mark.skipif(not ISAS, reason="there is no C library")
+def test_engines_with_differently_built_libraries_continue_up_to_rounding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of the library has the same build. Another compiler would write other bytes, as the third file has."""
+    config = parse_config({"model": str(tiny_checkpoint(tmp_path)), "front_port": 8002, "front_key_file": "/key"})
+    tiny_tokenizer(tmp_path)
+    found = FoundModel(*find_model(config, no_progress))
+    path = find_library(cache_folder(os.environ), os.environ).path
+    assert path is not None
+    fingerprints = []
+    for name, more in (("first", b""), ("copy", b""), ("other", b"\0")):
+        library = tmp_path / f"{name}.so"
+        library.write_bytes(path.read_bytes() + more)
+        monkeypatch.setenv("RAYLOOM_CPU_LIBRARY", str(library))
+        (rank,) = load_stages(stage_config(tmp_path))
+        served = build.served_model(config, found, rank, weight_bytes=4, max_model_len=40)
+        fingerprints.append(served.fingerprint)
+    first, copy, other = fingerprints
+    assert (continuation(first, copy), continuation(first, other)) == ("exact", "rounding")
 
 
 @pytest.mark.parametrize("front_port", [None, 8002])

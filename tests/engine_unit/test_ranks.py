@@ -134,11 +134,11 @@ def test_in_a_rebuild_a_rank_that_computes_in_another_type_is_replaced(ranks: Ra
 def test_ranks_with_different_instruction_sets_serve_with_a_warning(
     ranks: Ranks, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ranks.start(0, first=make_loaded(arithmetic="C library, avx512"))
-    ranks.start(1, first=make_loaded(arithmetic="C library, avx2"))
+    ranks.start(0, first=make_loaded(arithmetic="C library 12ab, avx512"))
+    ranks.start(1, first=make_loaded(arithmetic="C library 12ab, avx2"))
     ranks.assemble()
     (line,) = [message for message in caplog.messages if "RAYLOOM_CPU_ISA" in message]
-    assert line.startswith("rank 0 computes with C library, avx512, rank 1 with C library, avx2: ")
+    assert line.startswith("rank 0 computes with C library 12ab, avx512, rank 1 with C library 12ab, avx2: ")
 
 
 def test_a_rank_that_dies_while_they_meet_is_replaced_and_the_other_is_kept(ranks: Ranks) -> None:

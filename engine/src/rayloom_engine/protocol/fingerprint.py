@@ -27,7 +27,9 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     compute_dtype: str
     quantization: str
-    arithmetic: str  # the kernel set: an instruction set of the C library, torch, or transformers
+    # the code that computes: build and instruction set of the C library, or the versions of torch and transformers with
+    # the hardware for which torch chooses its kernels. Engines of earlier versions leave out builds and versions.
+    arithmetic: str
     tensor_parallel_size: int  # decides the order in which the ranks' sums are added
     engine_version: str
     max_model_len: int  # not compared: it only decides which sequences fit

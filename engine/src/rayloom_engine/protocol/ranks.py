@@ -136,7 +136,7 @@ class Loaded(msgspec.Struct, frozen=True, tag="loaded", kw_only=True):
     dtype: str
     compute_dtype: str
     hidden_dtype: str  # type of the tensors that ranks send to each other in a step
-    arithmetic: str  # the code that computes: an instruction set of the C library, torch, or transformers
+    arithmetic: str  # the code that computes, as in a Fingerprint
     quantization: str
     weight_bytes: int
     bytes_read: int  # weight bytes read from files since the process started

@@ -114,7 +114,8 @@ class LibraryPart:
 
     @property
     def arithmetic(self) -> str:
-        return f"C library, {self.model.library.instruction_set}"
+        library = self.model.library
+        return f"C library {library.build}, {library.instruction_set}"
 
     @property
     def weight_bytes(self) -> int:

@@ -145,9 +145,13 @@ class TorchPart:
 
     @property
     def arithmetic(self) -> str:
-        """Names the code that computes. Other code may compute other tokens."""
+        """Names the code and the hardware that compute: torch has other kernels for other hardware."""
+        device = self.model.kernels.target.device
+        is_cpu = device.type == "cpu"
+        hardware = torch.backends.cpu.get_cpu_capability() if is_cpu else torch.cuda.get_device_name(device)
+        on_torch = f"torch {torch.__version__}, {hardware}"
         is_ours = not isinstance(self.shape, MeasuredShape)
-        return "torch" if is_ours else f"transformers {version('transformers')}"
+        return on_torch if is_ours else f"transformers {version('transformers')}, {on_torch}"
 
     @property
     def shape(self) -> ModelShape:

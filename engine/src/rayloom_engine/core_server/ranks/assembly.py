@@ -154,7 +154,7 @@ def _check_arithmetic(loaded: list[Loaded], is_rebuild: bool) -> None:
     if number is not None:
         logger.warning(
             "rank 0 computes with %s, rank %d with %s: once a rank is replaced, answers may differ in their last bits; "
-            "RAYLOOM_CPU_ISA can give all ranks the same",
+            "give all ranks the same image and hardware of one kind, or the same RAYLOOM_CPU_ISA",
             loaded[0].arithmetic,
             number,
             loaded[number].arithmetic,
