@@ -30,6 +30,7 @@ from rayloom_engine.models.inspection import inspect_model
 from rayloom_engine.models.loader import load_model
 from rayloom_engine.models.on_library import adapters as library_adapters
 from rayloom_engine.models.shape import ModelShape, read_shape
+from rayloom_engine.models.step_memory import LargestStep
 from rayloom_engine.parallel.model_part import ModelPart
 from rayloom_engine.parallel.shard import Shard
 from rayloom_engine.parallel.stage import make_stages, whole_model
@@ -211,7 +212,7 @@ def test_the_kv_cache_leaves_the_memory_of_all_adapter_slots_free(
     settings = {"max_num_seqs": 4096, "max_loras": 20, "max_lora_rank": 64}
     without = started(folder, 512 * MIB, monkeypatch, **settings)
     # Beside adapters and a step, a quarter of the memory is free. Without adapters the cache takes half the memory.
-    of_step = without.loaded.step_bytes(512, 4096)
+    of_step = without.loaded.step_bytes(LargestStep(num_tokens=512, num_rows=4096, context_len=1024))
     free = (20 * one + 512 * adapter_token_bytes(read_shape(folder), 1) + of_step) * 4 // 3
     half = started(folder, free, monkeypatch, **settings)
     less = started(folder, free, monkeypatch, managed_adapters=True, **settings)

@@ -44,6 +44,9 @@ public:
         return static_cast<T*>(start);
     }
 
+    // Bytes of all buffers since the last clear.
+    int64_t needed() const { return needed_; }
+
 private:
     static constexpr int kMaxExtra = 64;
 

@@ -15,7 +15,7 @@ constexpr int64_t kTilesPerThread = 8;
 // computes the previous segment. The last runs are single segments, so that all threads end nearly together.
 constexpr int64_t kRunsOfShare = 2;
 // Tiles are not cut if the results of their segments would take more memory than this. Without the limit, a chunk with
-// a context of 131,072 positions would take 3 GB on 64 threads. models/step_memory.py does not count this memory.
+// a context of 131,072 positions would take 3 GB on 64 threads. models/step_memory.py computes the same limits.
 constexpr int64_t kMostResultBytes = int64_t(256) << 20;
 
 int64_t tile_tokens(const rl_model& model) {

@@ -287,6 +287,8 @@ RL_EXPORT int rl_forward(const rl_model* model, const rl_batch* batch, int32_t f
     return run_step(*model, *batch, first_half, end_half, partial, progress);
 }
 
+RL_EXPORT int64_t rl_buffer_bytes() { return step_arena().needed(); }
+
 RL_EXPORT void rl_profile(double* seconds) { phase_seconds = seconds; }
 
 RL_EXPORT void rl_add(float* residual, const float* update, const float* weight, float eps, float scale, int32_t rows,

@@ -183,6 +183,9 @@ void rl_normalise(int32_t dtype, const float* residual, const float* weight, flo
 int rl_forward(const rl_model* model, const rl_batch* batch, int32_t first_half, int32_t end_half, float* partial,
                volatile int64_t* progress);
 
+// Bytes of the buffers that the last rl_forward used. The memory is kept for the next call.
+int64_t rl_buffer_bytes(void);
+
 // Phases of a step that rl_profile measures, in the order in which a layer runs them. The phase of a product includes
 // quantising x.
 enum {

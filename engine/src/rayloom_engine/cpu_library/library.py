@@ -227,6 +227,12 @@ class CpuLibrary:
         if error:
             raise MemoryError(f"a step of {batch.num_tokens} tokens: {os.strerror(error)}")
 
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of the buffers that the last call of `forward` used, if no other function was called since."""
+        with _LOCK:
+            return int(self._functions.rl_buffer_bytes())
+
     @contextlib.contextmanager
     def profile(self) -> Iterator[ctypes.Array[ctypes.c_double]]:
         """A context with the seconds of each of PHASES. Every call of `forward` inside the context adds its seconds."""

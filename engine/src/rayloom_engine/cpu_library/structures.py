@@ -151,6 +151,7 @@ def declare_functions(library: CDLL) -> None:
             c_int,
             [POINTER(DecoderStruct), POINTER(BatchStruct), c_int32, c_int32, c_void_p, POINTER(c_int64)],
         ),
+        ("rl_buffer_bytes", c_int64, []),
         ("rl_profile", None, [c_void_p]),
         ("rl_add", None, [c_void_p, c_void_p, c_void_p, c_float, c_float, c_int32, c_int32]),
     ):

@@ -24,7 +24,7 @@ from rayloom_engine.models.on_library.decoder import BLOCK_SIZE, HIDDEN_TYPE, Li
 from rayloom_engine.models.on_library.loader import load_decoder
 from rayloom_engine.models.on_library.matrix import WeightFormat
 from rayloom_engine.models.shape import ModelShape
-from rayloom_engine.models.step_memory import library_step_bytes
+from rayloom_engine.models.step_memory import LargestStep, LibraryArithmetic, library_step_bytes
 from rayloom_engine.parallel.model_part import ModelPart
 from rayloom_engine.parallel.tensor_group import TensorGroup
 from rayloom_engine.worker.batch import InputBatch
@@ -136,12 +136,14 @@ class LibraryPart:
     def free_bytes(self) -> int:
         return free_memory_bytes()
 
-    def step_bytes(self, num_tokens: int, num_seqs: int) -> int:
+    def step_bytes(self, step: LargestStep) -> int:
         library = self.model.library
-        operand_bytes = ELEMENTS[library.operand_dtype(self.model.dtype)].itemsize
-        return library_step_bytes(
-            self.shape, self.part.shard.count, operand_bytes=operand_bytes, num_tokens=num_tokens, num_seqs=num_seqs
+        arithmetic = LibraryArithmetic(
+            operand_bytes=ELEMENTS[library.operand_dtype(self.model.dtype)].itemsize,
+            num_threads=library.num_threads,
+            is_quantised=self.quantization != "none",
         )
+        return library_step_bytes(self.shape, self.part.shard.count, step, arithmetic)
 
     def adapter_bytes(self, rank: int) -> int:
         model = self.model

@@ -26,6 +26,7 @@ from rayloom_engine.models.measured_shape import MeasuredShape
 from rayloom_engine.models.reading import read_model_shape
 from rayloom_engine.models.shape import ModelShape
 from rayloom_engine.models.shard_counts import check_shards, check_stages
+from rayloom_engine.models.step_memory import LargestStep
 from rayloom_engine.parallel.model_part import ModelPart, whole_part
 from rayloom_engine.parallel.shard import Shard
 from rayloom_engine.parallel.stage import make_stages, split_layers
@@ -186,11 +187,14 @@ def _plan_cache(config: EngineConfig, loaded: LoadedPart, num_step_tokens: int, 
     num_drafted = config.num_speculative_tokens if config.speculation != "off" else 0
     num_rows = max(config.max_num_seqs, 1 + num_drafted)
     num_sharing = ranks_on_host * config.engines_on_host
-    free_bytes = loaded.free_bytes()
+    free_bytes = loaded.free_bytes() // num_sharing if is_cpu else loaded.free_bytes()
+    # Without a window, no context is longer than the free memory has KV blocks.
+    most_len = free_bytes // demand.block_bytes * BLOCK_SIZE if shape.attention_span is None else demand.wanted_len
+    step = LargestStep(num_tokens=num_step_tokens, num_rows=num_rows, context_len=min(demand.wanted_len, most_len))
     memory = RankMemory(
-        free_bytes=free_bytes // num_sharing if is_cpu else free_bytes,
+        free_bytes=free_bytes,
         is_cpu=is_cpu,
-        step_bytes=loaded.step_bytes(num_step_tokens, num_rows),
+        step_bytes=loaded.step_bytes(step),
         adapters_bytes=_adapters_bytes(config, loaded, num_step_tokens),
         ranks_on_host=num_sharing,
     )
