@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -95,6 +96,23 @@ def test_several_processes_compile_once(sources: Path, counted_compiler: tuple[P
     assert [process.wait(60) for process in processes] == [0, 0, 0]
     assert len(calls.read_text().splitlines()) == 4, "two instruction sets, another source, and the linker"
     assert sorted(path.name for path in target.parent.iterdir()) == [".library.so.lock", "library.so"]
+
+
+@needs_compiler
+def test_the_bytes_of_a_library_do_not_depend_on_its_folders(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert COMPILER is not None
+    copy = shutil.copytree(sources, tmp_path / "elsewhere" / "copy")
+    libraries = []
+    for folder, cwd in ((sources, tmp_path), (copy, tmp_path), (copy, copy.parent)):
+        monkeypatch.chdir(cwd)
+        libraries.append(tmp_path / str(len(libraries)) / "library.so")
+        build_library(COMPILER, folder, libraries[-1])
+    assert len({library.read_bytes() for library in libraries}) == 1
+    (copy / "step.cpp").write_text('extern "C" __attribute__((visibility("default"))) int answer() { return 43; }\n')
+    build_library(COMPILER, copy, tmp_path / "changed.so")
+    assert (tmp_path / "changed.so").read_bytes() != libraries[0].read_bytes()
 
 
 @needs_compiler

@@ -60,7 +60,10 @@ def compile_commands(
     `compiler`: a command as find_compiler returns it. `more_flags`: further flags for the compiler and the linker,
     after the flags of every build.
     """
-    compile_source = (*shlex.split(compiler), *_FLAGS, *more_flags)
+    # The debug information has no absolute paths, so the bytes of the library do not depend on the folders. Engines are
+    # said to compute the same tokens only if their libraries have the same bytes. The last option that fits is used.
+    relative = (f"-ffile-prefix-map={Path.cwd()}=.", f"-ffile-prefix-map={sources}=csrc")
+    compile_source = (*shlex.split(compiler), *_FLAGS, *relative, *more_flags)
     objects = []
     names = []
     for isa, (table, flags) in _INSTRUCTION_SETS.items():
