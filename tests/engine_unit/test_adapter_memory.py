@@ -212,7 +212,7 @@ def test_the_kv_cache_leaves_the_memory_of_all_adapter_slots_free(
     settings = {"max_num_seqs": 4096, "max_loras": 20, "max_lora_rank": 64}
     without = started(folder, 512 * MIB, monkeypatch, **settings)
     # Beside adapters and a step, a quarter of the memory is free. Without adapters the cache takes half the memory.
-    of_step = without.loaded.step_bytes(LargestStep(num_tokens=512, num_rows=4096, context_len=1024))
+    of_step = without.loaded.step_bytes(LargestStep(num_tokens=512, num_rows=4096, context_len=1024)).most
     free = (20 * one + 512 * adapter_token_bytes(read_shape(folder), 1) + of_step) * 4 // 3
     half = started(folder, free, monkeypatch, **settings)
     less = started(folder, free, monkeypatch, managed_adapters=True, **settings)

@@ -41,6 +41,23 @@ def test_a_cpu_keeps_half_or_the_memory_of_a_step() -> None:
     assert "2.00 GiB free, less 1.46 GiB for a step" in plan.explanation
 
 
+def test_a_sequence_of_the_wanted_length_precedes_the_buffers_that_only_some_steps_have() -> None:
+    """A 7B model with 32 threads: attention over a long context adds 63 MiB to the 166 MiB of a usual step."""
+    memory = {"free_bytes": 452 * MIB, "step_bytes": 166 * MIB, "most_step_bytes": 229 * MIB}
+    assert _plan(**memory, max_model_len=200 * 16).num_blocks == 223
+    plan = _plan(**memory, max_model_len=224 * 16)
+    assert (plan.num_blocks, plan.max_model_len) == (224, 3584)
+    assert _plan(**memory, max_model_len=224 * 16, adapters_bytes=62 * MIB).num_blocks == 224
+    with pytest.raises(
+        ConfigError, match=r"room for 3568 tokens \(0.44 GiB free, less 0.16 GiB for a step and 0.06 GiB"
+    ):
+        _plan(**memory, max_model_len=224 * 16, adapters_bytes=63 * MIB)
+    with pytest.raises(ConfigError, match=r"room for 3616 tokens \(50% of 0.44 GiB free\)"):
+        _plan(**memory, max_model_len=227 * 16)
+    cut = _plan(**memory)
+    assert (cut.num_blocks, cut.max_model_len) == (226, 3616)  # half of the memory, as without the buffers
+
+
 def test_a_cpu_keeps_the_memory_of_a_step_and_of_adapters() -> None:
     assert _plan(step_bytes=24 * MIB, adapters_bytes=1000 * MIB).num_blocks == 1024
     plan = _plan(step_bytes=24 * MIB, adapters_bytes=1001 * MIB)

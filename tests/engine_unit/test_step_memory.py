@@ -108,4 +108,6 @@ def test_the_results_have_a_limit_for_each_part_of_the_step(tmp_path: Path) -> N
     of_last_row = 32 * 512 * 128 * 4  # heads, segments, head size, bytes of a float32
     expected = (limit + of_last_row) * 130 // 128  # each row of 128 values has two numbers more
     assert library_buffer_bytes(shape, 1, step, many) - library_buffer_bytes(shape, 1, step, one) == expected
-    assert library_step_bytes(shape, 1, step, many) - library_step_bytes(shape, 1, step, one) == expected
+    with_results, without = library_step_bytes(shape, 1, step, many), library_step_bytes(shape, 1, step, one)
+    assert with_results.most - without.most == expected
+    assert with_results.usual == without.usual < without.most

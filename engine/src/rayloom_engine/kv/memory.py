@@ -59,6 +59,9 @@ class RankMemory:
     free_bytes: int  # free memory for this rank, after its weights were loaded
     is_cpu: bool
     step_bytes: int = 0  # memory of the largest step, which must stay free
+    # Memory of the largest step with the buffers that only some steps have. It stays free if a sequence of the wanted
+    # length then still fits.
+    most_step_bytes: int = 0
     adapters_bytes: int = 0  # memory of LoRA adapters, which are loaded when a request needs them
     ranks_on_host: int = 1
 
@@ -127,16 +130,23 @@ def _num_blocks(demand: KvDemand, memory: RankMemory) -> tuple[int, str]:
         return demand.num_kv_blocks, "num_kv_blocks"
     if demand.kv_cache_memory_bytes is not None:
         return demand.kv_cache_memory_bytes // demand.block_bytes, "kv_cache_memory_bytes"
-    budget, reason = _budget(memory)
+    budget, reason = _budget(memory, max(memory.step_bytes, memory.most_step_bytes))
     num_blocks = budget // demand.block_bytes
+    # The wanted length has precedence over the buffers that only some steps have: results of attention over a long
+    # context, and the rows of many sequences. Few steps have them at their full size, and steps with such results have
+    # few tokens, so their other buffers are small. Mostly the memory that _CPU_SHARE leaves free is enough for both.
+    needed = demand.sequence.most(demand.wanted_len)
+    if num_blocks < needed:
+        budget, reason = _budget(memory, memory.step_bytes)
+        num_blocks = min(budget // demand.block_bytes, needed)
     if num_blocks > demand.useful_blocks:
         reason = f"all that {demand.max_num_seqs} sequences of {demand.wanted_len} tokens need"
         return demand.useful_blocks, reason
     return num_blocks, reason
 
 
-def _budget(memory: RankMemory) -> tuple[int, str]:
-    """Returns the bytes for the cache, and the reason for this number."""
+def _budget(memory: RankMemory, step_bytes: int) -> tuple[int, str]:
+    """Returns the bytes for the cache if a step needs `step_bytes`, and the reason for this number."""
     free = memory.free_bytes
     share = _CPU_SHARE if memory.is_cpu else _GPU_SHARE
     budget = int(free * share)
@@ -144,9 +154,9 @@ def _budget(memory: RankMemory) -> tuple[int, str]:
     cap = _CPU_CAP // memory.ranks_on_host
     if memory.is_cpu and budget > cap:
         budget, reason = cap, f"{cap / GIB:.3g} GiB cap on CPU, {free / GIB:.2f} GiB free"
-    others = memory.step_bytes + memory.adapters_bytes
+    others = step_bytes + memory.adapters_bytes
     if budget > free - others:
-        reason = f"{free / GIB:.2f} GiB free, less {memory.step_bytes / GIB:.2f} GiB for a step"
+        reason = f"{free / GIB:.2f} GiB free, less {step_bytes / GIB:.2f} GiB for a step"
         if memory.adapters_bytes:
             reason += f" and {memory.adapters_bytes / GIB:.2f} GiB for LoRA adapters (max_loras, max_lora_rank)"
         return max(0, free - others), reason

@@ -17,7 +17,8 @@ _TILES_PER_THREAD = 8
 _MOST_RESULT_BYTES = 256 << 20
 _HALF_LAYER_BYTES = 12 * 64  # counters of a half layer's phases
 _TILE_BYTES = 56 + 24 + 8  # of an attention tile: its structure, one piece, and its entry among the tiles that are cut
-# Alignment of the buffers, and further pieces of attention tiles: fewer than 16 for each thread.
+# Alignment of the buffers, and further pieces of attention tiles. Tiles of S segments have about 2 (1 + ln 4S) further
+# pieces of 24 bytes for each thread: 27 kB with 64 threads and a context of 131,072 positions.
 _SLACK_BYTES = 128 << 10
 
 
@@ -28,6 +29,15 @@ class LargestStep:
     num_tokens: int
     num_rows: int  # rows whose logits are computed
     context_len: int  # positions of the longest context
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBytes:
+    """The bytes of a rank's largest step, without weights and KV cache."""
+
+    usual: int  # arrays of tokens and logits, which each step of this size has
+    # with the buffers that only some steps have: results of attention over a long context, and many rows of logits
+    most: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,19 +55,24 @@ def step_bytes(shape: ModelShape, num_shards: int, *, element_bytes: int, num_to
     return num_tokens * token_elements * element_bytes + num_seqs * step_sequence_bytes(shape)
 
 
-def library_step_bytes(shape: ModelShape, num_shards: int, step: LargestStep, arithmetic: LibraryArithmetic) -> int:
+def library_step_bytes(
+    shape: ModelShape, num_shards: int, step: LargestStep, arithmetic: LibraryArithmetic
+) -> StepBytes:
     """Returns the bytes of a rank's largest step on the C library, without weights and KV cache."""
     angles = shape.head_dim * (1 if shape.traits.window_rope is None else 2)  # cosines and sines
-    partial = shape.hidden_size * (num_shards > 1)  # the rank's part of the sum of a half layer
     # The library's caller allocates these arrays, and the output of the final norm.
-    token_bytes = 4 * (shape.hidden_size + angles + partial) + arithmetic.operand_bytes * shape.hidden_size
-    buffers = library_buffer_bytes(shape, num_shards, step, arithmetic)
-    return buffers + step.num_tokens * token_bytes + step.num_rows * step_sequence_bytes(shape)
+    token_bytes = 4 * (shape.hidden_size + angles) + arithmetic.operand_bytes * shape.hidden_size
+    of_caller = step.num_tokens * token_bytes + step.num_rows * step_sequence_bytes(shape)
+    partial = step.num_tokens * 4 * shape.hidden_size * (num_shards > 1)  # the rank's part of the sum of a half layer
+    return StepBytes(
+        usual=of_caller + step.num_tokens * _token_bytes(shape, num_shards, arithmetic),
+        most=of_caller + partial + library_buffer_bytes(shape, num_shards, step, arithmetic),
+    )
 
 
 def library_buffer_bytes(shape: ModelShape, num_shards: int, step: LargestStep, arithmetic: LibraryArithmetic) -> int:
     """Returns the most bytes that csrc/cpu/step.cpp takes for the buffers of a step, without those of adapters."""
-    token_bytes = _token_bytes(shape, num_shards, arithmetic)
+    token_bytes = _token_bytes(shape, num_shards, arithmetic) + _num_kv_heads(shape, num_shards) * _TILE_BYTES
     # The last layer computes only the rows whose logits are needed. These rows have buffers of their own, and each has
     # a block table (wanted_rows.cpp).
     num_rows = min(step.num_rows, step.num_tokens)
@@ -68,7 +83,7 @@ def library_buffer_bytes(shape: ModelShape, num_shards: int, step: LargestStep, 
 
 
 def _token_bytes(shape: ModelShape, num_shards: int, arithmetic: LibraryArithmetic) -> int:
-    """Returns the bytes of a token in the buffers of step.cpp, without the results of attention."""
+    """Returns the bytes of a token in the buffers of step.cpp, without tiles and results of attention."""
     query = shape.query_size // num_shards
     num_kv_heads = _num_kv_heads(shape, num_shards)
     feed_forward = -(-shape.intermediate_size // num_shards) if shape.num_dense_layers else 0
@@ -76,7 +91,7 @@ def _token_bytes(shape: ModelShape, num_shards: int, arithmetic: LibraryArithmet
     float32 += shape.hidden_size * shape.traits.has_updates  # before they are added to the residual stream
     operands = shape.hidden_size + 2 * query + feed_forward  # outputs of norms, queries, attention, gated product
     quantised = _quantised_bytes(max(shape.hidden_size, query, feed_forward)) if arithmetic.is_quantised else 0
-    num_bytes = 4 * float32 + arithmetic.operand_bytes * operands + quantised + num_kv_heads * _TILE_BYTES
+    num_bytes = 4 * float32 + arithmetic.operand_bytes * operands + quantised
     if shape.experts is not None:
         num_bytes += _expert_token_bytes(shape.experts, shape.hidden_size, num_shards, arithmetic)
     return num_bytes

@@ -17,7 +17,7 @@ from rayloom_engine.core.adapter import AdapterLoad
 from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.kv.layout import KvLayout
 from rayloom_engine.models.shape import ModelShape
-from rayloom_engine.models.step_memory import LargestStep
+from rayloom_engine.models.step_memory import LargestStep, StepBytes
 from rayloom_engine.parallel.model_part import ModelPart
 from rayloom_engine.parallel.tensor_group import TensorGroup
 from rayloom_engine.worker.batch import InputBatch
@@ -152,7 +152,7 @@ class LoadedPart(Protocol):
     def free_bytes(self) -> int:
         """Returns the bytes of the device's memory that this process and others may still allocate."""
 
-    def step_bytes(self, step: LargestStep) -> int:
+    def step_bytes(self, step: LargestStep) -> StepBytes:
         """Returns the bytes of the largest step, without weights, adapters and KV cache."""
 
     def adapter_bytes(self, rank: int) -> int:

@@ -24,7 +24,7 @@ from rayloom_engine.models.on_library.decoder import BLOCK_SIZE, HIDDEN_TYPE, Li
 from rayloom_engine.models.on_library.loader import load_decoder
 from rayloom_engine.models.on_library.matrix import WeightFormat
 from rayloom_engine.models.shape import ModelShape
-from rayloom_engine.models.step_memory import LargestStep, LibraryArithmetic, library_step_bytes
+from rayloom_engine.models.step_memory import LargestStep, LibraryArithmetic, StepBytes, library_step_bytes
 from rayloom_engine.parallel.model_part import ModelPart
 from rayloom_engine.parallel.tensor_group import TensorGroup
 from rayloom_engine.worker.batch import InputBatch
@@ -136,7 +136,7 @@ class LibraryPart:
     def free_bytes(self) -> int:
         return free_memory_bytes()
 
-    def step_bytes(self, step: LargestStep) -> int:
+    def step_bytes(self, step: LargestStep) -> StepBytes:
         library = self.model.library
         arithmetic = LibraryArithmetic(
             operand_bytes=ELEMENTS[library.operand_dtype(self.model.dtype)].itemsize,

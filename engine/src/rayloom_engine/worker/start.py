@@ -191,10 +191,12 @@ def _plan_cache(config: EngineConfig, loaded: LoadedPart, num_step_tokens: int, 
     # Without a window, no context is longer than the free memory has KV blocks.
     most_len = free_bytes // demand.block_bytes * BLOCK_SIZE if shape.attention_span is None else demand.wanted_len
     step = LargestStep(num_tokens=num_step_tokens, num_rows=num_rows, context_len=min(demand.wanted_len, most_len))
+    step_bytes = loaded.step_bytes(step)
     memory = RankMemory(
         free_bytes=free_bytes,
         is_cpu=is_cpu,
-        step_bytes=loaded.step_bytes(step),
+        step_bytes=step_bytes.usual,
+        most_step_bytes=step_bytes.most,
         adapters_bytes=_adapters_bytes(config, loaded, num_step_tokens),
         ranks_on_host=num_sharing,
     )

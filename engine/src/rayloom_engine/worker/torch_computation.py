@@ -32,7 +32,7 @@ from rayloom_engine.models.loader import load_model
 from rayloom_engine.models.measured_shape import MeasuredShape
 from rayloom_engine.models.model import RankModel
 from rayloom_engine.models.shape import ModelShape
-from rayloom_engine.models.step_memory import LargestStep, step_bytes
+from rayloom_engine.models.step_memory import LargestStep, StepBytes, step_bytes
 from rayloom_engine.parallel.model_part import ModelPart
 from rayloom_engine.parallel.tensor_group import TensorGroup
 from rayloom_engine.worker.batch import InputBatch
@@ -193,14 +193,15 @@ class TorchPart:
         device = self.model.kernels.target.device
         return free_memory_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
 
-    def step_bytes(self, step: LargestStep) -> int:
-        return step_bytes(
+    def step_bytes(self, step: LargestStep) -> StepBytes:
+        num_bytes = step_bytes(
             self.shape,
             self.part.shard.count,
             element_bytes=_DTYPES[self.compute_dtype].itemsize,
             num_tokens=step.num_tokens,
             num_seqs=step.num_rows,
         )
+        return StepBytes(usual=num_bytes, most=num_bytes)
 
     def adapter_bytes(self, rank: int) -> int:
         element_bytes = _DTYPES[self.compute_dtype].itemsize  # adapters have the type of activations

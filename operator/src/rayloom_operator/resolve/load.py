@@ -159,5 +159,8 @@ def _kv_room(question: Question, tensor: int, free: int | None, adapters: int) -
     if not question.is_cpu:
         return max(0, min(int(free * GPU_SHARE), free - step))
     room = min(CPU_CAP // tensor, int(free * CPU_SHARE))
-    # The half that CPU_SHARE leaves free is enough for a step, but not always for a step and adapters.
+    # Without adapters, no step is subtracted. The half that CPU_SHARE leaves free is usually enough for one, but not
+    # always: the engine measures its memory and its threads, and allocates fewer blocks if a step needs more than that
+    # half. Its buffers for attention over a long context, which grow with the threads, are in neither formula: the
+    # engine makes room for them only if a request of its length then still fits.
     return max(0, min(room, free - step - adapters) if adapters else room)
