@@ -11,45 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayloom_engine.core.adapter import Adapter, ServedAdapter
+from rayloom_engine.core.adapter import ServedAdapter
 from rayloom_engine.core.block_hash import prompt_hashes
-from rayloom_engine.core.decoding import DecodingParams
-from rayloom_engine.errors import AdapterFailed, EngineDead
+from rayloom_engine.errors import EngineDead
 from rayloom_engine.front.core_link.engine_choice import PoolRules
-from rayloom_engine.front.core_link.sequences import ClientSequence
 from rayloom_engine.front.gateway.adapter_names import GatewayAdapters, merged
 from rayloom_engine.front.gateway.models.models_document import ModelsDocument
-from rt_engine_pool import IDS, World, ids_of, run, sequence, until
-from rt_fake_core import BLOCK_SIZE, FakeCore
+from rt_engine_pool import IDS, World, ids_of, run, until
+from rt_fake_core import BLOCK_SIZE
+from rt_gateway_adapters import POEMS, SQL, served, tell, told, with_adapter
 from rt_models import World as ModelsWorld
 from rt_models import refusal, running, said
-
-
-def served(name: str, content: str = "", folder: str = "/adapters", created: int = 1) -> ServedAdapter:
-    """An adapter whose files have this content."""
-    digest = (content or name).encode().ljust(16, b"-")
-    return ServedAdapter(name=name, adapter=Adapter(f"{folder}/{name}", digest), rank=8, created=created)
-
-
-SQL, POEMS = served("sql"), served("poems")
-
-
-def tell(core: FakeCore, *adapters: ServedAdapter) -> None:
-    core.adapters = adapters
-    core.send_status()
-
-
-async def told(world: World, **adapters: tuple[ServedAdapter, ...]) -> None:
-    for name, each in adapters.items():
-        tell(world.cores[name], *each)
-    expected = {name: tuple(entry.adapter for entry in each) for name, each in adapters.items()}
-    await until(lambda: all(world.client.pool.links[name].adapters == each for name, each in expected.items()))
-
-
-def with_adapter(entry: ServedAdapter, name: str = "s", prompt_ids: tuple[int, ...] = (1, 2)) -> ClientSequence:
-    one = sequence(name, prompt_ids=prompt_ids)
-    one.params = DecodingParams(max_tokens=100, adapter=entry.adapter)
-    return one
 
 
 def test_a_request_goes_only_to_an_engine_that_has_its_adapter(tmp_path: Path) -> None:
@@ -118,40 +90,6 @@ def test_other_files_under_the_same_name_never_continue_a_request(is_left_out: b
             assert not one.place.is_rounded
 
     run(tmp_path, story)
-
-
-def test_a_request_whose_adapter_an_engine_cannot_load_is_computed_by_another_with_the_adapter(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        await told(world, a=(SQL,), b=(SQL,), c=(POEMS,))
-        world.hold(3)
-        one = with_adapter(SQL)
-        world.client.submit([one])
-        first = world.place_of(one)
-        await until(lambda: len(one.generated_ids) == 3)
-        other = {"a": "b", "b": "a"}[first]
-        world.cores[first].refuse("s", "adapter", "the files of the adapter have changed")
-        await until(lambda: one.place.engine == other)
-        for core in world.cores.values():
-            core.release()
-        assert await ids_of(one) == IDS
-        assert world.cores[other].submits[-1].generated_ids == tuple(IDS[:3])
-        assert world.cores["c"].submits == []
-
-    run(tmp_path, story, engines=("a", "b", "c"))
-
-
-def test_a_request_whose_adapter_no_engine_can_load_fails_with_the_cause(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        await told(world, a=(SQL,), b=(SQL,), c=(POEMS,))
-        for core in world.cores.values():
-            core.refusal = ("adapter", "the files of the adapter have changed")
-        one = with_adapter(SQL)
-        world.client.submit([one])
-        with pytest.raises(AdapterFailed, match="files of the adapter have changed"):
-            await ids_of(one)
-        assert {name: len(core.submits) for name, core in world.cores.items()} == {"a": 1, "b": 1, "c": 0}
-
-    run(tmp_path, story, engines=("a", "b", "c"))
 
 
 def test_an_engines_own_front_keeps_the_folder_that_it_has_itself_chosen(tmp_path: Path) -> None:

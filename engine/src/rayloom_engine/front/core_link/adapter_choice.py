@@ -42,6 +42,22 @@ def is_unloaded(links: Iterable[EngineLink], sequence: ClientSequence) -> bool:
     return bool(known) and all(link.adapters is not None and not _has(link, adapter) for link in known)
 
 
+def may_load(links: Iterable[EngineLink], sequence: ClientSequence) -> bool:
+    """True if an engine has the sequence's adapter and has not failed to load it for this sequence.
+
+    The engine need not be usable now: it may recover, drain, be silent for seconds, or have a full queue. An engine
+    that leaves the list does not count, and neither does an engine that has computed a NaN for the sequence.
+    """
+    adapter, place = sequence.params.adapter, sequence.place
+    return adapter is not None and any(
+        _has(link, adapter)
+        and not link.is_leaving
+        and link.name not in place.no_adapter_on
+        and link.name not in place.corrupt_by
+        for link in links
+    )
+
+
 def adapt(link: EngineLink, choices: Iterable[ClientSequence]) -> None:
     """Replaces each sequence's adapter by this engine's entry for the same adapter, which may name another folder."""
     for sequence in choices:

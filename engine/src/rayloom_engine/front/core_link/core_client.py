@@ -317,19 +317,23 @@ class CoreClient:
         if sequence is None or not is_current(link, sequence, message.attempt):
             return
         link.estimate.refused(sequence.sequence_id)
-        sequence.place.note_refusal(message.reason, link.name, link.fingerprint)
+        sequence.place.note_refusal(message, link.name, link.fingerprint)
         is_full = message.reason == "queue_full"
         if not is_full and not (self.rules.is_gateway and may_ask_others(message, sequence.place)):
             self._placement.fail(sequence, refusal(message))
             return
         self.pool.withdraw(sequence, is_moved=True)
         other = self.pool.engine_for(sequence) if self.rules.is_gateway else None
-        if other is None and not (is_full and sequence.is_accepted):
+        # An engine that has the adapter but cannot take the sequence at this moment gets it later, or at once if only
+        # its queue is full.
+        is_adapter = message.reason == "adapter"
+        may_wait = sequence.is_accepted if is_full else is_adapter and self.pool.may_load_adapter(sequence)
+        if other is None and not may_wait:
             self._placement.fail(sequence, refusal(message))
             return
         # A core never refuses an accepted sequence for a full queue. So if this sequence is accepted, it was marked as
-        # accepted only after the submission. If there is no other engine, an engine that has refused the sequence gets
-        # it again. This engine must then accept the sequence.
+        # accepted only after the submission. If there is no other engine, an engine with a full queue that has refused
+        # the sequence gets it again. This engine must then accept the sequence.
         if other is None:
             sequence.place.refused_by.clear()
         self._placement.place_again([sequence])
@@ -367,7 +371,7 @@ class CoreClient:
         for sequence in self._placement.waiting():
             since_s = sequence.place.waits_since_s
             if why := self.pool.why_none(sequence):
-                self._placement.fail(sequence, EngineDead(why))
+                self._placement.fail(sequence, why)
             elif since_s is not None and now_s - since_s > self.rules.hold_s:
                 self._placement.fail(
                     sequence, EngineDead(f"no engine could take the request within {self.rules.hold_s:g} s; try again")

@@ -8,7 +8,8 @@ import time
 from collections.abc import Mapping
 
 from rayloom_engine.common.json_words import shown
-from rayloom_engine.front.core_link.adapter_choice import adapt, is_unloaded, with_adapter
+from rayloom_engine.errors import AdapterFailed, EngineDead
+from rayloom_engine.front.core_link.adapter_choice import adapt, is_unloaded, may_load, with_adapter
 from rayloom_engine.front.core_link.engine_choice import (
     PoolRules,
     can_compute,
@@ -132,17 +133,24 @@ class EnginePool:
                 link.send(frame(Abort(sequence.sequence_id, sequence.place.attempt, is_moved, is_complete)))
         sequence.place.leave()
 
-    def why_none(self, sequence: ClientSequence) -> str:
-        """Returns why no engine can ever compute a waiting sequence; empty if an engine may compute it."""
+    def may_load_adapter(self, sequence: ClientSequence) -> bool:
+        """True if the sequence should wait for an engine that has its adapter and has not failed to load it."""
+        return may_load(self.links.values(), sequence)
+
+    def why_none(self, sequence: ClientSequence) -> Exception | None:
+        """Returns why no engine can ever compute a waiting sequence; None if an engine may compute it."""
         if self._has_another_model(sequence):
-            return "every engine now serves another model than the one that began this"
+            return EngineDead("every engine now serves another model than the one that began this")
+        causes = list(sequence.place.no_adapter_on.values())
+        if causes and not self.may_load_adapter(sequence):
+            return AdapterFailed(causes[-1])
         adapter = sequence.params.adapter
         if adapter is not None and is_unloaded(self.links.values(), sequence):
-            return (
+            return EngineDead(
                 f"the LoRA adapter in {shown(adapter.path)} was unloaded from every engine after the request came; "
                 "load it again, or name another model in 'model'"
             )
-        return ""
+        return None
 
     def _has_another_model(self, sequence: ClientSequence) -> bool:
         """True if every engine is connected, and none of them serves the model that `sequence` needs."""

@@ -15,7 +15,7 @@ from rayloom_engine.front.core_link.request_mailbox import Mailbox
 from rayloom_engine.protocol.fingerprint import Fingerprint
 from rayloom_engine.protocol.framing import frame
 from rayloom_engine.protocol.logprob_parts import LogprobParts
-from rayloom_engine.protocol.messages import Submit, SubmitChoices
+from rayloom_engine.protocol.messages import Refused, Submit, SubmitChoices
 from rayloom_engine.routing.fairness import HeldRequest, in_turns
 
 # msgspec raises these for a value that the wire format cannot hold, such as an integer of more than 64 bits.
@@ -87,20 +87,21 @@ class Place:
     refused_by: set[str] = field(default_factory=set)  # names of engines whose queue was full
     # name of an engine whose logits were not finite -> its fingerprint
     corrupt_by: dict[str, Fingerprint | None] = field(default_factory=dict)
-    no_adapter_on: set[str] = field(default_factory=set)  # names of engines that could not load the adapter
+    # name of an engine that could not load the adapter -> the cause, in words
+    no_adapter_on: dict[str, str] = field(default_factory=dict)
     # number of engines that were lost in a row while they had this sequence, without a token in between
     num_losses: int = 0
     last_engine: str = ""
     last_loss_s: float = 0.0
 
-    def note_refusal(self, reason: str, engine: str, fingerprint: Fingerprint | None) -> None:
-        """Records a Refused message of the engine `engine`, so that `can_compute` does not choose this engine."""
-        if reason == "queue_full":
+    def note_refusal(self, refused: Refused, engine: str, fingerprint: Fingerprint | None) -> None:
+        """Records a message of the engine `engine`, so that `can_compute` does not choose this engine."""
+        if refused.reason == "queue_full":
             self.refused_by.add(engine)
-        elif reason == "corrupt":
+        elif refused.reason == "corrupt":
             self.corrupt_by[engine] = fingerprint
-        elif reason == "adapter":
-            self.no_adapter_on.add(engine)
+        elif refused.reason == "adapter":
+            self.no_adapter_on[engine] = refused.message
 
     def leave(self) -> None:
         """Records that no engine computes the sequence any more. Outputs that are still on their way are not used."""
