@@ -104,11 +104,27 @@ def test_the_bytes_of_a_library_do_not_depend_on_its_folders(
 ) -> None:
     assert COMPILER is not None
     copy = shutil.copytree(sources, tmp_path / "elsewhere" / "copy")
+    for folder in (sources, copy):  # a header of the system has a path in the debug information, too
+        (folder / "header.cpp").write_text(
+            "#include <vector>\nint size(std::vector<int>& v) { return (int)v.size(); }\n"
+        )
+    (tmp_path / "link").symlink_to(copy)
     libraries = []
-    for folder, cwd in ((sources, tmp_path), (copy, tmp_path), (copy, copy.parent)):
+    for folder, cwd in (
+        (sources, tmp_path),
+        (copy, tmp_path),
+        (copy, copy),
+        (copy, copy.parent),
+        (copy, Path("/")),
+        (Path("copy"), copy.parent),
+        (tmp_path / "link", tmp_path),
+    ):
         monkeypatch.chdir(cwd)
         libraries.append(tmp_path / str(len(libraries)) / "library.so")
         build_library(COMPILER, folder, libraries[-1])
+    monkeypatch.chdir(tmp_path)
+    build_library(COMPILER, sources, Path("relative.so"))
+    libraries.append(tmp_path / "relative.so")
     assert len({library.read_bytes() for library in libraries}) == 1
     (copy / "step.cpp").write_text('extern "C" __attribute__((visibility("default"))) int answer() { return 43; }\n')
     build_library(COMPILER, copy, tmp_path / "changed.so")
@@ -213,6 +229,14 @@ def test_cxx_may_be_a_path_with_a_space(tmp_path: Path) -> None:
     compiler.touch(0o755)
     commands = compile_commands(find_compiler({"CXX": str(compiler)}) or "", tmp_path, tmp_path, tmp_path / "out.so")
     assert commands.link[0] == str(compiler)
+
+
+def test_the_path_of_a_compiler_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands run in the folder of the sources."""
+    (tmp_path / "c++").touch(0o755)
+    monkeypatch.chdir(tmp_path)
+    found = [find_compiler(environ) for environ in ({"CXX": "./c++"}, {"CXX": "./c++ -v"}, {"PATH": "."})]
+    assert found == [f"{tmp_path}/c++", f"{tmp_path}/c++ -v", f"{tmp_path}/c++"]
 
 
 @pytest.mark.parametrize("command", ["no-such-compiler -O2", '"c++', " "])

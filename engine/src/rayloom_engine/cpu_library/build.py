@@ -57,13 +57,13 @@ def compile_commands(
 ) -> CompileCommands:
     """Returns the commands that compile the C++ files of `sources` into `target`, with objects in `work`.
 
+    They must run in the folder `sources`, which is a part of the debug information. All paths are absolute.
     `compiler`: a command as find_compiler returns it. `more_flags`: further flags for the compiler and the linker,
     after the flags of every build.
     """
-    # The debug information has no absolute paths, so the bytes of the library do not depend on the folders. Engines are
-    # said to compute the same tokens only if their libraries have the same bytes. The last option that fits is used.
-    relative = (f"-ffile-prefix-map={Path.cwd()}=.", f"-ffile-prefix-map={sources}=csrc")
-    compile_source = (*shlex.split(compiler), *_FLAGS, *relative, *more_flags)
+    # The debug information names no folder of the sources, so the bytes of the library do not depend on the folders.
+    # Engines are said to compute the same tokens only if their libraries have the same bytes.
+    compile_source = (*shlex.split(compiler), *_FLAGS, f"-ffile-prefix-map={sources}=csrc", *more_flags)
     objects = []
     names = []
     for isa, (table, flags) in _INSTRUCTION_SETS.items():
@@ -123,21 +123,22 @@ def unsupported_machine() -> str:
 def find_compiler(environ: Mapping[str, str]) -> str | None:
     """Returns the command of a C++ compiler: $CXX if it is set, else the first compiler found; None if there is none.
 
-    $CXX may be a path, or a command with arguments, such as `ccache g++`. The command is quoted as for a shell.
+    $CXX may be a path, or a command with arguments, such as `ccache g++`. The command is quoted as for a shell. The path
+    of its program is absolute, because the command runs in another folder. Paths in arguments must be absolute, too.
     """
     search = environ.get("PATH")
     wanted = environ.get("CXX", "")
     if not wanted:
         paths = (shutil.which(name, path=search) for name in _COMPILERS)
-        return next((shlex.quote(path) for path in paths if path is not None), None)
+        return next((shlex.quote(os.path.abspath(path)) for path in paths if path is not None), None)
     if path := shutil.which(wanted, path=search):
-        return shlex.quote(path)
+        return shlex.quote(os.path.abspath(path))
     try:
         program, *arguments = shlex.split(wanted)
     except ValueError:  # no words, or an open quotation mark
         return None
     path = shutil.which(program, path=search)
-    return None if path is None else shlex.join((path, *arguments))
+    return None if path is None else shlex.join((os.path.abspath(path), *arguments))
 
 
 def build_library(compiler: str, sources: Path, target: Path, more_flags: Sequence[str] = ()) -> None:
@@ -146,6 +147,7 @@ def build_library(compiler: str, sources: Path, target: Path, more_flags: Sequen
     Of several processes, one compiles while the others wait for its lock. The file gets its name only when it is
     complete. Raises CompileError if the compiler fails, and OSError if the folder cannot be written.
     """
+    sources, target = sources.resolve(), target.absolute()
     if target.exists():
         return  # before the lock is opened, because the folder may be read-only
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -156,8 +158,8 @@ def build_library(compiler: str, sources: Path, target: Path, more_flags: Sequen
         with tempfile.TemporaryDirectory(prefix=f".{NAME}-", dir=target.parent) as folder:
             partial = Path(folder) / target.name
             commands = compile_commands(compiler, sources, Path(folder), partial, more_flags)
-            _run(commands.objects)
-            _run((commands.link,))
+            _run(commands.objects, sources)
+            _run((commands.link,), sources)
             partial.rename(target)
 
 
@@ -198,10 +200,11 @@ def _copy(cached: Path, target: Path, compiler: str, sources: Path) -> None:
             partial.rename(target)
 
 
-def _run(commands: tuple[tuple[str, ...], ...]) -> None:
-    """Runs commands at the same time, and waits for all of them. Raises CompileError if any of them fails."""
+def _run(commands: tuple[tuple[str, ...], ...], folder: Path) -> None:
+    """Runs commands at the same time in a folder, and waits for all. Raises CompileError if any of them fails."""
     processes = [
-        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for command in commands
+        subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for command in commands
     ]
     outputs = [process.communicate()[1] for process in processes]
     for process, command, output in zip(processes, commands, outputs, strict=True):
