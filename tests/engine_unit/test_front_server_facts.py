@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rayloom_engine.config import EngineConfig
+from rayloom_engine.front.core_link import engine_link
 from rayloom_engine.front.operations.metrics import OF_VLLM, Metrics
 from rayloom_engine.front.operations.server_info import shown_config, shown_environment
 from rt_byte_model import TEMPLATE
@@ -140,12 +142,27 @@ def test_the_metrics_have_the_present_number_of_running_sequences(front: FrontUn
     front.do(lambda: setattr(front.core, "is_mute", False))
 
 
+def test_a_scrape_directly_after_another_requests_no_second_status(
+    front: FrontUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_link, "_NEW_STATUS_S", 1000.0)  # the status is new on a slow machine, too
+    front.do(front.core.send_status)
+    before = front.do(lambda: front.core.num_status_requests)
+    assert running_by_metrics(front) == 1
+    assert front.do(lambda: front.core.num_status_requests) == before
+    monkeypatch.setattr(engine_link, "_NEW_STATUS_S", 0.0)
+    assert running_by_metrics(front) == 1
+    assert front.do(lambda: front.core.num_status_requests) == before + 1
+
+
 def test_a_core_that_does_not_answer_delays_the_metrics_by_a_moment_and_is_asked_once(front: FrontUnderTest) -> None:
     front.do(lambda: setattr(front.core, "is_mute", True))
     front.do(lambda: setattr(front.core, "is_responsive", False))
     front.wait_until(lambda: front.service.client.status_age_s > 0.1, "the last status is old")
     before = front.do(lambda: front.core.num_status_requests)
+    began = time.monotonic()
     assert [running_by_metrics(front), running_by_metrics(front)] == [1, 1]
+    assert time.monotonic() - began < 10.0, "each waits 0.25 s"
     assert front.do(lambda: front.core.num_status_requests) == before + 1
     front.do(lambda: setattr(front.core, "is_responsive", True))
     front.do(lambda: setattr(front.core, "is_mute", False))

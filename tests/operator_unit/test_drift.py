@@ -98,6 +98,9 @@ def test_services_that_wait_for_a_kind_are_queued_when_it_is_listed():
             await routes.is_synced.wait()
             await asyncio.sleep(0)
         assert (drift.unknown_kinds(), queued) == (frozenset(), [KEY])
+        # A reconcile that began before the list needs the kind.
+        drift.need_kind(("team", "late"), "HTTPRoute")
+        assert queued == [KEY, ("team", "late")]
         following.cancel()
 
     asyncio.run(story())

@@ -191,6 +191,19 @@ def test_a_retry_lists_an_unknown_kind_at_once_but_not_again_and_again(monkeypat
     asyncio.run(run())
 
 
+def test_a_cancellation_at_the_moment_of_a_retry_ends_the_wait():
+    async def run():
+        found = Reflector(FakeKube(), Watched(api_version="v1", kind="Pod", is_optional=True), lambda _: None)
+        waiting = asyncio.create_task(found._wait_for_kind(1000.0))
+        await asyncio.sleep(0)
+        found.retry()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(run())
+
+
 def test_its_silence_grows_and_ends_with_an_event():
     async def run():
         kube = FakeKube()

@@ -191,8 +191,10 @@ class Reflector:
 
     async def _wait_for_kind(self, most_s: float) -> None:
         """Returns after this many seconds, or at the next `retry`."""
+        # not asyncio.wait_for: in Python 3.11 it swallows a cancellation in the tick in which the event is set
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._kind_needed.wait(), most_s)
+            async with asyncio.timeout(most_s):
+                await self._kind_needed.wait()
 
     def _is_unknown(self, path: str, error: KubeError) -> bool:
         """Logs a refused list or watch. Returns True if the API server does not know the kind."""
