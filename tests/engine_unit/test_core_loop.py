@@ -10,9 +10,12 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from rayloom_engine.core.adapter import Adapter, ServedAdapter
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.engine import Engine, LocalExecutor
+from rayloom_engine.core.output import SequenceOutput
 from rayloom_engine.core.scheduler import Scheduler
+from rayloom_engine.core.sequence import BROKEN_ADAPTER
 from rayloom_engine.core.speculation.drafter import Drafter, SpeculationConfig
 from rayloom_engine.core_server.black_box import BlackBox
 from rayloom_engine.core_server.loop import Core
@@ -333,6 +336,19 @@ def test_only_the_requests_of_gateways_are_counted(behind_gateway: CoreUnderTest
     assert _counted(behind_gateway) == (0, 0, 0)
     _compute(behind_gateway)
     assert _counted(behind_gateway) == (2, 0, 2), "the choices of a prompt are one request"
+
+
+def test_an_adapter_that_fails_is_a_failure_only_if_the_front_has_reported_its_files(
+    behind_gateway: CoreUnderTest,
+) -> None:
+    behind_gateway.engine.add = lambda sequence, is_resume: None  # type: ignore[method-assign]  # it has no slots
+    here, gone = Adapter("/here", b"1" * 16), Adapter("/gone", b"2" * 16)
+    behind_gateway.state.adapters = (ServedAdapter(name="x", adapter=Adapter("/x", here.digest), rank=8, created=1),)
+    for name, adapter in (("a", here), ("b", gone)):
+        behind_gateway.take(GATEWAY, _submit(name, params=DecodingParams(max_tokens=2, adapter=adapter)))
+        failed = SequenceOutput(sequence_id=f"{GATEWAY}.0/{name}", finish_reason=BROKEN_ADAPTER)
+        behind_gateway.core._send([failed])
+        assert _counted(behind_gateway) == (1, 1, 0)
 
 
 def test_a_request_of_a_gateway_that_the_engine_spoils_is_a_failure(behind_gateway: CoreUnderTest) -> None:

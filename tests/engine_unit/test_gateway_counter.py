@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,6 +33,25 @@ def _apply(counter: GatewayCounter, event: str, request_id: str) -> None:
             counter.disconnected(int(request_id.partition(".")[0]))
         case reason:
             counter.observe([SequenceOutput(sequence_id=request_id, finish_reason=reason)])
+
+
+@pytest.mark.parametrize(
+    ("end", "has_adapter", "finished_failed"),
+    [
+        (BROKEN_ADAPTER, True, (1, 1)),
+        (BROKEN_ADAPTER, False, (0, 0)),
+        ("stop", False, (1, 0)),
+        (CORRUPT, False, (1, 1)),
+    ],
+)
+def test_an_adapter_that_the_engine_had_not_reported_is_no_fault(
+    end: str, has_adapter: bool, finished_failed: tuple[int, int]
+) -> None:
+    counter = GatewayCounter()
+    counter.connected(2)
+    counter.submitted(2, "2.0/s", SUBMIT, has_adapter=has_adapter)
+    _apply(counter, end, "2.0/s")
+    assert (counter.report().num_finished, counter.report().num_failed) == finished_failed
 
 
 @given(st.lists(st.tuples(st.sampled_from(CONNECTIONS), st.sampled_from(EVENTS)), max_size=30))

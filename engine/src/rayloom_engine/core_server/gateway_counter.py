@@ -1,9 +1,9 @@
 """GatewayCounter: counts the requests of gateways, because the engine's own front does not see their results.
 
 A request counts as finished in three cases: its last token is sampled, a gateway has found a stop string in its text,
-or an error of the engine ends it. Four kinds of requests do not count: refused requests, requests that move to another
-engine, requests whose client or gateway has disconnected, and requests whose grammar fails on the rank. For each prompt
-only the first choice counts.
+or an error of the engine ends it. Five kinds of requests do not count: refused requests, requests that move to another
+engine, requests whose client or gateway has disconnected, requests whose grammar fails on the rank, and requests whose
+adapter cannot be loaded and was not reported by the engine. For each prompt only the first choice counts.
 """
 
 from __future__ import annotations
@@ -11,11 +11,18 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from rayloom_engine.core.output import SequenceOutput
 from rayloom_engine.core.sequence import BROKEN_ADAPTER, BROKEN_FORM, CORRUPT
 from rayloom_engine.protocol.gateway_requests import FIRST_TOKEN_BOUNDS_S, GatewayRequests
 from rayloom_engine.protocol.messages import Submit
+
+
+@dataclass(slots=True)
+class _Unfinished:
+    since: float | None  # time of the submission; None once this or an earlier engine has sampled the first token
+    has_adapter: bool  # the engine had reported the sequence's adapter
 
 
 class GatewayCounter:
@@ -28,9 +35,7 @@ class GatewayCounter:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._connections: set[int] = set()
-        # Unfinished sequence -> time at which it was submitted; None once this engine or an earlier engine has sampled
-        # its first token.
-        self._unfinished: dict[str, float | None] = {}
+        self._unfinished: dict[str, _Unfinished] = {}
         self._num_finished = 0
         self._num_failed = 0
         self._first_token_counts = [0] * (len(FIRST_TOKEN_BOUNDS_S) + 1)
@@ -48,10 +53,15 @@ class GatewayCounter:
             for request_id in [each for each in self._unfinished if each.startswith(prefix)]:
                 del self._unfinished[request_id]
 
-    def submitted(self, connection: int, request_id: str, submit: Submit) -> None:
-        """Begins to count a sequence, which may still be refused."""
+    def submitted(self, connection: int, request_id: str, submit: Submit, *, has_adapter: bool = True) -> None:
+        """Begins to count a sequence, which may still be refused.
+
+        `has_adapter`: False if the engine has not reported the sequence's adapter. A gateway may try such an engine
+        with a sequence that another engine began.
+        """
         if connection in self._connections and submit.fork_of is None:
-            self._unfinished[request_id] = None if submit.generated_ids else self._clock()
+            since = None if submit.generated_ids else self._clock()
+            self._unfinished[request_id] = _Unfinished(since, has_adapter)
 
     def forget(self, request_id: str) -> None:
         """Stops counting a sequence: it was refused, moves to another engine, or its client has disconnected."""
@@ -77,11 +87,12 @@ class GatewayCounter:
         now = self._clock()
         for output in outputs:
             request_id = output.sequence_id
-            if request_id not in self._unfinished:
+            unfinished = self._unfinished.get(request_id)
+            if unfinished is None:
                 continue
-            since = self._unfinished[request_id]
+            since = unfinished.since
             if since is not None and output.token_ids:
-                self._unfinished[request_id] = None
+                unfinished.since = None
                 self._first_token_counts[bisect_left(FIRST_TOKEN_BOUNDS_S, now - since)] += 1
                 self._first_token_s += now - since
             if output.finish_reason is not None:
@@ -97,9 +108,12 @@ class GatewayCounter:
         )
 
     def _end(self, request_id: str, finish_reason: str) -> None:
-        if finish_reason in (CORRUPT, BROKEN_ADAPTER):
+        # With BROKEN_FORM the client gets a 400, so the engine has made no error. An engine that has not reported an
+        # adapter need not have its files.
+        is_no_fault = finish_reason == BROKEN_ADAPTER and not self._unfinished[request_id].has_adapter
+        if finish_reason == BROKEN_FORM or is_no_fault:
+            self.forget(request_id)
+        elif finish_reason in (CORRUPT, BROKEN_ADAPTER):
             self.failed(request_id)
-        elif finish_reason == BROKEN_FORM:
-            self.forget(request_id)  # the client gets a 400, so the engine has made no error
         else:
             self.complete(request_id)

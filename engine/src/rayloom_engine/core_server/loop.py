@@ -239,7 +239,8 @@ class Core:
     def _submit(self, connection: int, submit: Submit) -> None:
         source = _source(connection, submit.attempt)
         request_id = _request_id(connection, submit.attempt, submit.sequence_id)
-        self._gateways.submitted(connection, request_id, submit)
+        has_adapter = self._state.has_reported(submit.params.adapter)
+        self._gateways.submitted(connection, request_id, submit, has_adapter=has_adapter)
         if submit.sequence_id in self._box.suspicion.condemned:
             self._gateways.failed(request_id)
             self._refuse(source, submit.sequence_id, "poison", _POISON)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from rayloom_engine.common.process import node_name
-from rayloom_engine.core.adapter import NeededAdapter, ServedAdapter
+from rayloom_engine.core.adapter import Adapter, NeededAdapter, ServedAdapter
 from rayloom_engine.core.stats import SchedulerStats
 from rayloom_engine.core_server.ranks.pool import RankPool
 from rayloom_engine.protocol.gateway_requests import GatewayRequests
@@ -162,6 +162,10 @@ class CoreState:
             adapter_reports=self.adapter_files.reports if self.pool is None else self.pool.adapter_reports(),
             gateway_requests=self.gateway_requests,
         )
+
+    def has_reported(self, adapter: Adapter | None) -> bool:
+        """True if the front's last list has an adapter with these files. Also true without an adapter."""
+        return adapter is None or any(adapter.digest == each.adapter.digest for each in self.adapters or ())
 
     def set_draining(self, is_draining: bool) -> None:
         """Records whether the engine drains."""
