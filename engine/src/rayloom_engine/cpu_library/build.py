@@ -123,8 +123,8 @@ def unsupported_machine() -> str:
 def find_compiler(environ: Mapping[str, str]) -> str | None:
     """Returns the command of a C++ compiler: $CXX if it is set, else the first compiler found; None if there is none.
 
-    $CXX may be a path, or a command with arguments, such as `ccache g++`. The command is quoted as for a shell. The path
-    of its program is absolute, because the command runs in another folder. Paths in arguments must be absolute, too.
+    $CXX may be a path, or a command with arguments, such as `ccache g++`. The command is quoted as for a shell. The
+    path of its program is absolute, because the command runs in another folder. Paths in arguments must be absolute.
     """
     search = environ.get("PATH")
     wanted = environ.get("CXX", "")

@@ -123,7 +123,11 @@ class NeedAdapters(msgspec.Struct, frozen=True, tag="need_adapters"):
 
 
 class WantStatus(msgspec.Struct, frozen=True, tag="want_status"):
-    """Requests a status now, before the next one is due. Sent only by the engine's own front, on the Unix socket."""
+    """Requests a status now, before the next one is due. Sent only by the engine's own front, on the Unix socket.
+
+    Sent without a check of the core's version: a front and its core are from the same image, so they have the same
+    messages.
+    """
 
 
 class FetchFile(msgspec.Struct, frozen=True, tag="fetch_file"):
