@@ -28,7 +28,8 @@ def chunk_of(sequence: Sequence, start: int, builder: StepBuilder, max_tokens: i
 
     At most `max_tokens`; 0 if their attention would cost too much.
     """
-    chunk = chunk_size(start, sequence.num_tokens, builder, config.max_num_batched_tokens, config.window)
+    num_taken = builder.num_tokens.get(sequence, 0)
+    chunk = chunk_size(start, sequence.num_tokens, builder, config.max_num_batched_tokens, config.window, num_taken)
     if builder.prompt_time is not None:
         chunk = min(chunk, builder.prompt_time.most(start))
     chunk = min(max_tokens, chunk)
@@ -39,21 +40,29 @@ def chunk_of(sequence: Sequence, start: int, builder: StepBuilder, max_tokens: i
 
 
 def chunk_size(
-    start: int, num_tokens: int, builder: StepBuilder, max_num_batched_tokens: int, window: int | None = None
+    start: int,
+    num_tokens: int,
+    builder: StepBuilder,
+    max_num_batched_tokens: int,
+    window: int | None = None,
+    num_taken: int = 0,
 ) -> int:
     """Returns how many tokens of a sequence the step of `builder` may compute.
 
-    The sequence has `num_tokens` tokens, of which `start` are computed. `window`: a token attends to at most this many
-    positions (None: all). Returns 0 if the sequences already in the step use up the attention cost that is allowed for
-    long contexts. Decodes and short contexts have no such limit.
+    The sequence has `num_tokens` tokens, of which `start` are computed or in the step; `num_taken` are in the step.
+    `window`: a token attends to at most this many positions (None: all). Returns 0 if the sequences already in the step
+    use up the attention cost that is allowed for long contexts. Decodes and short contexts have no such limit.
     """
     room = max_num_batched_tokens * FULL_BUDGET_CONTEXT
     most = min(num_tokens - start, builder.budget)
-    num_before = num_seen(start, window)
-    if most <= 1 or num_before + most <= FULL_BUDGET_CONTEXT:
+    num_before = num_seen(start - num_taken, window)
+    if most <= 1 or num_before + num_taken + most <= FULL_BUDGET_CONTEXT:
         return most
     spent = sum(_long_attention(num_seen(s.num_computed, window), num) for s, num in builder.num_tokens.items())
-    chunk = min(most, largest_chunk(num_before, room - spent))
+    spent -= _long_attention(num_before, num_taken)
+    chunk = min(most, largest_chunk(num_before, room - spent) - num_taken)
+    if num_taken:
+        return max(0, chunk)
     least = min(most, LEAST_CHUNK)
     if chunk >= least:
         return chunk
