@@ -26,6 +26,7 @@ ARGS = {
     "maxLogprobs": 100,
     "enableForceIncludeUsage": True,
     "returnTokensAsTokenIds": True,
+    "enablePromptEmbeds": True,
     "repeatSeconds": 60,
 }
 

@@ -17,8 +17,9 @@ import httpx
 import psutil
 import pytest
 
+from rt_embeds import EmbeddingRows, field_of
 from rt_faults import breakable, slow_steps
-from rt_gateway import Gateway, Program, running_gateway, start, write_key
+from rt_gateway import Engines, Gateway, counted, running_gateway
 from rt_ports import free_port
 from rt_server import START_EVERY_S, wait_until
 from rt_streams import ENDLESS_JSON, PROMPTS
@@ -27,7 +28,17 @@ NUM_TOKENS = 64  # steps are slow until an engine is killed, so it is killed bef
 WORDS = " ".join(f"{number} and" for number in range(40))  # text that makes prompts long enough for several KV blocks
 NUM_PREFIXES = 12
 EARLY_EVENTS = 6  # events of every stream before the fault
-ARGUMENTS = ("--dtype", "float32", "--device", "cpu", "--served-model-name", "m", "--num-kv-blocks", "1024")
+ARGUMENTS = (
+    "--dtype",
+    "float32",
+    "--device",
+    "cpu",
+    "--served-model-name",
+    "m",
+    "--num-kv-blocks",
+    "1024",
+    "--enable-prompt-embeds",
+)
 
 
 @dataclass
@@ -101,8 +112,16 @@ class Request:
             choice.finish_reason = part["finish_reason"] or choice.finish_reason
 
 
-def requests(stop: str) -> list[Request]:
-    """A request of each kind. `stop`: a text near the end of the answer to the second prompt."""
+@dataclass(frozen=True)
+class Given:
+    """Parts of requests that depend on the model."""
+
+    stop: str  # a text near the end of the answer to the second prompt
+    embeds: str  # the first prompt as embeddings
+
+
+def requests(given: Given) -> list[Request]:
+    """A request of each kind."""
     greedy = {"temperature": 0.0, "ignore_eos": True, "max_tokens": NUM_TOKENS}
     seeded = {**greedy, "temperature": 0.9, "top_p": 0.95, "seed": 7}
     tool = {
@@ -113,10 +132,11 @@ def requests(stop: str) -> list[Request]:
         {"prompt": PROMPTS[0], **greedy, "logprobs": 0},
         {"prompt": PROMPTS[1], **seeded},
         {"prompt": PROMPTS[0], **seeded, "n": 3, "max_tokens": NUM_TOKENS // 2},
-        {"prompt": PROMPTS[1], **greedy, "stop": [stop]},
+        {"prompt": PROMPTS[1], **greedy, "stop": [given.stop]},
         {"prompt": PROMPTS[0], **seeded, "presence_penalty": 1.0, "frequency_penalty": 0.5, "repetition_penalty": 1.1},
         {"prompt": PROMPTS[1], **seeded, "logprobs": 3},
         {"prompt": PROMPTS[0], **greedy, "structured_outputs": {"json": ENDLESS_JSON}},
+        {"prompt_embeds": given.embeds, **greedy, "logprobs": 0},
     ]
     chat = {"messages": [{"role": "user", "content": PROMPTS[1]}], "tool_choice": "required"}
     call = {**chat, **greedy, "tools": [{"type": "function", "function": tool}]}
@@ -152,50 +172,9 @@ def check_equal(seen: list[Request], expected: list[Request]) -> None:
         assert request.warnings == []
 
 
-class Engines:
-    """Two engines that can be killed and restarted at the same ports."""
-
-    def __init__(self, folder: Path, model: str) -> None:
-        self.folder = folder
-        self._model = model
-        self.ports = {"first": free_port(), "second": free_port()}
-        self._admin_ports = {name: free_port() for name in self.ports}
-        self.programs: dict[str, Program] = {}
-
-    def start(self, name: str) -> None:
-        port, key = str(self.ports[name]), str(write_key(self.folder))
-        flags = [
-            "--port",
-            "0",
-            "--admin-port",
-            str(self._admin_ports[name]),
-            "--front-port",
-            port,
-            "--front-key-file",
-            key,
-        ]
-        self.programs[name] = start(self.folder, name, "serve", "--model", self._model, *ARGUMENTS, *flags)
-
-    def counted(self) -> tuple[int, int, int]:
-        """(finished requests, failed requests, first tokens), summed over the statuses of all engines."""
-        each = [counted(f"http://127.0.0.1:{port}") for port in self._admin_ports.values()]
-        finished, failed, first_tokens = map(sum, zip(*each, strict=True))
-        return finished, failed, first_tokens
-
-    def stop(self) -> None:
-        for program in self.programs.values():
-            program.kill()
-
-
-def counted(admin_url: str) -> tuple[int, int, int]:
-    """(finished requests, failed requests, first tokens) in a /status document."""
-    requests = httpx.get(f"{admin_url}/status", timeout=20.0).json()["requests"]
-    return requests["finished"], requests["failed"], requests["first_token_seconds"]["+Inf"]
-
-
 @pytest.fixture(scope="module")
 def engines(three_layers: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    made = Engines(tmp_path_factory.mktemp("engines"), three_layers)
+    made = Engines(tmp_path_factory.mktemp("engines"), "--model", three_layers, *ARGUMENTS)
     with breakable(made.folder):
         try:
             for name in made.ports:
@@ -207,7 +186,7 @@ def engines(three_layers: str, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture(scope="module")
 def gateway(engines: Engines, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    with running_gateway(tmp_path_factory.mktemp("gateway"), engines.ports) as running:
+    with running_gateway(tmp_path_factory.mktemp("gateway"), engines.ports, "--enable-prompt-embeds") as running:
         wait_for_engines(running, {"first", "second"})
         yield running
 
@@ -220,20 +199,22 @@ def wait_for_engines(gateway: Gateway, names: set[str]) -> None:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(gateway: Gateway, engines: Engines) -> tuple[str, list[Request]]:
-    """A stop string, and the answers of undisturbed engines."""
+def undisturbed(gateway: Gateway, engines: Engines, three_layers: str) -> tuple[Given, list[Request]]:
+    """Parts of the requests, and the answers of undisturbed engines."""
     greedy = {"temperature": 0.0, "ignore_eos": True, "max_tokens": NUM_TOKENS}
     plain = Request("/v1/completions", {"prompt": PROMPTS[1], **greedy})
     plain.run(gateway.api_url)
     assert plain.failure is None
-    stop = plain.choices[0].text[-24:-12]
-    made = requests(stop)
+    ids = httpx.post(f"{gateway.api_url}/tokenize", json={"prompt": PROMPTS[0]}, timeout=20.0).json()["tokens"]
+    given = Given(stop=plain.choices[0].text[-24:-12], embeds=field_of(EmbeddingRows(three_layers).of(ids)))
+    made = requests(given)
     with slow_steps(engines.folder):  # with fast steps, a gateway that waits for a CPU sends several tokens in an event
         end(begin(gateway.api_url, made))
     assert [request.failure for request in made] == [None] * len(made)
     assert made[3].choices[0].finish_reason == "stop"
+    assert made[7].choices == made[0].choices, "the embeddings are those of the first prompt"
     assert all(request.num_events > 2 * EARLY_EVENTS for request in made)
-    return stop, made
+    return given, made
 
 
 def test_each_prefix_is_computed_by_one_engine_and_both_engines_have_some(
@@ -270,7 +251,7 @@ def test_each_prefix_is_computed_by_one_engine_and_both_engines_have_some(
 
 
 def test_engines_count_the_requests_that_come_through_the_gateway(
-    gateway: Gateway, engines: Engines, undisturbed: tuple[str, list[Request]]
+    gateway: Gateway, engines: Engines, undisturbed: tuple[Given, list[Request]]
 ) -> None:
     assert counted(gateway.admin_url)[0] > len(undisturbed[1])
     # Engines and gateway have equal counts, also for answers with several choices and answers that end at a stop
@@ -283,7 +264,7 @@ def test_engines_count_the_requests_that_come_through_the_gateway(
 
 
 def test_streams_of_every_kind_continue_on_the_other_engine(
-    gateway: Gateway, engines: Engines, undisturbed: tuple[str, list[Request]], measured: Callable[[str], None]
+    gateway: Gateway, engines: Engines, undisturbed: tuple[Given, list[Request]], measured: Callable[[str], None]
 ) -> None:
     made = requests(undisturbed[0])
     with slow_steps(engines.folder):
@@ -300,7 +281,7 @@ def test_streams_of_every_kind_continue_on_the_other_engine(
 
 
 def test_streams_wait_while_no_engine_serves_and_continue_on_the_next_one(
-    gateway: Gateway, engines: Engines, undisturbed: tuple[str, list[Request]]
+    gateway: Gateway, engines: Engines, undisturbed: tuple[Given, list[Request]]
 ) -> None:
     wait_for_engines(gateway, {"second"})
     made = requests(undisturbed[0])
@@ -324,7 +305,7 @@ def test_streams_wait_while_no_engine_serves_and_continue_on_the_next_one(
 
 
 def test_a_gateway_starts_without_an_engine_and_its_death_ends_only_its_own_sequences(
-    gateway: Gateway, engines: Engines, undisturbed: tuple[str, list[Request]], tmp_path: Path
+    gateway: Gateway, engines: Engines, undisturbed: tuple[Given, list[Request]], tmp_path: Path
 ) -> None:
     wait_for_engines(gateway, {"first"})
     body = undisturbed[1][0].body
@@ -364,7 +345,7 @@ def test_a_gateway_starts_without_an_engine_and_its_death_ends_only_its_own_sequ
 
 
 def test_an_engine_that_drains_hands_its_streams_over(
-    gateway: Gateway, engines: Engines, undisturbed: tuple[str, list[Request]]
+    gateway: Gateway, engines: Engines, undisturbed: tuple[Given, list[Request]]
 ) -> None:
     engines.start("second")
     wait_for_engines(gateway, {"first", "second"})
@@ -384,7 +365,7 @@ def test_an_engine_that_drains_hands_its_streams_over(
 
 
 def test_the_last_engine_finishes_its_streams_before_it_ends(
-    gateway: Gateway, engines: Engines, undisturbed: tuple[str, list[Request]]
+    gateway: Gateway, engines: Engines, undisturbed: tuple[Given, list[Request]]
 ) -> None:
     wait_for_engines(gateway, {"second"})
     made = requests(undisturbed[0])

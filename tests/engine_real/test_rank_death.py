@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from rt_embeds import EmbeddingRows, field_of
 from rt_faults import aim, breakable_server, outlive_supervisor, slow_steps
 from rt_private_ray import check_private_ray
 from rt_server import RunningServer, running_server, wait_until
@@ -54,6 +55,7 @@ def expected(
 def server(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp(served.executor)
     extra = ("--executor", served.executor, "--pipeline-parallel-size", "2", "--hang-seconds", str(HANG_SECONDS))
+    extra += ("--enable-prompt-embeds",)
     model = ("--model", served.model, "--restart-budget", "20")
     with contextlib.ExitStack() as stack:
         with pytest.MonkeyPatch.context() as patch:
@@ -121,6 +123,26 @@ def test_two_stages_are_two_processes_beside_the_core_and_count_their_steps(serv
         30.0,
         lambda: str(server.status()["ranks"]),
     )
+
+
+@pytest.mark.parametrize("served", ["mp tiny"], indirect=True, scope="module")
+def test_a_stream_of_embeddings_pauses_for_the_death_of_the_first_stage(server: RunningServer, served: Served) -> None:
+    """The core has kept the embeddings, and the tokens are those of the token ids whose embeddings they are."""
+    ids = [5 + 3 * position % 250 for position in range(40)]
+    body: dict[str, object] = {"model": "m", "max_tokens": 32, "temperature": 0.0, "ignore_eos": True}
+    expected, threads = start_streams(server, [{**body, "prompt": ids}])
+    join_streams(threads)
+    assert expected[0].failure is None
+    with slow_steps(server.log.parent):
+        streams, threads = start_streams(
+            server, [{**body, "prompt_embeds": field_of(EmbeddingRows(served.model).of(ids))}]
+        )
+        wait_until(lambda: len(streams[0].tokens) >= 4 or streams[0].failure, 60.0, server.log_text)
+        assert len(streams[0].tokens) < 24
+        aim(server, "rank 0", "killed")()
+    join_streams(threads)
+    assert (streams[0].failure, streams[0].tokens) == (None, expected[0].tokens)
+    assert server.status()["recoveries"][-1]["process"] == "rank 0"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayloom_engine.core.block_hash import block_hash, encode_extra
+from rayloom_engine.core.block_hash import block_hash, encode_extra, prompt_hashes
+from rayloom_engine.core.embeds import EmbeddedPrompt, Embeds
 from rt_scheduler import make_sequence
 
 extras = st.lists(st.tuples(st.sampled_from(["salt", "adapter", "image"]), st.binary(max_size=4)), max_size=3)
@@ -55,3 +56,14 @@ def test_the_salt_of_the_first_block_separates_the_whole_chain() -> None:
     assert hashes[1] == hashes[2]
     assert not set(hashes[0]) & set(hashes[1])
     assert hashes[0][0] == block_hash(b"", range(4), b"")
+
+
+@given(st.integers(0, 3), st.binary(min_size=24, max_size=24), st.sampled_from([b"", b"salt"]))
+def test_a_gateway_computes_the_hashes_of_embeddings_that_the_scheduler_registers(
+    num_bytes: int, data: bytes, key: bytes
+) -> None:
+    prompt = EmbeddedPrompt(Embeds("float16", 1, data[: 24 - 2 * num_bytes]))
+    sequence = make_sequence("a", prompt, cache_key=key)
+    num_blocks = len(prompt) // 4
+    assert prompt_hashes(prompt, 4, key, b"", prompt.embeds) == sequence.hashes(num_blocks, 4)
+    assert not set(prompt_hashes(tuple(prompt), 4, key)) & set(sequence.hashes(num_blocks, 4))

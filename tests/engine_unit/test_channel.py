@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from rayloom_engine.core.embeds import MAX_WAITING_EMBEDS_BYTES
 from rayloom_engine.protocol import channel as channel_module
 from rayloom_engine.protocol.channel import Channel, ChannelClosed, dial, welcome
 from rayloom_engine.protocol.ranks import Failed, Fence, Greeting, Welcomed
@@ -119,6 +120,13 @@ def test_a_stopped_peer_stops_no_sender_for_longer_than_the_limit(peer: Peer) ->
         for number in range(1000):
             peer.channel.send(message(number, RING_BYTES // 10))
     assert time.monotonic() - began < 20.0
+
+
+def test_the_embeddings_that_may_wait_for_a_rank_block_no_sender(peer: Peer) -> None:
+    peer.channel.limit_sends(5.0)
+    peer.channel.send(Fence(0, None))
+    wait_until(lambda: _state(peer.process.pid) == "T", 30.0, lambda: "it runs on")
+    peer.channel.send(message(0, MAX_WAITING_EMBEDS_BYTES))  # raises if it is not sent within the limit
 
 
 def test_a_time_out_is_not_the_end_of_the_peer(peer: Peer) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from rayloom_engine.core.adapter import Adapter, ServedAdapter
 from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core.embeds import Embeds
 from rayloom_engine.core.engine import Engine, LocalExecutor
 from rayloom_engine.core.output import SequenceOutput
 from rayloom_engine.core.scheduler import Scheduler
@@ -394,6 +395,7 @@ def test_requests_of_gateways_that_are_refused_or_given_up_do_not_count(behind_g
     behind_gateway.take(1, Abort("complete-too", is_complete=True))
     behind_gateway.take(GATEWAY, _submit("too long", prompt_ids=tuple(range(44))))
     behind_gateway.take(GATEWAY, _submit("not a token", prompt_ids=(POISON + 1,)))
+    behind_gateway.take(GATEWAY, _submit("no width", prompt_ids=(0,), embeds=Embeds("float32", 0, bytes(8))))
     assert _counted(behind_gateway) == (1, 0, 0), "a stop string ends an answer in the gateway"
     behind_gateway.take(GATEWAY, Disconnected())
     _compute(behind_gateway)

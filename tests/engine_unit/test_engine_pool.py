@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from rayloom_engine.core.embeds import EmbeddedPrompt, Embeds
 from rayloom_engine.errors import EngineDead, PoisonousRequest, QueueFull
 from rayloom_engine.front.core_link import core_client, engine_choice
 from rayloom_engine.front.core_link.sequences import ClientSequence
@@ -244,6 +245,50 @@ def test_a_sequence_goes_only_where_it_fits(tmp_path: Path) -> None:
         for one in made:
             world.client.submit([one])
         assert {one.place.engine for one in made} == {"b"}
+
+    run(tmp_path, story)
+
+
+def test_embeddings_go_only_to_engines_that_take_them_and_move_with_their_sequence(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        core = world.cores["c"]
+        assert core.model is not None
+        core.model = msgspec.structs.replace(core.model, hidden_size=0)
+        core.send_status()
+        await until(lambda: world.client.pool.links["c"].hidden_size == 0)
+        world.hold(4)
+        prompt = EmbeddedPrompt(Embeds("float32", 4, bytes(32)))
+        made = [sequence(f"s{number}", prompt_ids=prompt) for number in range(6)]
+        for one in made:
+            world.client.submit([one])
+        assert "c" not in {one.place.engine for one in made}
+        await until(lambda: all(len(one.generated_ids) == 4 for one in made))
+        world.cores["a"].die()
+        await until(lambda: all(one.place.engine == "b" for one in made))
+        for core in world.cores.values():
+            core.release()
+        for one in made:
+            assert await ids_of(one) == IDS
+        submits = world.cores["b"].submits
+        assert {submit.sequence_id for submit in submits} == {one.sequence_id for one in made}
+        assert {submit.embeds for submit in submits} == {prompt.embeds}
+
+    run(tmp_path, story, engines=("a", "b", "c"))
+
+
+def test_embeddings_that_no_engine_takes_any_more_are_refused_with_the_setting(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        one = sequence(prompt_ids=EmbeddedPrompt(Embeds("float32", 4, bytes(32))))
+        assert world.client.pool.why_none(one) is None
+        for core in world.cores.values():
+            assert core.model is not None
+            core.model = msgspec.structs.replace(core.model, hidden_size=0)
+            core.send_status()
+        await until(lambda: all(link.hidden_size == 0 for link in world.client.pool.links.values()))
+        assert world.client.pool.why_none(sequence("ids")) is None
+        world.client.submit([one])
+        with pytest.raises(EngineDead, match=r"prompt_embeds is no longer enabled .* with --enable-prompt-embeds"):
+            await ids_of(one)
 
     run(tmp_path, story)
 

@@ -288,6 +288,20 @@ def test_the_default_length_suits_most_engines_and_the_longest_context_is_the_li
     asyncio.run(story())
 
 
+def test_a_gateway_takes_embeddings_while_one_of_its_engines_does(tmp_path: Path) -> None:
+    async def story() -> None:
+        cores = {"with": engine(tmp_path, "m"), "without": engine(tmp_path, "m")}
+        assert cores["without"].model is not None
+        cores["without"].model = msgspec.structs.replace(cores["without"].model, hidden_size=0)
+        async with running(tmp_path, cores) as service:
+            await until(lambda: service.text is not None and service.text.model.hidden_size == 4)
+            service.client.set_engines({"without": service.client.pool.links["without"].core})
+            cores["without"].send_status()
+            await until(lambda: service.text is not None and service.text.model.hidden_size == 0)
+
+    asyncio.run(story())
+
+
 def test_an_engine_that_is_lost_for_a_moment_still_counts_for_the_longest_context(tmp_path: Path) -> None:
     async def story() -> None:
         cores = {"short": engine(tmp_path, "m", 400), "long": engine(tmp_path, "m", 1000)}

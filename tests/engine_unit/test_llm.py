@@ -184,6 +184,11 @@ def test_adapters_are_refused_because_no_prompt_can_name_one(folder: Path) -> No
         LLM(str(folder), adapters=["a=/a"])
 
 
+def test_prompts_of_embeddings_are_refused_because_no_prompt_can_be_one(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="enable_prompt_embeds: no prompt of LLM can be embeddings; leave it out"):
+        LLM(str(folder), enable_prompt_embeds=True)
+
+
 def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="nothing-here"):
         LLM(str(tmp_path / "nothing-here"))

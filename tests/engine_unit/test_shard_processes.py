@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rt_embeds import EmbeddingRows
 from rt_stages import (
     UNTIL_PREEMPTED,
     RankProcesses,
@@ -63,8 +64,9 @@ def test_shards_compute_the_tokens_of_one_rank(
         ranks.load(stage_config(folder, pipeline, tensor_parallel_size=tensor))
         epoch = next(_epochs)
         ranks.join(epoch)
+        embedding = EmbeddingRows(folder) if pipeline == 2 else None  # of the greedy prompts
         engine = make_engine(ranks, epoch, depth=pipeline)
-        got = answers(engine, vocab_size, UNTIL_PREEMPTED)
+        got = answers(engine, vocab_size, UNTIL_PREEMPTED, embedding)
         assert engine.scheduler.counters.num_preemptions > 0
         assert ids_by_request(got) == ids_by_request(expected), (tensor, pipeline)
         values, right = (

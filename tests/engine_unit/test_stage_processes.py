@@ -17,6 +17,7 @@ import pytest
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.step import NewSlot, SlotStep, StepPlan
 from rayloom_engine.parallel.process_group import interface_towards
+from rt_embeds import EmbeddingRows
 from rt_stages import (
     UNTIL_PREEMPTED,
     RankProcesses,
@@ -65,11 +66,12 @@ def test_a_group_that_is_left_and_joined_again_computes_the_same(
 
 @pytest.mark.parametrize("lost", [0, 1])
 def test_after_a_rank_was_killed_the_other_keeps_its_weights_and_no_token_changes(
-    lost: int, stages: RankProcesses, expected: dict[str, list[int]]
+    lost: int, stages: RankProcesses, folder: Path, expected: dict[str, list[int]]
 ) -> None:
+    """Some prompts are embeddings. Only the first stage uses them, and gets them again after the loss."""
     _, before = stages.join(1)
     engine = make_engine(_DiesAtStep(stages, lost, at_step=7), depth=2)
-    outputs = answers_across_a_loss(engine, stages)
+    outputs = answers_across_a_loss(engine, stages, EmbeddingRows(folder))
     assert ids_by_request(outputs) == expected
     assert stages.join(3)[1] == before
 
@@ -156,7 +158,7 @@ class _DiesAtStep:
         self._stages.forget_all()
 
 
-def answers_across_a_loss(engine, stages: RankProcesses):
+def answers_across_a_loss(engine, stages: RankProcesses, embedding: EmbeddingRows):
     """Returns the result of `answers`. When the engine's step raises, the test makes a new process group."""
     step = engine.step
     losses = []
@@ -174,6 +176,6 @@ def answers_across_a_loss(engine, stages: RankProcesses):
             return []
 
     engine.step = step_or_rebuild
-    outputs = answers(engine, max_tokens=UNTIL_PREEMPTED)
+    outputs = answers(engine, max_tokens=UNTIL_PREEMPTED, embedding=embedding)
     assert len(losses) == 1
     return outputs

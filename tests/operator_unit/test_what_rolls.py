@@ -161,6 +161,7 @@ CHANGES: dict[str, tuple[Change, ...]] = {
     "engine.args.maxNumBatchedTokens": (yes(None, 512),),
     "engine.args.maxQueuedRequests": (yes(None, 4),),
     "engine.args.enablePriority": (yes(None, True),),
+    "engine.args.enablePromptEmbeds": (yes(None, True),),
     "engine.args.kvCacheMemoryBytes": (yes(None, 1 << 30),),
     "engine.args.numKvBlocks": (yes(None, 4096),),
     "engine.args.enablePrefixCaching": (yes(None, False),),

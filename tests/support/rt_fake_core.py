@@ -112,6 +112,7 @@ class FakeCore:
             dtype="float32",
             compute_dtype="float32",
             weight_bytes=4000,
+            hidden_size=4,
         )
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: dict[str, asyncio.Task[None]] = {}

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from rt_ports import free_ports
+from rt_ports import free_port, free_ports
 from rt_server import START_EVERY_S, wait_until
 
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
@@ -110,3 +110,45 @@ def _is_ready(gateway: Gateway) -> bool:
         return httpx.get(f"{gateway.api_url}/ready", timeout=20.0).status_code == 200
     except httpx.HTTPError:
         return False
+
+
+class Engines:
+    """Two engines that can be killed and restarted at the same ports."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        """`arguments`: flags of both engines."""
+        self.folder = folder
+        self._arguments = arguments
+        self.ports = {"first": free_port(), "second": free_port()}
+        self._admin_ports = {name: free_port() for name in self.ports}
+        self.programs: dict[str, Program] = {}
+
+    def start(self, name: str) -> None:
+        port, key = str(self.ports[name]), str(write_key(self.folder))
+        flags = [
+            "--port",
+            "0",
+            "--admin-port",
+            str(self._admin_ports[name]),
+            "--front-port",
+            port,
+            "--front-key-file",
+            key,
+        ]
+        self.programs[name] = start(self.folder, name, "serve", *self._arguments, *flags)
+
+    def counted(self) -> tuple[int, int, int]:
+        """(finished requests, failed requests, first tokens), summed over the statuses of all engines."""
+        each = [counted(f"http://127.0.0.1:{port}") for port in self._admin_ports.values()]
+        finished, failed, first_tokens = map(sum, zip(*each, strict=True))
+        return finished, failed, first_tokens
+
+    def stop(self) -> None:
+        for program in self.programs.values():
+            program.kill()
+
+
+def counted(admin_url: str) -> tuple[int, int, int]:
+    """(finished requests, failed requests, first tokens) in a /status document."""
+    requests = httpx.get(f"{admin_url}/status", timeout=20.0).json()["requests"]
+    return requests["finished"], requests["failed"], requests["first_token_seconds"]["+Inf"]

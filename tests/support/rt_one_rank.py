@@ -51,7 +51,7 @@ def greedy(
         generated = list(resumed[index]) if resumed else []
         ids[str(index)] = generated
         sequence = EngineSequence(
-            request_id=str(index), prompt_ids=tuple(prompt), params=params, eos_token_ids=(), generated_ids=generated
+            request_id=str(index), prompt_ids=prompt, params=params, eos_token_ids=(), generated_ids=generated
         )
         engine.add(sequence, is_resume=bool(resumed))
     while engine.has_unfinished:

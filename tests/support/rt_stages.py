@@ -34,6 +34,7 @@ from rayloom_engine.worker.loaded_rank import LoadedRank
 from rayloom_engine.worker.masks import Masks
 from rayloom_engine.worker.runner import Runner
 from rayloom_engine.worker.start import find_model, load_rank, part_of, warm_up
+from rt_embeds import EmbeddingRows
 from rt_forks import forking_context
 
 EPOCH = 1
@@ -133,9 +134,12 @@ def make_engine(
     return Engine(Scheduler(config, epoch, grammars=grammars), executor, clock=time.monotonic)
 
 
-def answers(engine: Engine, vocab_size: int = 256, max_tokens: int = 20) -> dict[str, list[SequenceOutput]]:
+def answers(
+    engine: Engine, vocab_size: int = 256, max_tokens: int = 20, embedding: EmbeddingRows | None = None
+) -> dict[str, list[SequenceOutput]]:
     """The outputs of a set of requests: greedy, seeded, forked, with a shared prefix, with logprobs.
 
+    `embedding`: the greedy requests have the embeddings of their token ids as prompts. Their tokens are the same.
     With 12 tokens or fewer, `make_engine`'s blocks are enough for these requests, so no request is preempted.
     """
     greedy = DecodingParams(max_tokens=max_tokens, temperature=0.0)
@@ -153,7 +157,8 @@ def answers(engine: Engine, vocab_size: int = 256, max_tokens: int = 20) -> dict
         ),
     }
     outputs: dict[str, list[SequenceOutput]] = {name: [] for name in prompts}
-    for name, (prompt, params, fork_of) in prompts.items():
+    for name, (ids, params, fork_of) in prompts.items():
+        prompt = ids if embedding is None or params is not greedy else embedding.prompt(ids)
         engine.add(Sequence(request_id=name, prompt_ids=prompt, params=params, fork_of=fork_of))
     while engine.has_unfinished:
         for output in engine.step():

@@ -105,6 +105,7 @@ def served_model(
         quantization=rank.quantization,
         weight_bytes=weight_bytes,
         commit=found.resolved.commit,
+        hidden_size=found.shape.hidden_size if config.enable_prompt_embeds else 0,
     )
     if config.front_port is None:
         return served

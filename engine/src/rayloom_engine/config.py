@@ -183,6 +183,11 @@ class EngineConfig(BaseModel):
         description="Obey the field `priority` of requests: among those of one API key the lower number runs first. "
         "Without it a request with a priority other than 0 is refused.",
     )
+    enable_prompt_embeds: bool = Field(
+        False,
+        description="Accept prompts of embeddings: the field `prompt_embeds` of /v1/completions. A request of 1000 "
+        "positions has some megabytes, see max_body_bytes.",
+    )
     kv_cache_memory_bytes: int | None = Field(
         None, ge=1, description="Bytes for KV blocks. Default: computed from free memory (cgroup limit respected)."
     )

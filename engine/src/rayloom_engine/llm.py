@@ -127,6 +127,10 @@ class LLM:
                 "adapters: no prompt of LLM can name an adapter; leave adapters and allow_runtime_lora_updating out, "
                 "or use `rayloom-engine serve`"
             )
+        if config.enable_prompt_embeds:
+            raise ConfigError(
+                "enable_prompt_embeds: no prompt of LLM can be embeddings; leave it out, or use `rayloom-engine serve`"
+            )
         built = build_engine(config, epoch=1, progress=no_progress)
         folder = Path(built.model.path)
         self._engine = built.engine

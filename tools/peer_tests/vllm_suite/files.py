@@ -59,7 +59,9 @@ EXCEPTIONS = {
         "wants no cached token of a first prompt. Here a prefix is found from 16 tokens on, so SmolLM2's system "
         "message, which earlier tests computed, is cached; on a CPU vLLM finds prefixes of 128"
     ),
-    "test_prompt_validation.py::test_empty_prompt": "sends `prompt_embeds`, a field of vLLM; the 400 says so",
+    "test_prompt_validation.py::test_empty_prompt": (
+        "wants vLLM's words for an empty `prompt_embeds`; our 400 names the field"
+    ),
     "test_chat.py::test_long_seed": "wants a type of Pydantic's errors; the 400 says what is allowed",
     "test_chat.py::test_invocations": "`/invocations` is the path of SageMaker's containers; OpenAI's API has none",
     "test_chat.py::test_response_format_json_schema": (

@@ -19,6 +19,7 @@ _SERVING_ONLY = (
     *("root_path", "metrics_prefix", "ui", "front_host", "front_port", "front_key_file"),
     *("front_tls_cert_file", "front_tls_key_file", "front_tls_ca_file", "front_tls_mode"),
     *("adapters", "max_loras", "max_lora_rank", "allow_runtime_lora_updating", "managed_adapters"),
+    "enable_prompt_embeds",
 )
 _ALIASES = {"adapters": ("--lora", "--lora-modules")}  # field -> further names of its flag
 _METAVARS = {"adapters": "NAME=PATH"}  # field -> placeholder of its value; by default the last word of the field

@@ -7,6 +7,8 @@ import struct
 from array import array
 from collections.abc import Iterable, Sequence
 
+from rayloom_engine.core.embeds import Embeds
+
 
 def block_hash(parent: bytes, token_ids: Sequence[int], extra: bytes) -> bytes:
     """Returns the hash of a full block's tokens and of all earlier tokens: 16 bytes, the same in every process and run.
@@ -21,26 +23,41 @@ def block_hash(parent: bytes, token_ids: Sequence[int], extra: bytes) -> bytes:
 
 
 def next_block_hash(
-    hashes: Sequence[bytes], token_ids: Sequence[int], cache_key: bytes, adapter_digest: bytes = b""
+    hashes: Sequence[bytes],
+    token_ids: Sequence[int],
+    cache_key: bytes,
+    adapter_digest: bytes = b"",
+    embeds_digest: bytes = b"",
 ) -> bytes:
     """Returns the hash of a sequence's next block. `hashes`: hashes of all blocks before this block, in order.
 
     `token_ids`: tokens of this block alone. `cache_key`: only sequences with equal keys share blocks. `adapter_digest`:
     digest of the adapter with which the block is computed, empty without an adapter. The hash of the first block
-    contains `cache_key` and `adapter_digest`, so all later hashes depend on them.
+    contains `cache_key` and `adapter_digest`, so all later hashes depend on them. `embeds_digest`: digest of the
+    embeddings in this block, for which `token_ids` has placeholders; empty if all positions have token ids.
     """
+    embeds = ("embeds", embeds_digest)
     if hashes:
-        return block_hash(hashes[-1], token_ids, b"")
-    return block_hash(b"", token_ids, encode_extra([("salt", cache_key), ("adapter", adapter_digest)]))
+        return block_hash(hashes[-1], token_ids, encode_extra([embeds]))
+    return block_hash(b"", token_ids, encode_extra([("salt", cache_key), ("adapter", adapter_digest), embeds]))
 
 
 def prompt_hashes(
-    token_ids: Sequence[int], block_size: int, cache_key: bytes, adapter_digest: bytes = b""
+    token_ids: Sequence[int],
+    block_size: int,
+    cache_key: bytes,
+    adapter_digest: bytes = b"",
+    embeds: Embeds | None = None,
 ) -> list[bytes]:
-    """Returns the hashes under which a scheduler registers the full blocks of a prompt, in order."""
+    """Returns the hashes under which a scheduler registers the full blocks of a prompt, in order.
+
+    `embeds`: embeddings of all positions, for which `token_ids` has placeholders.
+    """
     hashes: list[bytes] = []
     for end in range(block_size, len(token_ids) + 1, block_size):
-        hashes.append(next_block_hash(hashes, token_ids[end - block_size : end], cache_key, adapter_digest))
+        start = end - block_size
+        digest = b"" if embeds is None else embeds.rows(start, end).digest()
+        hashes.append(next_block_hash(hashes, token_ids[start:end], cache_key, adapter_digest, digest))
     return hashes
 
 

@@ -51,6 +51,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 
 from rayloom_engine.core.block_pool import BlockPool
+from rayloom_engine.core.embeds import most_plan_bytes
 from rayloom_engine.core.load import LoadCount, SchedulerLoad
 from rayloom_engine.core.output import SequenceOutput, output_of
 from rayloom_engine.core.planning.running import RunningSequences
@@ -94,7 +95,6 @@ class Scheduler:
         self._planner = StepPlanner(
             config, self._sequences, self._running, self._waiting, self.counters, self.in_flight
         )
-
         self._drafts = None
         if config.speculation is not None:
             self._drafts = StepDrafts(config, self._running, make_drafter, grammars)
@@ -234,7 +234,8 @@ class Scheduler:
         if num_groups > 1:
             budget = fair_share(self._num_tokens_left(), num_groups, budget)
             max_decodes = -(-sum(1 for s in self._running if s.num_tokens - s.num_computed <= 1) // num_groups)
-        return StepBuilder(budget=budget, max_decodes=max_decodes)
+        most_embeds_bytes = most_plan_bytes(self.config.depth, len(self._in_flight))
+        return StepBuilder(budget=budget, max_decodes=max_decodes, most_embeds_bytes=most_embeds_bytes)
 
     def update(self, result: StepResult) -> list[SequenceOutput]:
         """Applies the result of the oldest plan in flight: appends sampled ids and finishes complete sequences.
@@ -242,8 +243,7 @@ class Scheduler:
         Sequences that are corrupt, or whose grammar or adapter has failed, are ended first. The other entries of these
         sequences, in this result and in later results, are ignored.
         """
-        plan = self._in_flight[0].plan
-        sequences = self._in_flight[0].sequences
+        plan, sequences = self._in_flight[0].plan, self._in_flight[0].sequences
         assert (result.step_id, result.epoch) == (plan.step_id, plan.epoch), "a result out of order"
         self._in_flight.popleft()
         outputs = self._end_corrupt([sequences[slot] for slot in result.corrupt_slots])

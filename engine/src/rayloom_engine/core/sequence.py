@@ -14,6 +14,7 @@ import msgspec
 
 from rayloom_engine.core.block_hash import next_block_hash
 from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core.embeds import Embeds, embeds_of
 from rayloom_engine.core.speculation.draft_grammars import DraftGrammar
 from rayloom_engine.core.speculation.drafter import Drafter
 from rayloom_engine.core.step import NewSlot, TokenLogprobs
@@ -63,9 +64,10 @@ class Sequence:
         """`fork_of`: request id of a sequence with the same prompt, whose blocks this sequence may share.
 
         Pass the same tuple as `prompt_ids` for sequences with the same prompt: the scheduler compares identities first.
+        An EmbeddedPrompt as `prompt_ids` is a prompt of embeddings.
         """
         self.request_id = request_id
-        self.prompt_ids = tuple(prompt_ids)
+        self.prompt_ids = prompt_ids if isinstance(prompt_ids, tuple) else tuple(prompt_ids)
         self.token_ids = [*prompt_ids, *generated_ids]
         self.num_prompt_tokens = len(prompt_ids)
         if generated_ids:
@@ -110,6 +112,11 @@ class Sequence:
         self.wants_prompt_logprobs = params.prompt_logprobs is not None
         self.prompt_logprobs: list[TokenLogprobs] = []  # logprobs of the prompt's positions 1, 2, ... in order
         self._hashes: list[bytes] = []  # hashes of the full blocks of token_ids, in order
+
+    @property
+    def embeds(self) -> Embeds | None:
+        """The embeddings of the prompt; None for a prompt of token ids."""
+        return embeds_of(self.prompt_ids)
 
     @property
     def num_tokens(self) -> int:
@@ -172,8 +179,20 @@ class Sequence:
             start = len(self._hashes) * block_size
             token_ids = self.token_ids[start : start + block_size]
             digest = self.params.adapter_digest
-            self._hashes.append(next_block_hash(self._hashes, token_ids, self.cache_key, digest))
+            embeds = self.embeds_at(start, block_size)
+            embeds_digest = b"" if embeds is None else embeds.digest()
+            self._hashes.append(next_block_hash(self._hashes, token_ids, self.cache_key, digest, embeds_digest))
         return self._hashes[first:num_blocks]
+
+    def embeds_at(self, start: int, num: int) -> Embeds | None:
+        """Returns the embeddings of the positions [start, start + num), which may end after the prompt.
+
+        None if none of these positions has an embedding.
+        """
+        embeds = self.embeds
+        if embeds is None or start >= self.num_prompt_tokens:
+            return None
+        return embeds.rows(start, start + num)
 
     def adopt_hashes(self, other: Sequence, block_size: int) -> None:
         """Copies the prompt's block hashes from `other`, if both sequences have the same prompt and share a cache."""
@@ -229,6 +248,7 @@ class Sequence:
             prompt_of=None if known is None else known.sequence.slot,
             token_ids=tuple(self.token_ids[num_known_tokens:]),
             num_prompt_tokens=self.num_prompt_tokens,
+            has_embeds=self.embeds is not None,
             num_shared_blocks=num_known_blocks,
             block_table=tuple(self.block_ids[num_known_blocks:]),
             has_grammar_of_prompt=has_known_grammar,

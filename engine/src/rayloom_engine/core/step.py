@@ -6,6 +6,7 @@ If the ranks have a slot with the same prompt, NewSlot names that slot. So the p
 choices. A rank reads token ids from plans, even ids that it has sampled itself. The earlier stages of a pipeline do not
 sample, so they have no other source of ids, and all stages work alike. Placeholders (`SlotStep.num_placeholders`) are
 the exception. Only the rank of an engine with a single rank gets placeholders, because it samples every token itself.
+The other kind of placeholder, `embeds.PLACEHOLDER_ID`, is the token id of a position with an embedding.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import msgspec
 
 from rayloom_engine.core.adapter import AdapterLoad
 from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core.embeds import Embeds
 
 
 class NewSlot(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,6 +25,7 @@ class NewSlot(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     token_ids: tuple[int, ...]  # prompt and generated ids; without the prompt if `prompt_of` is given
     num_prompt_tokens: int
+    has_embeds: bool = False  # True: the prompt is one of embeddings, and its ids are placeholders
     # KV block ids, in order of position; append-only until the slot is freed. Entries before the sliding window of the
     # next token are never read: their blocks are released and may belong to another sequence.
     block_table: tuple[int, ...]
@@ -50,6 +53,10 @@ class SlotStep(msgspec.Struct, frozen=True, kw_only=True):
     # the first draft token that differs from the sampled token.
     draft_token_ids: tuple[int, ...] = ()
     samples: bool = False  # True: the slot's newest token is computed, so the rank samples the next token
+    # Embeddings of the first of these positions, up to the end of the step or of the prompt. Only the ranks of the
+    # first stage use them. A rank keeps no embeddings: the core sends those of each step, so that a chunk, a sequence
+    # that was preempted and a replay need nothing else.
+    embeds: Embeds | None = None
 
 
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import msgspec
 
+from rayloom_engine.core.embeds import check_embeds
 from rayloom_engine.core.engine import Engine
 from rayloom_engine.core.output import SequenceOutput
 from rayloom_engine.core.probe import is_probe
@@ -245,9 +246,29 @@ class Core:
             self._gateways.failed(request_id)
             self._refuse(source, submit.sequence_id, "poison", _POISON)
             return
+        try:
+            check_embeds(submit.embeds, self.model.hidden_size)
+            sequence = self._sequence(connection, request_id, submit)
+            check_token_ids(sequence.token_ids, self.model.vocab_size)
+            output = self._engine.add(sequence, submit.is_resume)
+        except QueueFull as error:
+            self._gateways.forget(request_id)
+            self._refuse(source, submit.sequence_id, "queue_full", str(error), error.retry_after_s)
+        except RequestError as error:
+            self._gateways.forget(request_id)
+            num_tokens = len(submit.prompt_ids) + len(submit.generated_ids)
+            is_too_long = num_tokens >= self._engine.scheduler.config.max_model_len
+            reason = "too_long" if is_too_long else "invalid"
+            self._refuse(source, submit.sequence_id, reason, str(error))
+        else:
+            if output is not None:
+                self._send([output])
+
+    def _sequence(self, connection: int, request_id: str, submit: Submit) -> Sequence:
+        """Returns the sequence that a Submit describes. Its embeddings were checked."""
         sequence = Sequence(
             request_id=request_id,
-            prompt_ids=submit.prompt_ids,
+            prompt_ids=submit.prompt(),
             generated_ids=submit.generated_ids,
             params=submit.params,
             eos_token_ids=self.model.eos_token_ids,
@@ -262,20 +283,7 @@ class Core:
             ),
         )
         self._end_drafts_after_death(sequence)
-        try:
-            check_token_ids(sequence.token_ids, self.model.vocab_size)
-            output = self._engine.add(sequence, submit.is_resume)
-        except QueueFull as error:
-            self._gateways.forget(request_id)
-            self._refuse(source, submit.sequence_id, "queue_full", str(error), error.retry_after_s)
-        except RequestError as error:
-            self._gateways.forget(request_id)
-            is_too_long = sequence.num_tokens >= self._engine.scheduler.config.max_model_len
-            reason = "too_long" if is_too_long else "invalid"
-            self._refuse(source, submit.sequence_id, reason, str(error))
-        else:
-            if output is not None:
-                self._send([output])
+        return sequence
 
     def _send(self, outputs: list[SequenceOutput]) -> None:
         """Sends each front the outputs of its sequences, with the front's own sequence ids."""

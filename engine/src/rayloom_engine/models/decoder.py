@@ -27,6 +27,7 @@ from rayloom_engine.layers.linear_spec import LinearSpec
 from rayloom_engine.layers.mlp import GatedMlp
 from rayloom_engine.layers.schemes import WeightScheme
 from rayloom_engine.models.decoder_spec import DecoderSpec
+from rayloom_engine.models.given_rows import GivenRows
 from rayloom_engine.models.rope.angles import RotaryAngles
 from rayloom_engine.models.shape import ModelShape
 from rayloom_engine.models.torch_adapters import TorchAdapters
@@ -154,6 +155,7 @@ class CausalLM:
         cache: KvPages,
         group: TensorGroup[torch.Tensor] = _ONE_RANK,
         wanted_rows: Sequence[int] | None = None,
+        given: GivenRows[torch.Tensor] | None = None,
     ) -> torch.Tensor:
         weights = self._weights
         rms_norm = self.kernels.rms_norm
@@ -164,7 +166,9 @@ class CausalLM:
             slot_mapping_T=batch.slot_mapping_T,
             cache=cache,
         )
-        residual_TD = inputs if weights.embedding_VD is None else self._embed(inputs, weights.embedding_VD, group)
+        residual_TD = inputs
+        if weights.embedding_VD is not None:
+            residual_TD = self._embed(inputs, weights.embedding_VD, group, given)
         if self.shape.traits.has_updates:
             self._add_layers(residual_TD, step, group)
             return residual_TD if weights.final_norm_D is None else rms_norm(residual_TD, weights.final_norm_D, eps)
@@ -229,10 +233,21 @@ class CausalLM:
         )
 
     def _embed(
-        self, token_ids_T: torch.Tensor, embedding_VD: torch.Tensor, group: TensorGroup[torch.Tensor]
+        self,
+        token_ids_T: torch.Tensor,
+        embedding_VD: torch.Tensor,
+        group: TensorGroup[torch.Tensor],
+        given: GivenRows[torch.Tensor] | None,
     ) -> torch.Tensor:
+        traits = self.shape.traits
         rows_TD = self._rows(token_ids_T, embedding_VD, group)
-        return rows_TD if self.shape.traits.embedding_scale == 1.0 else rows_TD.mul_(self._embedding_scale)
+        if given is not None and not traits.has_scaled_embeds:
+            rows_TD[given.rows_G] = given.embeds_GD.to(rows_TD.dtype)
+        if traits.embedding_scale != 1.0:
+            rows_TD.mul_(self._embedding_scale)
+        if given is not None and traits.has_scaled_embeds:
+            rows_TD[given.rows_G] = given.embeds_GD.to(rows_TD.dtype)
+        return rows_TD
 
     def _rows(
         self, token_ids_T: torch.Tensor, embedding_VD: torch.Tensor, group: TensorGroup[torch.Tensor]

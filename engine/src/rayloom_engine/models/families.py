@@ -204,6 +204,7 @@ def read_traits(
         return dataclasses.replace(
             traits,
             embedding_scale=float(hidden_size**0.5),
+            has_scaled_embeds=True,
             score_scale=config.number("query_pre_attn_scalar", default=256.0, at_most=_MAX_SCALE) ** -0.5,
             score_cap=_cap(config, "attn_logit_softcapping", score_cap),
             logit_cap=_cap(config, "final_logit_softcapping", logit_cap),

@@ -14,6 +14,7 @@ from rayloom_engine.kernels.attention import AttentionBatch
 from rayloom_engine.kernels.kernel_set import KernelSet
 from rayloom_engine.kv.cache import KvPages
 from rayloom_engine.kv.layout import KvLayout
+from rayloom_engine.models.given_rows import GivenRows
 from rayloom_engine.models.shape import ModelShape
 from rayloom_engine.parallel.model_part import ModelPart
 from rayloom_engine.parallel.tensor_group import TensorGroup
@@ -54,6 +55,7 @@ class RankModel(Protocol):
         cache: KvPages,
         group: TensorGroup[torch.Tensor],
         wanted_rows: Sequence[int] | None = None,
+        given: GivenRows[torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """Returns hidden states [T, D].
 
@@ -67,6 +69,9 @@ class RankModel(Protocol):
 
         `wanted_rows`: ascending rows of the last stage's result that the caller reads; None: all. Rows that are not
         wanted are undefined.
+
+        `given`: embeddings that replace those of tokens in `inputs`, in the first stage. They are rounded to the type
+        of the hidden states.
         """
 
     def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:

@@ -21,6 +21,9 @@ class Traits:
     has_wide_qk_norm: bool = False  # the norms of queries and keys each normalise all heads together
     is_fused: bool = False  # the checkpoint has one matrix for q, k and v, and one for gate and up
     embedding_scale: float = 1.0
+    # The embeddings that a client gives are scaled already, as those of the model's embedding module in transformers
+    # are. False: they are scaled here, like looked-up rows.
+    has_scaled_embeds: bool = False
     residual_scale: float = 1.0  # factor of the outputs that attention and MLP add to the residual stream
     score_scale: float | None = None  # factor of the products of queries and keys; None: 1 / sqrt(head size)
     score_cap: float | None = None  # a score s becomes cap * tanh(s / cap); None: it stays s

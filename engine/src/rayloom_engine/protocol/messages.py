@@ -22,6 +22,7 @@ import msgspec
 
 from rayloom_engine.core.adapter import AdapterReport, NeededAdapter, ServedAdapter
 from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core.embeds import EmbeddedPrompt, Embeds
 from rayloom_engine.core.load import SchedulerLoad
 from rayloom_engine.core.output import SequenceOutput as SequenceOutput
 from rayloom_engine.core.stats import SchedulerStats
@@ -67,18 +68,28 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
     tenant: str = ""  # the tenant whose share of slots and queue is used; empty unless there are several API keys
     cache_key: bytes = b""  # only sequences with equal keys share cached prefixes; at most 64 bytes
     attempt: int = 0  # how often the sequence was submitted before; outputs and refusals contain this number
+    # Embeddings of all positions of the prompt; `prompt_ids` has placeholders. Sent only to a core whose ServedModel
+    # has a hidden_size, because an older core would compute the placeholders.
+    embeds: Embeds | None = None
+
+    def prompt(self) -> tuple[int, ...]:
+        """Returns the prompt: `prompt_ids`, or an EmbeddedPrompt."""
+        return self.prompt_ids if self.embeds is None else EmbeddedPrompt(self.embeds)
 
 
 class SubmitChoices(msgspec.Struct, frozen=True, tag="submit_choices"):
     """Several Submits with the same prompt and the same grammar. Prompt and grammar are sent only once."""
 
     prompt_ids: tuple[int, ...]
-    submits: tuple[Submit, ...]  # prompt_ids and grammar of each are empty
+    submits: tuple[Submit, ...]  # prompt_ids, embeds and grammar of each are empty
     grammar: str = ""
+    embeds: Embeds | None = None  # as in Submit
 
     def with_prompt(self) -> list[Submit]:
-        """Returns the Submits, each with the same tuple of prompt ids and the same grammar."""
-        submits = [msgspec.structs.replace(submit, prompt_ids=self.prompt_ids) for submit in self.submits]
+        """Returns the Submits, each with the same tuple of prompt ids, the same embeddings and the same grammar."""
+        submits = [
+            msgspec.structs.replace(submit, prompt_ids=self.prompt_ids, embeds=self.embeds) for submit in self.submits
+        ]
         if not self.grammar:
             return submits
         return [
@@ -214,6 +225,7 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
     commit: str | None = None
     fingerprint: Fingerprint | None = None  # None: the engine has no port for gateways
     text_files: tuple[TextFile, ...] = ()
+    hidden_size: int = 0  # width of the embeddings in prompts; 0: the engine takes no prompts of embeddings
 
 
 class RankReport(msgspec.Struct, frozen=True, kw_only=True):

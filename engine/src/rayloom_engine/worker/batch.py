@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from rayloom_engine.core.step import SlotStep
 from rayloom_engine.kv.paged_batch import PagedBatch
+from rayloom_engine.models.given_rows import EmbedsAt
 from rayloom_engine.worker.block_tables import BlockTables
 from rayloom_engine.worker.slots import Slot
 
@@ -23,6 +24,7 @@ class InputBatch:
     positions_T: npt.NDArray[np.int64]  # from 0 in each sequence
     ends: list[int]  # for each sequence, the index in T after its last token
     attention: PagedBatch
+    embeds: tuple[EmbedsAt, ...] = ()  # given rows of embeddings; `token_ids_T` has placeholders there
 
 
 def build_batch(
@@ -63,6 +65,11 @@ def build_batch(
         token_ids_T=token_ids_T,
         positions_T=positions_T,
         ends=ends,
+        embeds=tuple(
+            EmbedsAt(end - step.num_tokens, step.embeds)
+            for (step, _), end in zip(ordered, ends, strict=True)
+            if step.embeds is not None
+        ),
         attention=PagedBatch(
             query_lens=tuple(query_lens),
             context_lens=tuple(context_lens_S.tolist()),

@@ -85,7 +85,8 @@ def _sampling(slot: Slot, vocab_size: int, arrays: list[npt.NDArray[np.generic]]
         arrays.append(array)
         return array.ctypes.data
 
-    has_penalty = params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty
+    token_ids, repetition_penalty = _penalised(slot)
+    has_penalty = repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty
     banned_ids = bias_ids = biases = num_banned = 0
     banned = all_banned_ids(slot, vocab_size) if slot.allowed is None else None
     if banned is not None:
@@ -97,7 +98,7 @@ def _sampling(slot: Slot, vocab_size: int, arrays: list[npt.NDArray[np.generic]]
         biases = address(np.array(values, dtype=np.float32))
     return (
         params.seed,
-        address(slot.token_ids) if has_penalty else 0,
+        address(token_ids) if has_penalty else 0,
         slot.num_prompt_tokens,
         slot.num_tokens,
         0 if slot.allowed is None else address(slot.allowed),
@@ -110,7 +111,22 @@ def _sampling(slot: Slot, vocab_size: int, arrays: list[npt.NDArray[np.generic]]
         params.top_p,
         params.min_p,
         params.temperature,
-        params.repetition_penalty,
+        repetition_penalty,
         params.presence_penalty,
         params.frequency_penalty,
     )
+
+
+def _penalised(slot: Slot) -> tuple[npt.NDArray[np.int64], float]:
+    """Returns the token ids for penalties, and the repetition penalty.
+
+    The library applies the repetition penalty to all these ids. So placeholders of embeddings are replaced by a
+    generated id, to which the penalty applies anyway; without a generated id there is nothing to penalise.
+    """
+    if not slot.has_embeds or slot.params.repetition_penalty == 1.0:
+        return slot.token_ids, slot.params.repetition_penalty
+    if not slot.num_generated:
+        return slot.token_ids, 1.0
+    token_ids = slot.token_ids.copy()
+    token_ids[: slot.num_unknown] = token_ids[slot.num_unknown]
+    return token_ids, slot.params.repetition_penalty

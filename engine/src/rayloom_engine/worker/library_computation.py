@@ -20,6 +20,7 @@ from rayloom_engine.kv.layout import KvLayout
 from rayloom_engine.kv.library_pages import LibraryPages
 from rayloom_engine.models.adapters.memory import adapter_bytes
 from rayloom_engine.models.checkpoint.progress import Progress
+from rayloom_engine.models.given_rows import given_rows
 from rayloom_engine.models.on_library.decoder import BLOCK_SIZE, HIDDEN_TYPE, LibraryDecoder
 from rayloom_engine.models.on_library.loader import load_decoder
 from rayloom_engine.models.on_library.matrix import WeightFormat
@@ -62,7 +63,8 @@ class LibraryComputation:
         wanted_rows: Sequence[int] | None,
     ) -> Array:
         inputs = batch.token_ids_T if received_TD is None else received_TD
-        return self._decoder.forward(inputs, batch.positions_T, batch.attention, self._cache, group, wanted_rows)
+        given = None if received_TD is not None else given_rows(batch.embeds)  # later stages look up no rows
+        return self._decoder.forward(inputs, batch.positions_T, batch.attention, self._cache, group, wanted_rows, given)
 
     def rows(self, array: Array, rows: Sequence[int]) -> Array:
         return array.take(rows, axis=0)

@@ -94,7 +94,7 @@ def adjust_logits(logits_V: torch.Tensor, slot: Slot) -> None:
         )
     if params.repetition_penalty != 1.0:
         # https://arxiv.org/abs/1909.05858 section 4.1. Negative logits are multiplied, so that they become smaller too.
-        seen = torch.from_numpy(np.unique(slot.token_ids[: slot.num_tokens])).to(logits_V.device)
+        seen = torch.from_numpy(np.unique(slot.token_ids[slot.num_unknown : slot.num_tokens])).to(logits_V.device)
         logits = logits_V[seen]
         penalty = params.repetition_penalty
         logits_V[seen] = torch.where(logits > 0, logits / penalty, logits * penalty)

@@ -23,6 +23,7 @@ class Slot:
         "allowed",
         "eos_token_ids",
         "form",
+        "has_embeds",
         "newest",
         "num_postponed",
         "num_prompt_tokens",
@@ -56,6 +57,7 @@ class Slot:
         self.eos_token_ids = new.eos_token_ids
         self.sampled_ids: list[int] = []  # ids that this rank has sampled and that no plan has sent yet, oldest first
         self.num_prompt_tokens = new.num_prompt_tokens
+        self.has_embeds = new.has_embeds
         num_known_tokens = 0 if known is None else new.num_prompt_tokens
         self.num_tokens = num_known_tokens + len(new.token_ids)
         self.token_ids: npt.NDArray[np.int64] = np.zeros(max(64, 2 * self.num_tokens), dtype=np.int64)
@@ -93,6 +95,7 @@ class Slot:
         ahead.eos_token_ids = self.eos_token_ids
         ahead.sampled_ids = []
         ahead.num_prompt_tokens = self.num_prompt_tokens
+        ahead.has_embeds = self.has_embeds
         ahead.num_tokens = self.num_tokens + num
         ahead.token_ids = self.token_ids
         ahead.newest = int(self.token_ids[ahead.num_tokens - 1])
@@ -119,6 +122,11 @@ class Slot:
         if self._completed is None:
             self._completed = self._bad_words.completed(self.token_ids[self.num_prompt_tokens : self.num_tokens])
         return self._completed
+
+    @property
+    def num_unknown(self) -> int:
+        """Number of leading entries of `token_ids` that are placeholders of embeddings; penalties must skip them."""
+        return self.num_prompt_tokens if self.has_embeds else 0
 
     @property
     def num_generated(self) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rayloom_engine.common.process import return_free_memory, without_garbage_collection
 from rayloom_engine.config import BLOCK_SIZE, EngineConfig
 from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core.embeds import most_step_rows
 from rayloom_engine.core.step import NewSlot, SlotStep, StepPlan
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.grammar.vocabulary import Vocabulary
@@ -21,6 +22,7 @@ from rayloom_engine.models.adapters.memory import adapter_token_bytes
 from rayloom_engine.models.adapters.support import REMOVE_IN_WORDS, check_adapters
 from rayloom_engine.models.checkpoint.progress import Progress
 from rayloom_engine.models.checkpoint.source import ResolvedModel, resolve
+from rayloom_engine.models.embeds_support import check_takes_embeds, embeds_step_bytes
 from rayloom_engine.models.int8_shape import check_groups, check_int8
 from rayloom_engine.models.measured_shape import MeasuredShape
 from rayloom_engine.models.reading import read_model_shape
@@ -77,6 +79,8 @@ def find_model(
     check_shards(shape, config.tensor_parallel_size)
     if config.takes_adapters:
         check_adapters(shape)
+    if config.enable_prompt_embeds:
+        check_takes_embeds(shape)
     if config.quantization == "int8":
         check_int8(shape, config.dtype, config.tensor_parallel_size)
     elif config.quantization == "auto" and shape.scheme is not None:
@@ -145,6 +149,8 @@ def load_rank(
     num_step_tokens = config.max_num_batched_tokens or (
         _CPU_STEP_TOKENS if loaded.device_type == "cpu" else _GPU_STEP_TOKENS
     )
+    if config.enable_prompt_embeds:
+        num_step_tokens = min(num_step_tokens, most_step_rows(shape.hidden_size))
     kv = _plan_cache(config, loaded, num_step_tokens, ranks_on_host)
     logger.info("%s", kv.explanation)
     return LoadedRank(
@@ -192,11 +198,12 @@ def _plan_cache(config: EngineConfig, loaded: LoadedPart, num_step_tokens: int, 
     most_len = free_bytes // demand.block_bytes * BLOCK_SIZE if shape.attention_span is None else demand.wanted_len
     step = LargestStep(num_tokens=num_step_tokens, num_rows=num_rows, context_len=min(demand.wanted_len, most_len))
     step_bytes = loaded.step_bytes(step)
+    embeds_bytes = embeds_step_bytes(shape, num_step_tokens) if config.enable_prompt_embeds else 0
     memory = RankMemory(
         free_bytes=free_bytes,
         is_cpu=is_cpu,
-        step_bytes=step_bytes.usual,
-        most_step_bytes=step_bytes.most,
+        step_bytes=step_bytes.usual + embeds_bytes,
+        most_step_bytes=step_bytes.most + embeds_bytes,
         adapters_bytes=_adapters_bytes(config, loaded, num_step_tokens),
         ranks_on_host=num_sharing,
     )

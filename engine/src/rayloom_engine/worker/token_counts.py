@@ -85,7 +85,7 @@ def _counts(slot: Slot, start: int) -> tuple[Ids, Ids]:
     addends = 2 * numbers.astype(np.int64)
     if start >= num_prompt:
         return ids, addends
-    prompt_ids = np.unique(slot.token_ids[start:num_prompt])
+    prompt_ids = np.unique(slot.token_ids[max(start, slot.num_unknown) : num_prompt])
     all_ids, places = np.unique(np.concatenate([ids, prompt_ids]), return_inverse=True)
     sums = np.zeros(len(all_ids), dtype=np.int64)
     np.add.at(sums, places, np.concatenate([addends, np.ones(len(prompt_ids), dtype=np.int64)]))

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy.typing as npt
 import torch
 
 from rayloom_engine.config import BLOCK_SIZE
@@ -28,6 +29,7 @@ from rayloom_engine.kv.layout import KvLayout
 from rayloom_engine.models.adapters.memory import adapter_bytes
 from rayloom_engine.models.adapters.support import needs_native
 from rayloom_engine.models.checkpoint.progress import Progress
+from rayloom_engine.models.given_rows import GivenRows, given_rows
 from rayloom_engine.models.loader import load_model
 from rayloom_engine.models.measured_shape import MeasuredShape
 from rayloom_engine.models.model import RankModel
@@ -96,7 +98,8 @@ class TorchComputation:
         group: TensorGroup[torch.Tensor],
         wanted_rows: Sequence[int] | None,
     ) -> torch.Tensor:
-        if self.graphs is not None and received_TD is None and self.graphs.fits(batch.attention):
+        can_repeat = received_TD is None and not batch.embeds  # a graph looks up the rows of all tokens
+        if self.graphs is not None and can_repeat and self.graphs.fits(batch.attention):
             return self.graphs.forward(batch)
         if self._adapters is not None:
             self._adapters.begin_step(batch.attention.adapters_T)
@@ -109,7 +112,9 @@ class TorchComputation:
             slot_mapping_T=torch.from_numpy(batch.attention.slot_mapping_T).to(device),
         )
         positions_T = torch.from_numpy(batch.positions_T).to(device)
-        return self._model.forward(inputs, positions_T, attention, self._cache, group, wanted_rows)
+        # Later stages look up no rows.
+        given = None if received_TD is not None else _on_device(given_rows(batch.embeds), device)
+        return self._model.forward(inputs, positions_T, attention, self._cache, group, wanted_rows, given)
 
     def rows(self, array: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
         return array[torch.tensor(rows, device=array.device)]
@@ -296,3 +301,9 @@ def _cpu_dtype(name: str) -> tuple[str, str]:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _on_device(given: GivenRows[npt.NDArray[Any]] | None, device: torch.device) -> GivenRows[torch.Tensor] | None:
+    if given is None:
+        return None
+    return GivenRows(torch.from_numpy(given.rows_G).to(device), torch.from_numpy(given.embeds_GD).to(device))

@@ -91,6 +91,11 @@ class EngineArgs(Part):
         description="Obey the field `priority` of requests: of two requests with the same API key, the one with the "
         "lower number runs first.",
     )
+    enable_prompt_embeds: bool | None = Field(
+        None,
+        description="Accept prompts of embeddings: the field `prompt_embeds` of /v1/completions, which is usually "
+        "larger than a text; see maxBodyBytes.",
+    )
     kv_cache_memory_bytes: int | None = Field(None, ge=1, description="Bytes for KV blocks.")
     num_kv_blocks: int | None = Field(None, ge=2, description="Number of KV blocks of 16 tokens.")
     enable_prefix_caching: bool | None = Field(None, description="Reuse KV blocks of equal prompt prefixes.")

@@ -26,13 +26,13 @@ LEAST_CHUNK = 64
 def chunk_of(sequence: Sequence, start: int, builder: StepBuilder, max_tokens: int, config: SchedulerConfig) -> int:
     """Returns how many tokens of the sequence, from position `start` on, the step of `builder` may compute.
 
-    At most `max_tokens`; 0 if their attention would cost too much.
+    At most `max_tokens`; 0 if their attention would cost too much, or if the step has no room for their embeddings.
     """
     num_taken = builder.num_tokens.get(sequence, 0)
     chunk = chunk_size(start, sequence.num_tokens, builder, config.max_num_batched_tokens, config.window, num_taken)
     if builder.prompt_time is not None:
         chunk = min(chunk, builder.prompt_time.most(start))
-    chunk = min(max_tokens, chunk)
+    chunk = builder.most_with_embeds(sequence, start, min(max_tokens, chunk))
     if builder.leaves_last_tokens and start + chunk == sequence.num_tokens and not sequence.num_generated:
         least = 0 if sequence in builder.num_tokens else 1
         return max(least, chunk - 1)

@@ -23,6 +23,7 @@ class StepBuilder:
     prompt_time: PromptTime | None = None  # limits the prompt tokens of all tenants; None = no limit
     # True if a prompt that could end in this step shall end in the next step (backlog.py)
     leaves_last_tokens: bool = False
+    most_embeds_bytes: int | None = None  # limit of the bytes of embeddings in the step; None = no limit
     num_kept_blocks: int = 0  # free blocks that admitted sequences may not use, because running prompts need them
     num_tokens: dict[Sequence, int] = field(default_factory=dict)  # scheduled sequence -> tokens to compute
     copies: dict[Sequence, tuple[int, int]] = field(default_factory=dict)  # sequence -> (from, to) block ids
@@ -32,6 +33,7 @@ class StepBuilder:
     # True if blocks ran out: a running sequence was preempted or must wait, so no sequence is admitted
     is_short: bool = False
     _prompt_tokens: dict[str, int] = field(default_factory=dict)  # tenant -> tokens counted against its share
+    _embeds_bytes: int = 0  # bytes of embeddings in the step, counted if there is a limit
     _chunks: dict[Sequence, list[tuple[int, int]]] = field(default_factory=dict)  # (start, tokens) of each chunk
 
     @property
@@ -50,9 +52,23 @@ class StepBuilder:
             return self.budget
         return max(0, min(self.budget, self.share - self._prompt_tokens.get(tenant, 0)))
 
+    def most_with_embeds(self, sequence: Sequence, start: int, num: int) -> int:
+        """Returns how many of the `num` tokens from position `start` on may be added, by the limit of embeddings.
+
+        One position may be added to a step without embeddings, however long its row is.
+        """
+        embeds = sequence.embeds
+        if self.most_embeds_bytes is None or embeds is None:
+            return num
+        most = max(0, self.most_embeds_bytes - self._embeds_bytes) // embeds.row_bytes
+        if not self._embeds_bytes:
+            most = max(1, most)
+        return num if sequence.num_prompt_tokens - start <= most else min(num, most)
+
     def take(self, sequence: Sequence, num: int, *, is_prompt: bool) -> None:
         """Adds `num` tokens of the sequence to the step."""
         num_before = self.num_tokens.get(sequence, 0)
+        self._embeds_bytes += self._bytes_of(sequence, num_before, num)
         self.num_tokens[sequence] = num_before + num
         self.budget -= num
         if is_prompt:
@@ -69,13 +85,23 @@ class StepBuilder:
 
     def drop(self, sequence: Sequence) -> None:
         """Removes the sequence from the step. Its tokens no longer count in the budget and in the limits of prompts."""
-        self.budget += self.num_tokens.pop(sequence, 0)
+        num_tokens = self.num_tokens.pop(sequence, 0)
+        self.budget += num_tokens
+        self._embeds_bytes -= self._bytes_of(sequence, 0, num_tokens)
         self.copies.pop(sequence, None)
         self.drafts.pop(sequence, None)
         for start, num in self._chunks.pop(sequence, ()):
             self._prompt_tokens[sequence.tenant] -= num
             if self.prompt_time is not None:
                 self.prompt_time.give_back(start, num)
+
+    def _bytes_of(self, sequence: Sequence, first: int, num: int) -> int:
+        """Returns the bytes of embeddings of the sequence's tokens [first, first + num) in this step."""
+        embeds = sequence.embeds
+        if self.most_embeds_bytes is None or embeds is None:
+            return 0
+        num_left = sequence.num_prompt_tokens - (sequence.num_computed + first)
+        return embeds.row_bytes * max(0, min(num, num_left))
 
     def to_plan(
         self,
@@ -132,6 +158,7 @@ class StepBuilder:
                     new_block_ids=new_block_ids,
                     draft_token_ids=draft,
                     samples=sequence.num_computed >= len(sequence.token_ids),
+                    embeds=sequence.embeds_at(start, num),
                 )
             )
         return StepPlan(

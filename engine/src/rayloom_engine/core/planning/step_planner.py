@@ -152,6 +152,8 @@ class StepPlanner:
             if sequence.state is not SequenceState.RUNNING:
                 continue  # it was preempted for an earlier sequence of this loop
             lack = len(sequence.token_ids) - sequence.num_computed
+            if lack <= 1 and not builder.most_with_embeds(sequence, sequence.num_computed, 1):
+                continue  # the last position of a prompt; the next step has room for its embedding
             if lack <= 1 and sequence.num_computed < len(sequence.block_ids) * self._config.block_size:
                 builder.take(sequence, 1, is_prompt=False)  # the usual decode: the last block has room
                 continue

@@ -58,6 +58,8 @@ def can_compute(link: EngineLink, sequence: ClientSequence, model: Fingerprint |
         return False
     if continuation(place.fingerprint or model, link.fingerprint) == "other model":
         return False
+    if sequence.embeds is not None and sequence.embeds.width != link.hidden_size:
+        return False
     return link.max_model_len is None or sequence.most_tokens <= link.max_model_len
 
 

@@ -84,6 +84,12 @@ class EngineLink:
         model = self.status.model if self.status is not None else None
         return None if model is None else model.max_model_len
 
+    @property
+    def hidden_size(self) -> int:
+        """Width of the embeddings that the engine takes as prompts; 0: it takes none, or has sent no status yet."""
+        model = self.status.model if self.status is not None else None
+        return 0 if model is None else model.hidden_size
+
     async def run(self) -> None:
         """Connects, receives messages, and reconnects when the connection ends. Runs until it is cancelled."""
         backoff_s = BACKOFF_MIN_S
@@ -106,8 +112,8 @@ class EngineLink:
 
     def send(self, data: bytes) -> None:
         """Sends messages. The link must be connected."""
-        # drain() is not awaited. The buffer stays small, because the number of accepted requests is limited. If the
-        # core is dead, the read loop ends the connection.
+        # drain() is not awaited. The buffer is bounded, because the number of accepted requests is limited, and so are
+        # the bytes of their embeddings (MAX_HELD_EMBEDS_BYTES). If the core is dead, the read loop ends the connection.
         self._send(data)
 
     async def _converse(self) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 
 from rayloom_engine.common.json_words import shown
+from rayloom_engine.core.embeds import FIELD
 from rayloom_engine.errors import AdapterFailed, EngineDead
 from rayloom_engine.front.core_link.adapter_choice import adapt, is_unloaded, may_load, with_adapter
 from rayloom_engine.front.core_link.engine_choice import (
@@ -150,7 +151,27 @@ class EnginePool:
                 f"the LoRA adapter in {shown(adapter.path)} was unloaded from every engine after the request came; "
                 "load it again, or name another model in 'model'"
             )
+        if self._takes_no_embeds(sequence):
+            return EngineDead(
+                f"{FIELD} is no longer enabled on any engine of this model; leave it out, or start the engines with "
+                "--enable-prompt-embeds"
+            )
         return None
+
+    def _takes_no_embeds(self, sequence: ClientSequence) -> bool:
+        """True if every engine is connected, and none of them takes the embeddings of `sequence`."""
+        embeds = sequence.embeds
+        return (
+            embeds is not None
+            and bool(self.links)
+            and all(
+                link.is_connected
+                and link.status is not None
+                and link.status.model is not None
+                and link.hidden_size != embeds.width
+                for link in self.links.values()
+            )
+        )
 
     def _has_another_model(self, sequence: ClientSequence) -> bool:
         """True if every engine is connected, and none of them serves the model that `sequence` needs."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rayloom_engine.core.block_hash import prompt_hashes
+from rayloom_engine.core.embeds import embeds_of
 from rayloom_engine.routing.prefix_index import cut_hashes
 from rayloom_engine.routing.rendezvous import TIE_BLOCKS, tie_key
 
@@ -41,6 +42,7 @@ def prompt_blocks(
     """
     is_whole = is_shared and block_size > 0
     size = block_size or _ASSUMED_BLOCK_SIZE
-    hashes = prompt_hashes(prompt_ids if is_whole else prompt_ids[: TIE_BLOCKS * size], size, *keys)
+    hashed_ids = prompt_ids if is_whole else prompt_ids[: TIE_BLOCKS * size]
+    hashes = prompt_hashes(hashed_ids, size, *keys, embeds_of(prompt_ids))
     key = tie_key(hashes, otherwise)
     return PromptBlocks(block_size, key, cut_hashes(hashes) if is_whole else ())

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from rayloom_engine.core.decoding import DecodingParams
+from rayloom_engine.core.embeds import Embeds, embeds_of
 from rayloom_engine.errors import QueueFull, RequestError
 from rayloom_engine.front.core_link.prompt_blocks import PromptBlocks, prompt_blocks
 from rayloom_engine.front.core_link.request_mailbox import Mailbox
@@ -43,6 +44,11 @@ class ClientSequence:
     place: Place = field(default_factory=lambda: Place())
     # None until the router has to choose between engines; all choices of a request share the blocks
     prompt_blocks: PromptBlocks | None = None
+
+    @property
+    def embeds(self) -> Embeds | None:
+        """The embeddings of the prompt; None for a prompt of token ids."""
+        return embeds_of(self.prompt_ids)
 
     @property
     def num_tokens(self) -> int:
@@ -164,6 +170,8 @@ def encoded(choices: list[ClientSequence], known: Collection[str] | None = None)
     """
     is_alone = len(choices) == 1
     grammar = choices[0].params.grammar
+    prompt_ids = choices[0].prompt_ids
+    embeds = choices[0].embeds
     submits = [
         Submit(
             sequence_id=sequence.sequence_id,
@@ -177,11 +185,12 @@ def encoded(choices: list[ClientSequence], known: Collection[str] | None = None)
             tenant=sequence.tenant,
             cache_key=sequence.cache_key,
             attempt=sequence.place.attempt,
+            embeds=sequence.embeds if is_alone else None,
         )
         for sequence in choices
     ]
     try:
-        return frame(submits[0] if is_alone else SubmitChoices(choices[0].prompt_ids, tuple(submits), grammar))
+        return frame(submits[0] if is_alone else SubmitChoices(prompt_ids, tuple(submits), grammar, embeds))
     except _ENCODING_ERRORS as error:
         raise RequestError(f"the request cannot be handed to the engine: {error}") from error
 

@@ -20,7 +20,7 @@ from rayloom_engine.tls_settings import TlsMode, TlsPaths, tls_paths
 FRONT_FIELDS = (
     *("served_model_name", "host", "port", "admin_host", "admin_port", "admin_token_file", "api_key_file"),
     *("cors_allowed_origins", "ui", "max_body_bytes", "max_output_tokens", "max_queued_requests", "enable_priority"),
-    *("max_logprobs", "enable_force_include_usage", "return_tokens_as_token_ids"),
+    *("max_logprobs", "enable_force_include_usage", "return_tokens_as_token_ids", "enable_prompt_embeds"),
     *("generation_config", "root_path", "metrics_prefix", "tool_parser", "reasoning_parser", "drain_seconds"),
     *("repeat_seconds", "log_level"),
 )

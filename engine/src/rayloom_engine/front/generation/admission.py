@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rayloom_engine.config import EngineConfig
+from rayloom_engine.core.embeds import embeds_of
 from rayloom_engine.core.planning.waiting_queue import has_room
 from rayloom_engine.errors import QueueFull, RequestError
 from rayloom_engine.front.core_link.core_client import CoreClient
@@ -16,6 +17,7 @@ MAX_PROMPT_LOGPROBS = 6_000_000
 # limit of log-probabilities of output tokens in one answer; not applied to requests with at most FEW_ALTERNATIVES for
 # each token
 MAX_LOGPROBS = MAX_PROMPT_LOGPROBS
+MAX_HELD_EMBEDS_BYTES = 1024**3  # bytes of embeddings in the prompts of all unfinished requests
 FEW_ALTERNATIVES = 20  # OpenAI's limit of alternatives for a token; up to this number, an answer may have any length
 
 
@@ -53,6 +55,32 @@ def check_room(config: EngineConfig, client: CoreClient, num_choices: int, tenan
         raise QueueFull(
             f"{num_own} sequences of this API key wait for {what}, and the queue's other places are "
             "kept for other keys; try again soon",
+            1,
+        )
+
+
+def check_embeds_room(client: CoreClient, prompts: Sequence[tuple[int, ...]], tenant: str) -> None:
+    """Raises QueueFull if the embeddings of all unfinished requests would take more than MAX_HELD_EMBEDS_BYTES.
+
+    The front keeps them for a replay, and the core until their sequences end. Choices of one prompt share them. A named
+    tenant may hold at most as many bytes as remain free, as in BodyBudget.
+    """
+    num_new = sum(len(embeds.data) for prompt in prompts if (embeds := embeds_of(prompt)))
+    if not num_new:
+        return
+    held = {id(embeds): (each.tenant, len(embeds.data)) for each in client.unfinished() if (embeds := each.embeds)}
+    num_held = sum(num for _, num in held.values())
+    if held and num_held + num_new > MAX_HELD_EMBEDS_BYTES:
+        raise QueueFull(
+            f"the embeddings of unfinished requests take {num_held} bytes, at most {MAX_HELD_EMBEDS_BYTES} are kept; "
+            "try again soon",
+            1,
+        )
+    num_own = sum(num for owner, num in held.values() if owner == tenant)
+    if tenant and held and num_held + num_own + 2 * num_new > MAX_HELD_EMBEDS_BYTES:
+        raise QueueFull(
+            f"the embeddings of this API key's unfinished requests take {num_own} bytes, and the rest of the "
+            f"{MAX_HELD_EMBEDS_BYTES} that are kept is for other keys; try again soon",
             1,
         )
 

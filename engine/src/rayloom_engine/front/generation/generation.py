@@ -13,10 +13,11 @@ from typing import Any
 
 import msgspec
 
+from rayloom_engine.core.embeds import embeds_of
 from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.front.core_link.request_mailbox import Items, Mailbox
 from rayloom_engine.front.core_link.sequences import ClientSequence, Place
-from rayloom_engine.front.generation.admission import check_num_choices, check_room
+from rayloom_engine.front.generation.admission import check_embeds_room, check_num_choices, check_room
 from rayloom_engine.front.generation.deltas import ChoiceDelta, ChoiceResult
 from rayloom_engine.front.generation.lane import Lane
 from rayloom_engine.front.generation.sink import DeltaSink
@@ -90,22 +91,29 @@ class Generation:
         generation = cls(service, request_id=request_id, prompts=prompts, params=params, caller=caller)
         num_choices = generation.num_choices
         check_num_choices(service.config, num_choices, caller.tenant)
-        check_room(service.config, service.client, num_choices, caller.tenant)
+        generation._check_room()
         service.lifecycle.enter()  # before the form is checked, so that a drain waits for the check
         try:
             form = params.structured_outputs
             if form is not None:
                 generation._form_warnings = await service.form_checks.check(params.grammar, form.field, caller.tenant)
-                check_room(service.config, service.client, num_choices, caller.tenant)  # other requests may have come
+                generation._check_room()  # other requests may have come
             # Make all lanes before submitting: outputs may arrive as soon as the first part is submitted.
             generation._lanes = [lane async for lane in generation._make_lanes(text, fresh_seed)]
             generation._unfinished = set(range(num_choices))
+            check_embeds_room(service.client, generation.prompts, caller.tenant)  # other requests may have come
             await generation.submit([lane.sequence for lane in generation._lanes])
             generation.observe_start(generation._lanes[0].sequence.params.max_tokens)
         except BaseException:
             generation.close()  # the handler has no Generation yet, and so cannot close it
             raise
         return generation
+
+    def _check_room(self) -> None:
+        """Raises QueueFull if there is no room for the request now."""
+        client, tenant = self._service.client, self.caller.tenant
+        check_room(self._service.config, client, self.num_choices, tenant)
+        check_embeds_room(client, self.prompts, tenant)
 
     @property
     def num_choices(self) -> int:
@@ -238,6 +246,7 @@ class Generation:
                 fresh_seed,
                 max_output_tokens=self._service.config.max_output_tokens,
             )
+            known_ids = () if embeds_of(prompt) else prompt  # placeholders of embeddings are no text
             leader: str | None = None
             for choice in range(self.params.n):
                 sequence = ClientSequence(
@@ -265,7 +274,7 @@ class Generation:
                 yield Lane(
                     sequence=sequence,
                     decoder=OutputDecoder(
-                        text.tokenizer, self.params, model.eos_token_ids, prompt, stops, text.kept_ids
+                        text.tokenizer, self.params, model.eos_token_ids, known_ids, stops, text.kept_ids
                     ),
                 )
                 lane += 1

@@ -9,17 +9,19 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from rayloom_engine.core.embeds import embeds_of
 from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.front.generation.admission import check_num_choices
 from rayloom_engine.front.generation.deltas import ChoiceDelta, ChoiceResult
 from rayloom_engine.front.generation.generation import Generation
-from rayloom_engine.front.http.json_pieces import lazy_ids
+from rayloom_engine.front.http.json_pieces import LazyList, lazy_ids
 from rayloom_engine.front.model_text import ModelText
 from rayloom_engine.front.openai.answers.answer import Answer, answer, request_id_of
 from rayloom_engine.front.openai.answers.chunk_template import ChunkTemplate
 from rayloom_engine.front.openai.answers.logprobs import LogprobWriter
 from rayloom_engine.front.openai.answers.stream import Event
 from rayloom_engine.front.openai.answers.text_events import UnparsedTextEvents
+from rayloom_engine.front.openai.embeds.field import embedded_prompt, saved_tensors
 from rayloom_engine.front.openai.fields.request_reading import read_request
 from rayloom_engine.front.openai.fields.wire import CompletionRequest
 from rayloom_engine.front.openai.prompts import DECODE_IN_THREAD_ABOVE_TOKENS, parse_prompts, text_prompt
@@ -31,11 +33,13 @@ from rayloom_engine.text.tokenizer import Tokenizer
 async def completions(request: Request) -> Response:
     service, text, wire = await read_request(request, CompletionRequest)
     params = wire.sampling(text.defaults)
-    given = parse_prompts(wire.prompt)
+    saved = saved_tensors(wire, service, text.model)
+    given = [] if saved and wire.prompt in (None, "", []) else parse_prompts(wire.prompt)
     # Check the number of prompts before tokenising any of them.
-    check_num_choices(service.config, len(given) * params.n, request.state.tenant)
+    check_num_choices(service.config, (len(saved) + len(given)) * params.n, request.state.tenant)
     add_special_tokens = wire.add_special_tokens is not False
-    prompts = []
+    prompts: list[tuple[int, ...]] = [await embedded_prompt(each, wire, params, text.model) for each in saved]
+    saved.clear()
     for number, prompt in enumerate(given):
         if isinstance(prompt, str):
             ids = await text_prompt(text, prompt, add_special_tokens=add_special_tokens)
@@ -126,7 +130,7 @@ class CompletionAnswer(Answer):
         choice["stop_reason"] = text.stop_reason
         if self.returns_ids:
             choice["token_ids"] = list(text.token_ids)
-            choice["prompt_token_ids"] = lazy_ids(self._prompt(delta.index)) if delta.is_first else None
+            choice["prompt_token_ids"] = self._prompt_ids(delta.index) if delta.is_first else None
         if has_prompt:
             choice["prompt_logprobs"] = self._logprobs.prompt(delta.prompt_logprobs)
         return [self.chunk(choice)]
@@ -156,7 +160,7 @@ class CompletionAnswer(Answer):
             "stop_reason": result.stop_reason,
             "prompt_logprobs": self._logprobs.prompt(result.prompt_logprobs) if self._wants_prompt_logprobs else None,
             "token_ids": lazy_ids(result.token_ids) if self.returns_ids else None,
-            "prompt_token_ids": lazy_ids(self._prompt(result.index)) if self.returns_ids else None,
+            "prompt_token_ids": self._prompt_ids(result.index) if self.returns_ids else None,
         }
 
     def _logprobs_of(
@@ -181,6 +185,11 @@ class CompletionAnswer(Answer):
 
     def _prompt(self, index: int) -> tuple[int, ...]:
         return self.generation.prompts[index // self.generation.params.n]
+
+    def _prompt_ids(self, index: int) -> list[Any] | LazyList | None:
+        """Returns the token ids of the choice's prompt for JSON; None if the prompt has embeddings instead."""
+        prompt = self._prompt(index)
+        return None if embeds_of(prompt) else lazy_ids(prompt)
 
     def _echo(self, index: int) -> Echo:
         return self._echoes[index // self.generation.params.n]

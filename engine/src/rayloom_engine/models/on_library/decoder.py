@@ -22,6 +22,7 @@ from rayloom_engine.cpu_library.structures import BatchStruct, LinearStruct
 from rayloom_engine.kv.layout import KvLayout
 from rayloom_engine.kv.library_pages import LibraryPages
 from rayloom_engine.kv.paged_batch import PagedBatch
+from rayloom_engine.models.given_rows import GivenRows
 from rayloom_engine.models.on_library.adapters import LibraryAdapters
 from rayloom_engine.models.on_library.rotary_table import RotaryTable
 from rayloom_engine.models.on_library.weights import LibraryWeights, PlainWeights
@@ -89,16 +90,17 @@ class LibraryDecoder:
         cache: LibraryPages,
         group: TensorGroup[FloatArray] = _ONE_RANK,
         wanted_rows: Sequence[int] | None = None,
+        given: GivenRows[FloatArray] | None = None,
     ) -> Array:
         """Returns hidden states [T, D], as `models.model.RankModel.forward` does, but in numpy arrays.
 
         The last stage returns them in the operand type of the head, and earlier stages return the residual stream in
-        float32.
+        float32. The embeddings in `given` are not rounded.
         """
         pages = cache.pages[0]
         assert (pages.shape[1], pages.dtype) == (BLOCK_SIZE, ELEMENTS[self.dtype]), (pages.shape, pages.dtype)
         weights = self._weights
-        residual_TD = inputs if weights.embedding is None else self._embed(inputs, weights.embedding, group)
+        residual_TD = inputs if weights.embedding is None else self._embed(inputs, weights.embedding, group, given)
         # The next stage needs all rows.
         wanted = None if wanted_rows is None or weights.final_norm_D is None else np.array(wanted_rows, dtype=np.int64)
         self._compute_layers(residual_TD, positions_T, batch, cache, group, wanted)
@@ -183,10 +185,21 @@ class LibraryDecoder:
             self._addresses = (cache, addresses)
         return self._addresses[1]
 
-    def _embed(self, token_ids_T: IntArray, embedding: LinearStruct, group: TensorGroup[FloatArray]) -> FloatArray:
+    def _embed(
+        self,
+        token_ids_T: IntArray,
+        embedding: LinearStruct,
+        group: TensorGroup[FloatArray],
+        given: GivenRows[FloatArray] | None,
+    ) -> FloatArray:
+        traits = self.shape.traits
         rows_TD = self._rows(token_ids_T, embedding, group)
-        if self.shape.traits.embedding_scale != 1.0:
+        if given is not None and not traits.has_scaled_embeds:
+            rows_TD[given.rows_G] = given.embeds_GD
+        if traits.embedding_scale != 1.0:
             rows_TD *= self._embedding_scale
+        if given is not None and traits.has_scaled_embeds:
+            rows_TD[given.rows_G] = given.embeds_GD
         return rows_TD
 
     def _rows(self, token_ids_T: IntArray, embedding: LinearStruct, group: TensorGroup[FloatArray]) -> FloatArray:

@@ -17,6 +17,7 @@ from rayloom_engine.kernels.kv_write import choose_kv_write
 from rayloom_engine.kv.cache import KvPages
 from rayloom_engine.kv.layout import KvLayout
 from rayloom_engine.models.checkpoint.progress import Progress
+from rayloom_engine.models.given_rows import GivenRows
 from rayloom_engine.models.measured_shape import MeasuredShape
 from rayloom_engine.models.on_transformers.attention import ATTRIBUTE, PagedLayer, PagedStep
 from rayloom_engine.models.on_transformers.loader import WeightPlan
@@ -114,7 +115,9 @@ class TransformersModel:
         cache: KvPages,
         group: TensorGroup[torch.Tensor] = _ONE_RANK,
         wanted_rows: Sequence[int] | None = None,
+        given: GivenRows[torch.Tensor] | None = None,
     ) -> torch.Tensor:
+        assert given is None, "models/embeds_support.py refuses the setting for this backend"
         stage, ends = self.part.stage, self._ends
         options: dict[str, Any] = {
             "position_ids": positions_T[None],

@@ -19,6 +19,7 @@ GATEWAY_ARGS = (
     *("cors_allowed_origins", "ui", "max_body_bytes", "max_output_tokens", "max_queued_requests", "enable_priority"),
     *("generation_config", "root_path", "metrics_prefix", "tool_parser", "reasoning_parser", "log_level"),
     *("max_logprobs", "enable_force_include_usage", "return_tokens_as_token_ids", "repeat_seconds"),
+    "enable_prompt_embeds",
 )
 
 JsonValue: TypeAlias = str | int | bool | list[str]

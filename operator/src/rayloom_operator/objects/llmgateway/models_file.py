@@ -25,7 +25,7 @@ _HASH_CHARS = 16
 MODEL_ARGS = (
     *("max_body_bytes", "max_output_tokens", "max_queued_requests", "enable_priority", "generation_config"),
     *("tool_parser", "reasoning_parser", "max_logprobs", "enable_force_include_usage", "repeat_seconds"),
-    "return_tokens_as_token_ids",
+    *("return_tokens_as_token_ids", "enable_prompt_embeds"),
 )
 
 

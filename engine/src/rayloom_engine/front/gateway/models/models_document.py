@@ -24,7 +24,7 @@ from rayloom_engine.protocol.front_key import MIN_KEY_CHARS
 MODEL_SETTINGS = (
     *("generation_config", "tool_parser", "reasoning_parser", "max_output_tokens", "max_logprobs"),
     *("max_body_bytes", "max_queued_requests", "enable_priority", "enable_force_include_usage", "repeat_seconds"),
-    "return_tokens_as_token_ids",
+    *("return_tokens_as_token_ids", "enable_prompt_embeds"),
 )
 NAME = r"[\x21-\x7e]{1,256}"  # names are written into an HTTP header, so they are visible ASCII
 _NAME = re.compile(NAME)

@@ -130,7 +130,6 @@ NOT_IMPLEMENTED: Mapping[str, NotImplementedField] = MappingProxyType(
             _refused("vLLM", "guided_whitespace_pattern", "the blanks in JSON"),
             _refused("vLLM", "early_stopping", "a setting of beam search", False),
             _refused("vLLM", "logits_processors", "code that changes the logits", []),
-            _refused("vLLM", "prompt_embeds", "a prompt of embeddings"),
             _refused("vLLM", "chat_template", "another chat template"),
             _refused("vLLM", "media_io_kwargs", "settings of images, audio and video", {}),
             _refused("vLLM", "mm_processor_kwargs", "settings of images, audio and video", {}),

@@ -170,6 +170,14 @@ class CompletionRequest(GenerationRequest):
         "its end token.",
         json_schema_extra=either({"type": "string"}, list_of("string"), list_of("integer"), LISTS_OF_IDS),
     )
+    prompt_embeds: Any = Field(
+        None,
+        description="A prompt of embeddings, or a list of them: each the base64 of a file that torch.save has written, "
+        "with a tensor of the shape [positions, hidden size] in float32, bfloat16 or float16. These prompts come "
+        "before those in `prompt`, which may be missing or empty. Needs the setting `enable_prompt_embeds`. Refused "
+        "together with echo, prompt_logprobs and use_beam_search.",
+        json_schema_extra=either({"type": "string"}, list_of("string")),
+    )
     logprobs: Whole | None = Field(
         None,
         description="Log-probabilities of the answer's tokens, with this many alternatives each, at most "
