@@ -27,10 +27,10 @@ from rayloom_engine.models.adapters.memory import (
 from rayloom_engine.models.adapters.peft_folder import adapter_of
 from rayloom_engine.models.checkpoint.progress import no_progress
 from rayloom_engine.models.inspection import inspect_model
+from rayloom_engine.models.largest_step import LargestStep
 from rayloom_engine.models.loader import load_model
 from rayloom_engine.models.on_library import adapters as library_adapters
 from rayloom_engine.models.shape import ModelShape, read_shape
-from rayloom_engine.models.step_memory import LargestStep
 from rayloom_engine.parallel.model_part import ModelPart
 from rayloom_engine.parallel.shard import Shard
 from rayloom_engine.parallel.stage import make_stages, whole_model

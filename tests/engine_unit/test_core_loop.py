@@ -3,71 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
 import pytest
 
-from rayloom_engine.core.adapter import Adapter, ServedAdapter
 from rayloom_engine.core.decoding import DecodingParams
-from rayloom_engine.core.embeds import Embeds
-from rayloom_engine.core.engine import Engine, LocalExecutor
-from rayloom_engine.core.output import SequenceOutput
 from rayloom_engine.core.scheduler import Scheduler
-from rayloom_engine.core.sequence import BROKEN_ADAPTER
 from rayloom_engine.core.speculation.drafter import Drafter, SpeculationConfig
-from rayloom_engine.core_server.black_box import BlackBox
-from rayloom_engine.core_server.loop import Core
-from rayloom_engine.core_server.sockets import Disconnected, GatewayConnected, InboxMessage
-from rayloom_engine.core_server.state import CoreState
-from rayloom_engine.protocol.gateway_requests import FIRST_TOKEN_BOUNDS_S
+from rayloom_engine.core_server.sockets import Disconnected, InboxMessage
 from rayloom_engine.protocol.messages import (
     Abort,
     CacheChanges,
     LoadReport,
-    Refused,
-    ServedModel,
     Submit,
     WantCache,
 )
-from rt_scheduler import POISON, VOCAB, SimulatedRank, make_scheduler
-
-MODEL = ServedModel(
-    path="",
-    architecture="",
-    num_parameters=1,
-    vocab_size=VOCAB,
-    max_model_len=40,
-    eos_token_ids=(),
-    dtype="float32",
-    compute_dtype="float32",
-    weight_bytes=4,
-)
-SUBMIT = Submit(sequence_id="s", prompt_ids=tuple(range(20)), params=DecodingParams(max_tokens=2, temperature=0.0))
-
-
-class CoreUnderTest:
-    def __init__(self, folder: Path) -> None:
-        self.build_steps: dict[str, int] = {}
-        self.sent: list[tuple[int, object]] = []
-        self.rank = SimulatedRank(build_steps=self.build_steps)
-        self.engine = Engine(make_scheduler(), LocalExecutor(self.rank), clock=time.monotonic)
-        self.box = BlackBox(folder)
-        self.state = CoreState(epoch=1, executor="uni", hang_seconds=3.0)
-        self.core = Core(self.engine, MODEL, None, self.state, self.box)  # type: ignore[arg-type]
-
-    def take(self, connection: int, message: InboxMessage) -> None:
-        self.core._handle(connection, message)
-
-    def die_in_a_step(self) -> None:
-        self.core._hold_trial()
-        assert self.engine.scheduler.schedule() is not None
-        self.core._note()
-        self.box.died()
-        self.engine.scheduler.forget_ranks()
-        self.rank.forget_all()
+from rt_core import SUBMIT, CoreUnderTest, NoIo
 
 
 @pytest.fixture
@@ -116,7 +69,7 @@ class _Death(Exception):
 def test_a_sequence_whose_drafts_kill_the_process_dies_once_and_ends_without_drafts(
     core: CoreUnderTest, is_core_lost: bool
 ) -> None:
-    core.core._io = _NoIo()  # type: ignore[assignment]
+    core.core._io = NoIo()  # type: ignore[assignment]
     speculation = SpeculationConfig(num_tokens=2, min_ngram=1, max_ngram=1)
     config = dataclasses.replace(core.engine.scheduler.config, speculation=speculation)
     settings = DecodingParams(max_tokens=6, temperature=0.0)
@@ -186,11 +139,6 @@ class _Script:
         raise _End
 
 
-class _NoIo:
-    def send(self, connection: int, message: object) -> None:
-        pass
-
-
 def _recorded(folder: Path) -> dict[str, tuple[int, int]]:
     data = (folder / "in_flight").read_bytes()
     return msgspec.msgpack.decode(data[4 : 4 + int.from_bytes(data[:4], "big")], type=dict[str, tuple[int, int]])
@@ -199,7 +147,7 @@ def _recorded(folder: Path) -> dict[str, tuple[int, int]]:
 def test_the_black_box_is_empty_while_a_message_is_handled_and_when_the_engine_is_idle(
     core: CoreUnderTest, tmp_path: Path
 ) -> None:
-    core.core._io = _NoIo()  # type: ignore[assignment]
+    core.core._io = NoIo()  # type: ignore[assignment]
     records = []
     handle = core.core._handle
 
@@ -217,7 +165,7 @@ def test_the_black_box_is_empty_while_a_message_is_handled_and_when_the_engine_i
 
 
 def test_an_idle_engine_reports_a_sequence_before_its_first_step_which_may_be_long(core: CoreUnderTest) -> None:
-    core.core._io = _NoIo()  # type: ignore[assignment]
+    core.core._io = NoIo()  # type: ignore[assignment]
     reported: list[int] = []
     core.engine.before_run = lambda: reported.append(core.state.stats.num_waiting + core.state.stats.num_running)
     # The first step is the probe. The prompt needs three more steps, the second token one.
@@ -228,7 +176,7 @@ def test_an_idle_engine_reports_a_sequence_before_its_first_step_which_may_be_lo
 
 
 def test_a_sequence_counts_as_running_during_its_first_step_and_a_probe_never_does(core: CoreUnderTest) -> None:
-    core.core._io = _NoIo()  # type: ignore[assignment]
+    core.core._io = NoIo()  # type: ignore[assignment]
     reported: list[tuple[int, int]] = []
     note = core.core._note
 
@@ -298,134 +246,3 @@ def test_a_front_that_asks_later_learns_that_the_load_is_as_it_was_before(tmp_pa
     core.take(1, Disconnected())
     core.core._publisher.publish(2.0)
     assert (3, idle) in sent
-
-
-GATEWAY = 2  # the number of a gateway's connection
-
-
-@pytest.fixture
-def behind_gateway(tmp_path: Path) -> CoreUnderTest:
-    """A core with connections of its own front (1) and of a gateway. The core's vocabulary has POISON."""
-    core = CoreUnderTest(tmp_path)
-    core.core.model = msgspec.structs.replace(MODEL, vocab_size=POISON + 1)
-    core.core._io = SimpleNamespace(send=lambda connection, message: core.sent.append((connection, message)))  # type: ignore[assignment]
-    core.take(GATEWAY, GatewayConnected())
-    return core
-
-
-def _compute(core: CoreUnderTest) -> None:
-    while core.engine.has_unfinished:
-        core.core._send(core.engine.step())
-
-
-def _counted(core: CoreUnderTest) -> tuple[int, int, int]:
-    """The numbers of finished requests, failed requests and first tokens in the status."""
-    core.core._publish()
-    found = core.state.status().gateway_requests
-    return found.num_finished, found.num_failed, sum(found.first_token_counts)
-
-
-def _submit(sequence_id: str, **other: object) -> Submit:
-    return msgspec.structs.replace(SUBMIT, sequence_id=sequence_id, **other)
-
-
-def test_only_the_requests_of_gateways_are_counted(behind_gateway: CoreUnderTest) -> None:
-    behind_gateway.take(1, _submit("own"))
-    behind_gateway.take(GATEWAY, _submit("a"))
-    behind_gateway.take(GATEWAY, _submit("b", prompt_ids=(1, 2)))
-    behind_gateway.take(GATEWAY, _submit("b2", prompt_ids=(1, 2), fork_of="b"))
-    assert _counted(behind_gateway) == (0, 0, 0)
-    _compute(behind_gateway)
-    assert _counted(behind_gateway) == (2, 0, 2), "the choices of a prompt are one request"
-
-
-def test_an_adapter_that_fails_is_a_failure_only_if_the_front_has_reported_its_files(
-    behind_gateway: CoreUnderTest,
-) -> None:
-    behind_gateway.engine.add = lambda sequence, is_resume: None  # type: ignore[method-assign]  # it has no slots
-    here, gone = Adapter("/here", b"1" * 16), Adapter("/gone", b"2" * 16)
-    behind_gateway.state.adapters = (ServedAdapter(name="x", adapter=Adapter("/x", here.digest), rank=8, created=1),)
-    for name, adapter in (("a", here), ("b", gone)):
-        behind_gateway.take(GATEWAY, _submit(name, params=DecodingParams(max_tokens=2, adapter=adapter)))
-        failed = SequenceOutput(sequence_id=f"{GATEWAY}.0/{name}", finish_reason=BROKEN_ADAPTER)
-        behind_gateway.core._send([failed])
-        assert _counted(behind_gateway) == (1, 1, 0)
-
-
-def test_a_request_of_a_gateway_that_the_engine_spoils_is_a_failure(behind_gateway: CoreUnderTest) -> None:
-    behind_gateway.take(1, _submit("own", prompt_ids=(1, POISON, 2)))
-    behind_gateway.take(GATEWAY, _submit("good"))
-    behind_gateway.take(GATEWAY, _submit("bad", prompt_ids=(1, POISON, 3)))
-    _compute(behind_gateway)
-    refused = {(number, message.reason) for number, message in behind_gateway.sent if isinstance(message, Refused)}
-    assert refused == {(1, "corrupt"), (GATEWAY, "corrupt")}
-    assert _counted(behind_gateway) == (2, 1, 1)
-
-
-def test_a_request_of_a_gateway_that_crashes_the_engine_is_one_failure(behind_gateway: CoreUnderTest) -> None:
-    behind_gateway.take(GATEWAY, SUBMIT)
-    for _ in range(3):
-        assert _counted(behind_gateway) == (0, 0, 0), "it is not ended by a crash"
-        behind_gateway.die_in_a_step()
-    behind_gateway.core._end_condemned()
-    assert _counted(behind_gateway) == (1, 1, 0)
-
-
-def test_a_request_that_crashed_the_core_before_is_a_failure_of_the_next_core(
-    behind_gateway: CoreUnderTest, tmp_path: Path
-) -> None:
-    behind_gateway.take(GATEWAY, SUBMIT)
-    for _ in range(3):
-        behind_gateway.die_in_a_step()
-    after = CoreUnderTest(tmp_path)
-    after.core._io = _NoIo()  # type: ignore[assignment]
-    after.take(GATEWAY, GatewayConnected())
-    after.take(GATEWAY, msgspec.structs.replace(SUBMIT, is_resume=True, attempt=3))
-    assert _counted(behind_gateway) == (0, 0, 0)
-    assert _counted(after) == (1, 1, 0)
-
-
-def test_requests_of_gateways_that_are_refused_or_given_up_do_not_count(behind_gateway: CoreUnderTest) -> None:
-    for sequence_id in ("left", "moved", "complete", "complete-too"):
-        behind_gateway.take(GATEWAY, _submit(sequence_id))
-    behind_gateway.take(GATEWAY, Abort("left"))
-    behind_gateway.take(GATEWAY, Abort("moved", is_moved=True))
-    behind_gateway.take(GATEWAY, Abort("complete", is_complete=True))
-    behind_gateway.take(GATEWAY, Abort("complete", is_complete=True))
-    behind_gateway.take(1, Abort("complete-too", is_complete=True))
-    behind_gateway.take(GATEWAY, _submit("too long", prompt_ids=tuple(range(44))))
-    behind_gateway.take(GATEWAY, _submit("not a token", prompt_ids=(POISON + 1,)))
-    behind_gateway.take(GATEWAY, _submit("no width", prompt_ids=(0,), embeds=Embeds("float32", 0, bytes(8))))
-    assert _counted(behind_gateway) == (1, 0, 0), "a stop string ends an answer in the gateway"
-    behind_gateway.take(GATEWAY, Disconnected())
-    _compute(behind_gateway)
-    behind_gateway.take(GATEWAY, _submit("of another front"))
-    _compute(behind_gateway)
-    assert _counted(behind_gateway) == (1, 0, 0)
-
-
-def test_a_full_queue_is_no_failure(behind_gateway: CoreUnderTest) -> None:
-    for number in range(120):
-        behind_gateway.take(GATEWAY, _submit(str(number)))
-    sent = [message for _, message in behind_gateway.sent if isinstance(message, Refused)]
-    assert {message.reason for message in sent} == {"queue_full"}
-    _compute(behind_gateway)
-    num_accepted = 120 - len(sent)
-    assert _counted(behind_gateway) == (num_accepted, 0, num_accepted)
-
-
-def test_a_request_that_began_elsewhere_has_no_first_token_here(behind_gateway: CoreUnderTest) -> None:
-    behind_gateway.take(GATEWAY, _submit("moved", generated_ids=(7,), is_resume=True))
-    _compute(behind_gateway)
-    assert _counted(behind_gateway) == (1, 0, 0)
-
-
-def test_the_time_to_a_first_token_begins_when_the_core_gets_the_request(behind_gateway: CoreUnderTest) -> None:
-    times = iter((100.0, 100.3, 100.4))
-    behind_gateway.core._gateways._clock = lambda: next(times)
-    behind_gateway.take(GATEWAY, _submit("s", prompt_ids=(1, 2, 3)))
-    _compute(behind_gateway)
-    found = behind_gateway.core._gateways.report()
-    assert found.first_token_s == pytest.approx(0.3)
-    by_bound = dict(zip((*FIRST_TOKEN_BOUNDS_S, None), found.first_token_counts, strict=True))
-    assert {bound for bound, number in by_bound.items() if number} == {0.5}

@@ -6,7 +6,7 @@ Left out: several ranks and their deaths (test_stage_processes.py, test_shard_pr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +63,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 @pytest.fixture(
     scope="module", params=["library granite", "library gemma2", "torch qwen3", "torch granite", "torch gemma2"]
 )
-def other_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+def other_model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     backend, variant = request.param.split()
     with pytest.MonkeyPatch.context() as patch:
         if backend == "torch":
             patch.setenv(VARIABLE, "torch")
         model = Model(tmp_path_factory.mktemp(variant), variant)
-        assert ("C library" in model.rank.loaded.arithmetic) == (backend == "library")
-        yield model
+    assert ("C library" in model.rank.loaded.arithmetic) == (backend == "library")
+    return model
 
 
 def test_every_kind_of_model_computes_the_tokens_of_the_ids(other_model: Model) -> None:

@@ -14,9 +14,10 @@ import torch
 
 from rayloom_engine.config import Quantization
 from rayloom_engine.cpu_library.arrays import ELEMENTS
+from rayloom_engine.models.largest_step import LargestStep
 from rayloom_engine.models.on_library.decoder import BLOCK_SIZE
 from rayloom_engine.models.shape import read_shape
-from rayloom_engine.models.step_memory import LargestStep, LibraryArithmetic, library_buffer_bytes, library_step_bytes
+from rayloom_engine.models.step_memory import LibraryArithmetic, library_buffer_bytes, library_step_bytes
 from rayloom_engine.parallel.tensor_group import OneRank
 from rt_library import ISAS, LibraryModel, library_cache, load_on_library, open_library
 from rt_tiny import VOCAB_SIZE, make_batch, tiny_checkpoint, tiny_variant

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rayloom_engine.models.costs import step_sequence_bytes, step_token_elements
 from rayloom_engine.models.experts import Experts
+from rayloom_engine.models.largest_step import LargestStep, StepBytes
 from rayloom_engine.models.shape import ModelShape
 from rayloom_engine.parallel.shard import Shard
 
@@ -20,24 +21,6 @@ _TILE_BYTES = 56 + 24 + 8  # of an attention tile: its structure, one piece, and
 # Alignment of the buffers, and further pieces of attention tiles. Tiles of S segments have about 2 (1 + ln 4S) further
 # pieces of 24 bytes for each thread: 27 kB with 64 threads and a context of 131,072 positions.
 _SLACK_BYTES = 128 << 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LargestStep:
-    """The sizes of a rank's largest step."""
-
-    num_tokens: int
-    num_rows: int  # rows whose logits are computed
-    context_len: int  # positions of the longest context
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepBytes:
-    """The bytes of a rank's largest step, without weights and KV cache."""
-
-    usual: int  # arrays of tokens and logits, which each step of this size has
-    # with the buffers that only some steps have: results of attention over a long context, and many rows of logits
-    most: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,8 @@ from typing import Any, Protocol, TypeVar
 from rayloom_engine.core.adapter import AdapterLoad
 from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.kv.layout import KvLayout
+from rayloom_engine.models.largest_step import LargestStep, StepBytes
 from rayloom_engine.models.shape import ModelShape
-from rayloom_engine.models.step_memory import LargestStep, StepBytes
 from rayloom_engine.parallel.model_part import ModelPart
 from rayloom_engine.parallel.tensor_group import TensorGroup
 from rayloom_engine.worker.batch import InputBatch

@@ -21,11 +21,12 @@ from rayloom_engine.kv.library_pages import LibraryPages
 from rayloom_engine.models.adapters.memory import adapter_bytes
 from rayloom_engine.models.checkpoint.progress import Progress
 from rayloom_engine.models.given_rows import given_rows
+from rayloom_engine.models.largest_step import LargestStep, StepBytes
 from rayloom_engine.models.on_library.decoder import BLOCK_SIZE, HIDDEN_TYPE, LibraryDecoder
 from rayloom_engine.models.on_library.loader import load_decoder
 from rayloom_engine.models.on_library.matrix import WeightFormat
 from rayloom_engine.models.shape import ModelShape
-from rayloom_engine.models.step_memory import LargestStep, LibraryArithmetic, StepBytes, library_step_bytes
+from rayloom_engine.models.step_memory import LibraryArithmetic, library_step_bytes
 from rayloom_engine.parallel.model_part import ModelPart
 from rayloom_engine.parallel.tensor_group import TensorGroup
 from rayloom_engine.worker.batch import InputBatch

@@ -24,11 +24,11 @@ from rayloom_engine.models.checkpoint.progress import Progress
 from rayloom_engine.models.checkpoint.source import ResolvedModel, resolve
 from rayloom_engine.models.embeds_support import check_takes_embeds, embeds_step_bytes
 from rayloom_engine.models.int8_shape import check_groups, check_int8
+from rayloom_engine.models.largest_step import LargestStep
 from rayloom_engine.models.measured_shape import MeasuredShape
 from rayloom_engine.models.reading import read_model_shape
 from rayloom_engine.models.shape import ModelShape
 from rayloom_engine.models.shard_counts import check_shards, check_stages
-from rayloom_engine.models.step_memory import LargestStep
 from rayloom_engine.parallel.model_part import ModelPart, whole_part
 from rayloom_engine.parallel.shard import Shard
 from rayloom_engine.parallel.stage import make_stages, split_layers

@@ -30,11 +30,12 @@ from rayloom_engine.models.adapters.memory import adapter_bytes
 from rayloom_engine.models.adapters.support import needs_native
 from rayloom_engine.models.checkpoint.progress import Progress
 from rayloom_engine.models.given_rows import GivenRows, given_rows
+from rayloom_engine.models.largest_step import LargestStep, StepBytes
 from rayloom_engine.models.loader import load_model
 from rayloom_engine.models.measured_shape import MeasuredShape
 from rayloom_engine.models.model import RankModel
 from rayloom_engine.models.shape import ModelShape
-from rayloom_engine.models.step_memory import LargestStep, StepBytes, step_bytes
+from rayloom_engine.models.step_memory import step_bytes
 from rayloom_engine.parallel.model_part import ModelPart
 from rayloom_engine.parallel.tensor_group import TensorGroup
 from rayloom_engine.worker.batch import InputBatch
