@@ -16,9 +16,9 @@ import pytest
 
 from rt_browser import Page, browser_page, find_chromium
 from rt_fake_core import say
-from rt_faults import aim
+from rt_faults import aim, breakable_server, slow_steps
 from rt_front import FrontUnderTest, running_front
-from rt_server import RunningServer, running_server, wait_until
+from rt_server import RunningServer, wait_until
 
 KEY = "key-for-tests"
 IS_IDLE = "!document.querySelector('#send').hidden"
@@ -264,7 +264,7 @@ def server(browser: Page, quick_model: str, tmp_path_factory: pytest.TempPathFac
     folder: Path = tmp_path_factory.mktemp("page-server")
     (folder / "keys").write_text(f"{KEY}\n")
     arguments = ("--model", quick_model, "--dtype", "float32", "--served-model-name", "quick")
-    with running_server(folder, *arguments, "--api-key-file", str(folder / "keys")) as running:
+    with breakable_server(folder, *arguments, "--api-key-file", str(folder / "keys")) as running:
         yield running
 
 
@@ -277,9 +277,10 @@ def test_an_answer_survives_a_killed_core_and_the_strip_shows_it(browser: Page, 
         browser.wait_for("document.querySelector('#counts').innerText === "
                          "'epoch 1 · 1 rank · 0 running · 0 waiting · 0 failed'")  # fmt: skip
         kill = aim(server, "core", "killed")
-        ask(browser, "Write a long story about a village by the sea, with many chapters.")
-        browser.wait_for(f"document.querySelector('{ANSWER}')?.innerText.length > 20")
-        kill()
+        with slow_steps(server.log.parent):
+            ask(browser, "Write a long story about a village by the sea, with many chapters.")
+            browser.wait_for(f"document.querySelector('{ANSWER}')?.innerText.length > 20")
+            kill()
         assert browser.evaluate(IS_IDLE) is False, "the core was killed under the stream"
         browser.wait_for("document.querySelector('#recoveries').innerText.includes('back after')", 60.0)
         browser.wait_for(IS_IDLE, 60.0)

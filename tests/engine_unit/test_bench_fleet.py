@@ -152,7 +152,7 @@ def test_shared_prefixes_are_found_nearly_as_often_as_possible() -> None:
 
 
 def test_work_and_not_requests_is_balanced() -> None:
-    arrivals = list(generate(TRAFFIC["chat"], rate=6.0, seconds=25.0, divisor=2.0, seed=1))
+    arrivals = list(generate(TRAFFIC["chat"], rate=7.0, seconds=25.0, divisor=2.0, seed=1))
     settings = FleetSettings(shape=EngineShape(cost=SMOLLM2_2_CORES), num_engines=4)
     ours, turns, least = (run(settings, arrivals, each) for each in ("by-tokens", "round-robin", "least-loaded"))
 
