@@ -27,6 +27,7 @@ from local_kubernetes.machine.shell import say
 from operator_processes.chart import credentials, install_chart
 from operator_processes.process import OPERATOR, OperatorProcess
 from real_api_server.world import ENGINE_IMAGE, LEASE, LLM, World
+from simulated_deployments import Deployments
 from simulated_endpoint_slices import EndpointSlices
 from simulated_nodes.api_client import cluster_of
 from simulated_ray_clusters import RayClusters
@@ -79,8 +80,12 @@ class Scrape:
 
 
 class Bench:
-    def __init__(self, world: World, folder: Path) -> None:
+    def __init__(self, world: World, folder: Path, num_gateways: int) -> None:
+        """`num_gateways`: gateway pods of each service."""
         self._world = world
+        self._spec: dict[str, object] = {"model": _MODEL}
+        if num_gateways:
+            self._spec["gateway"] = {"replicas": num_gateways}
         self._folder = folder
         self._numbers = itertools.count()
         self._credentials = credentials(world.request)
@@ -216,7 +221,7 @@ class Bench:
                 "apiVersion": "rayloom.dev/v1alpha1",
                 "kind": "LLMService",
                 "metadata": {"name": name},
-                "spec": {"model": _MODEL},
+                "spec": self._spec,
             }
             await api.request("POST", f"{LLM}/namespaces/{namespace}/llmservices", manifest)
 
@@ -250,6 +255,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kuberay", type=int, default=1000, help="services with real KubeRay; 0 for none")
     parser.add_argument("--sizes", default="100,1000,10000", help="services with a simulated KubeRay, growing")
+    parser.add_argument("--gateways", type=int, default=0, help="gateway pods of each service")
     parser.add_argument("--timeout", type=float, default=1800, help="seconds that one size may take")
     arguments = parser.parse_args()
     sizes = [int(size) for size in arguments.sizes.split(",") if size]
@@ -258,13 +264,13 @@ def main() -> None:
         runs = [([arguments.kuberay], "KubeRay")] if arguments.kuberay else []
         runs += [(sizes, "simulated KubeRay")] if sizes else []
         for index, (wanted, what) in enumerate(runs):
-            rows += _measure(wanted, what, arguments.timeout, Path(folder) / str(index))
+            rows += _measure(wanted, what, arguments, Path(folder) / str(index))
     say("\n" + _table(rows))
     for name, goal in _GOALS.items():
         say(f"goal: {name} < {goal:.0f} at 10,000 services")
 
 
-def _measure(sizes: list[int], what: str, timeout_s: float, folder: Path) -> list[dict[str, float | str]]:
+def _measure(sizes: list[int], what: str, arguments: argparse.Namespace, folder: Path) -> list[dict[str, float | str]]:
     """The rows of all sizes, measured on a new cluster that is removed afterwards."""
     # The API server shares the cores with the operator. A larger heap saves the API server garbage collections.
     os.environ |= {"GOGC": "300", "GOMEMLIMIT": "12GiB"}
@@ -280,16 +286,16 @@ def _measure(sizes: list[int], what: str, timeout_s: float, folder: Path) -> lis
         if what != "KubeRay":
             Processes(Place.of(_INDEX).state).stop("kuberay")
             world.kubelets.skips_unready_pods = True
-            pods, endpoints = RayClusters(world.api), EndpointSlices(world.api)
-            world.do(_call(pods.start))
-            world.do(_call(endpoints.start))
-            # RayClusters and EndpointSlices simulate the work of these two processes, so the processes are stopped.
+            controllers = RayClusters(world.api), EndpointSlices(world.api), Deployments(world.api)
+            for controller in controllers:
+                world.do(_call(controller.start))
+            # The simulated controllers do the work of these two processes, so the processes are stopped.
             for name in ("kube-scheduler", "kube-controller-manager"):
                 Processes(Place.of(_INDEX).state).stop(name)
-        bench = Bench(world, folder)
+        bench = Bench(world, folder, arguments.gateways)
         try:
             for size in sizes:
-                bench.grow(size, what, timeout_s)
+                bench.grow(size, what, arguments.timeout)
             return bench.rows
         finally:
             bench.operator.kill()
