@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from clients.load import PROMPTS, LoadAgent
 from clients.service import Service
 
-NUM_TOKENS = 96
+NUM_TOKENS = 192
 LATE_TOKENS = 24
 NUM_KINDS = 8
 NUM_REQUESTS = 2 * NUM_KINDS
