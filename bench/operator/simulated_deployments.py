@@ -1,5 +1,4 @@
-"""A simulated Deployment controller and scheduler for gateway pods. The real ones limit themselves to 20 requests a
-second.
+"""A simulated Deployment controller and scheduler. The real ones limit themselves to 20 requests a second.
 
 It creates the pods of each Deployment once, on simulated nodes. A changed Deployment only gets a new status.
 """
@@ -7,9 +6,8 @@ It creates the pods of each Deployment once, on simulated nodes. A changed Deplo
 from __future__ import annotations
 
 from simulated_controller import SimulatedController
-from simulated_nodes.api_client import MERGE, Api, ApiError, Document
+from simulated_nodes.api_client import MERGE, Api, Document
 from simulated_nodes.gateways import SERVICE_LABEL
-from simulated_nodes.nodes import NODES
 
 
 class Deployments(SimulatedController):
@@ -34,25 +32,8 @@ class Deployments(SimulatedController):
         counts = dict.fromkeys(("replicas", "updatedReplicas", "readyReplicas", "availableReplicas"), number)
         path = f"/apis/apps/v1/namespaces/{meta['namespace']}/deployments/{meta['name']}/status"
         status = {"status": counts | {"observedGeneration": meta["generation"]}}
+        owner = deployment | {"apiVersion": "apps/v1", "kind": "Deployment"}  # objects in a list have no kind
         async with self._slots:
             for index in range(number if is_new else 0):
-                await self._make_pod(deployment, index)
+                await self._make_pod(owner, f"{meta['name']}-{index}", deployment["spec"]["template"], index)
             await self._api.request("PATCH", path, status, content_type=MERGE)
-
-    async def _make_pod(self, deployment: Document, index: int) -> None:
-        meta, template = deployment["metadata"], deployment["spec"]["template"]
-        owner = {"apiVersion": "apps/v1", "kind": "Deployment", "name": meta["name"], "uid": meta["uid"]}
-        pod = {
-            "metadata": {
-                "name": f"{meta['name']}-{index}",
-                "labels": template["metadata"]["labels"],
-                "annotations": template["metadata"].get("annotations", {}),
-                "ownerReferences": [owner | {"controller": True, "blockOwnerDeletion": True}],
-            },
-            "spec": template["spec"] | {"nodeName": NODES[index % len(NODES)]},
-        }
-        try:
-            await self._api.request("POST", f"/api/v1/namespaces/{meta['namespace']}/pods", pod)
-        except ApiError as error:
-            if error.code != 409:
-                raise

@@ -6,8 +6,7 @@ It creates the pods of each RayCluster once, on simulated nodes. Kubernetes' own
 from __future__ import annotations
 
 from simulated_controller import SimulatedController
-from simulated_nodes.api_client import Api, ApiError, Document
-from simulated_nodes.nodes import NODES
+from simulated_nodes.api_client import Api, Document
 
 
 class RayClusters(SimulatedController):
@@ -27,30 +26,14 @@ class RayClusters(SimulatedController):
                 self._begin(self._make_pods(found))
 
     async def _make_pods(self, cluster: Document) -> None:
-        spec = cluster["spec"]
+        spec, name = cluster["spec"], cluster["metadata"]["name"]
+        owner = cluster | {"apiVersion": "ray.io/v1", "kind": "RayCluster"}  # objects in a list have no kind
         groups = [("head", "headgroup", spec["headGroupSpec"]["template"], 1)]
         groups += [
             ("worker", each["groupName"], each["template"], each["replicas"]) for each in spec["workerGroupSpecs"]
         ]
         async with self._slots:
             for node_type, group, template, number in groups:
+                labels = {"ray.io/cluster": name, "ray.io/node-type": node_type, "ray.io/group": group}
                 for index in range(number):
-                    await self._make_pod(cluster, node_type, group, template, index)
-
-    async def _make_pod(self, cluster: Document, node_type: str, group: str, template: Document, index: int) -> None:
-        meta = cluster["metadata"]
-        owner = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "name": meta["name"], "uid": meta["uid"]}
-        labels = {"ray.io/cluster": meta["name"], "ray.io/node-type": node_type, "ray.io/group": group}
-        pod = {
-            "metadata": {
-                "name": f"{meta['name']}-{node_type}-{index}",
-                "labels": template["metadata"]["labels"] | labels,
-                "ownerReferences": [owner | {"controller": True, "blockOwnerDeletion": True}],
-            },
-            "spec": template["spec"] | {"nodeName": NODES[index % len(NODES)]},
-        }
-        try:
-            await self._api.request("POST", f"/api/v1/namespaces/{meta['namespace']}/pods", pod)
-        except ApiError as error:
-            if error.code != 409:
-                raise
+                    await self._make_pod(owner, f"{name}-{node_type}-{index}", template, index, labels)

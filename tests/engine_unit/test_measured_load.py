@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rayloom_engine.core import load
+from rayloom_engine.core import cached_tokens
 from rayloom_engine.core.measured_load import measured_load
 from rayloom_engine.core.stats import Counters
 from rayloom_engine.core.step_seconds import StepSeconds
@@ -72,7 +72,7 @@ def test_a_probe_is_no_output():
 
 
 def test_a_load_hashes_a_bounded_number_of_blocks_and_the_next_ones_the_rest(monkeypatch):
-    monkeypatch.setattr(load, "MAX_HASHED_BLOCKS", 5)
+    monkeypatch.setattr(cached_tokens, "MAX_HASHED_BLOCKS", 5)
     scheduler = make_scheduler(num_blocks=20, enable_prefix_caching=True)
     prompt = tuple(range(13))  # 3 full blocks of 4 tokens, and the token that is always computed
     scheduler.add(make_sequence("first", prompt, max_tokens=1))

@@ -1,4 +1,4 @@
-"""Files of torch.save without torch: the rows of usual files, a sentence for every other file, and hostile files.
+"""`read_embeds` with files that torch.save has written, with files that it refuses, and with hostile files.
 
 A hostile file must be refused in bounded time and memory, and nothing that it names may be imported or called.
 """

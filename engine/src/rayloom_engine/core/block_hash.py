@@ -36,10 +36,10 @@ def next_block_hash(
     contains `cache_key` and `adapter_digest`, so all later hashes depend on them. `embeds_digest`: digest of the
     embeddings in this block, for which `token_ids` has placeholders; empty if all positions have token ids.
     """
-    embeds = ("embeds", embeds_digest)
+    embeds = [("embeds", embeds_digest)] if embeds_digest else []
     if hashes:
-        return block_hash(hashes[-1], token_ids, encode_extra([embeds]))
-    return block_hash(b"", token_ids, encode_extra([("salt", cache_key), ("adapter", adapter_digest), embeds]))
+        return block_hash(hashes[-1], token_ids, encode_extra(embeds) if embeds else b"")
+    return block_hash(b"", token_ids, encode_extra([("salt", cache_key), ("adapter", adapter_digest), *embeds]))
 
 
 def prompt_hashes(

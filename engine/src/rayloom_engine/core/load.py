@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from rayloom_engine.core.block_pool import BlockPool
-from rayloom_engine.core.cached_tokens import MAX_HASHED_BLOCKS, num_cached_tokens
+from rayloom_engine.core.cached_tokens import CachedTokens
 from rayloom_engine.core.probe import is_probe
 from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import Sequence
@@ -39,11 +39,9 @@ class LoadCount:
     """
 
     def __init__(self, config: SchedulerConfig, pool: BlockPool) -> None:
-        self._config = config
-        self._pool = pool
+        self._cached = CachedTokens(config, pool)
         self._prefill: defaultdict[str, int] = defaultdict(int)
         self._num_decodes = 0
-        self._num_to_hash = MAX_HASHED_BLOCKS
 
     def add_running(self, sequences: Iterable[Sequence]) -> None:
         for sequence in sequences:
@@ -59,10 +57,7 @@ class LoadCount:
         for sequence in sequences:
             if is_probe(sequence.request_id):
                 continue
-            num_hashed = len(sequence.known_hashes)
-            num_cached = num_cached_tokens(sequence, self._config, self._pool, self._num_to_hash)
-            self._num_to_hash -= len(sequence.known_hashes) - num_hashed
-            self._prefill[sequence.tenant] += sequence.num_tokens - num_cached
+            self._prefill[sequence.tenant] += sequence.num_tokens - self._cached.of(sequence)
 
     def load(self, decode_token_cost: float) -> SchedulerLoad:
         return SchedulerLoad(

@@ -54,6 +54,7 @@ from rayloom_engine.core.block_pool import BlockPool
 from rayloom_engine.core.embeds import most_plan_bytes
 from rayloom_engine.core.load import LoadCount, SchedulerLoad
 from rayloom_engine.core.output import SequenceOutput, output_of
+from rayloom_engine.core.planning.admission import Admission
 from rayloom_engine.core.planning.running import RunningSequences
 from rayloom_engine.core.planning.spans import Span, spans_of
 from rayloom_engine.core.planning.step_builder import InFlight, StepBuilder, fair_share
@@ -92,9 +93,9 @@ class Scheduler:
         self._next_number = 0
         self._step_id = 0
         self._in_flight: deque[InFlight] = deque()  # oldest first
-        self._planner = StepPlanner(
-            config, self._sequences, self._running, self._waiting, self.counters, self.in_flight
-        )
+        queues = self._sequences, self._running, self._waiting
+        self._admission = Admission(config, *queues, self.counters, self.in_flight)
+        self._planner = StepPlanner(config, *queues, self._admission, self.in_flight)
         self._drafts = None
         if config.speculation is not None:
             self._drafts = StepDrafts(config, self._running, make_drafter, grammars)
@@ -178,7 +179,7 @@ class Scheduler:
         if only is not None:
             in_flight = set(self.in_flight())
             for sequence in [s for s in self._running if s.request_id not in only and s not in in_flight]:
-                self._planner.set_aside(sequence)
+                self._admission.set_aside(sequence)
 
     def in_flight(self) -> dict[Sequence, Span]:
         """Returns a map: sequence of the plans in flight -> the positions that these plans compute."""
@@ -248,12 +249,7 @@ class Scheduler:
         self._in_flight.popleft()
         outputs = self._end_corrupt([sequences[slot] for slot in result.corrupt_slots])
         for broken in result.broken_forms:
-            sequence = sequences[broken.slot]
-            if sequence.state is not SequenceState.FINISHED:
-                self._finish(sequence)
-                outputs.append(
-                    SequenceOutput(sequence_id=sequence.request_id, finish_reason=BROKEN_FORM, message=broken.message)
-                )
+            outputs += self._fail(sequences[broken.slot], BROKEN_FORM, broken.message)
         outputs += self._end_without_adapter(result, sequences)
         for slot in result.postponed_slots:
             if sequences[slot].state is not SequenceState.FINISHED:
@@ -283,7 +279,7 @@ class Scheduler:
                 # The sequence's blocks may hold a NaN, so they are cleared before another sequence uses them. If its
                 # logits without a draft are not finite either, the sequence ends as corrupt.
                 sequences[slot].has_dirty_drafts = True
-                self._planner.set_aside(sequences[slot])
+                self._admission.set_aside(sequences[slot])
         return outputs
 
     def _append(self, sequence: Sequence, sampled: SampledToken, outputs: list[SequenceOutput]) -> None:
@@ -324,14 +320,15 @@ class Scheduler:
                 self.pool.forget(sequence.known_hashes)
                 if sequence.params.adapter is not None:
                     self._running.adapters.could_not_load(sequence.params.adapter)
-                if sequence.state is not SequenceState.FINISHED:
-                    self._finish(sequence)
-                    outputs.append(
-                        SequenceOutput(
-                            sequence_id=sequence.request_id, finish_reason=BROKEN_ADAPTER, message=broken.message
-                        )
-                    )
+                outputs += self._fail(sequence, BROKEN_ADAPTER, broken.message)
         return outputs
+
+    def _fail(self, sequence: Sequence, reason: str, message: str) -> list[SequenceOutput]:
+        """Ends a sequence with an error. Returns its last output; nothing if the sequence has ended already."""
+        if sequence.state is SequenceState.FINISHED:
+            return []
+        self._finish(sequence)
+        return [SequenceOutput(sequence_id=sequence.request_id, finish_reason=reason, message=message)]
 
     def forget_ranks(self) -> None:
         """Drops slots, blocks and plans in flight because the ranks have lost them. Running sequences wait again.

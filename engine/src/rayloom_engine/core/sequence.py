@@ -189,10 +189,10 @@ class Sequence:
 
         None if none of these positions has an embedding.
         """
-        embeds = self.embeds
-        if embeds is None or start >= self.num_prompt_tokens:
+        if start >= self.num_prompt_tokens:
             return None
-        return embeds.rows(start, start + num)
+        embeds = self.embeds
+        return None if embeds is None else embeds.rows(start, start + num)
 
     def adopt_hashes(self, other: Sequence, block_size: int) -> None:
         """Copies the prompt's block hashes from `other`, if both sequences have the same prompt and share a cache."""

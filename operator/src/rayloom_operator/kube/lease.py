@@ -55,9 +55,9 @@ class Lease:
         self._wake()
 
     async def run(self, on_lead: Callable[[], object]) -> None:
-        """Waits until this process is the leader, calls `on_lead`, then renews the Lease periodically.
+        """Acquires the Lease, calls `on_lead` once, and renews the Lease four times in its duration until `stop`.
 
-        Raises LeaseLost if another process becomes the leader.
+        Raises LeaseLost if another process holds the Lease afterwards.
         """
         loop = asyncio.get_running_loop()
         woken = asyncio.Event()

@@ -73,8 +73,8 @@ class Watched:
     key_of: Callable[[Manifest], ServiceKey] = service_of
     slim: Callable[[Manifest], Manifest] = without_managed_fields  # returns the part of the decoded object that is kept
     mark: Callable[[Manifest], str] = _no_mark  # returns the value by which `Reflector.marked` finds the object
-    # The cluster may lack the kind for ever. So the delays between lists of the unknown kind grow. `retry` ends such a
-    # delay when the kind is needed.
+    # True: the CustomResourceDefinition of the kind may never be installed. The Reflector then lists the kind less and
+    # less often. `Reflector.retry` lists it at once.
     is_optional: bool = False
 
 

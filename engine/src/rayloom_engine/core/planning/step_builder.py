@@ -68,7 +68,8 @@ class StepBuilder:
     def take(self, sequence: Sequence, num: int, *, is_prompt: bool) -> None:
         """Adds `num` tokens of the sequence to the step."""
         num_before = self.num_tokens.get(sequence, 0)
-        self._embeds_bytes += self._bytes_of(sequence, num_before, num)
+        if self.most_embeds_bytes is not None:
+            self._embeds_bytes += _embeds_bytes(sequence, num_before, num)
         self.num_tokens[sequence] = num_before + num
         self.budget -= num
         if is_prompt:
@@ -87,21 +88,14 @@ class StepBuilder:
         """Removes the sequence from the step. Its tokens no longer count in the budget and in the limits of prompts."""
         num_tokens = self.num_tokens.pop(sequence, 0)
         self.budget += num_tokens
-        self._embeds_bytes -= self._bytes_of(sequence, 0, num_tokens)
+        if self.most_embeds_bytes is not None:
+            self._embeds_bytes -= _embeds_bytes(sequence, 0, num_tokens)
         self.copies.pop(sequence, None)
         self.drafts.pop(sequence, None)
         for start, num in self._chunks.pop(sequence, ()):
             self._prompt_tokens[sequence.tenant] -= num
             if self.prompt_time is not None:
                 self.prompt_time.give_back(start, num)
-
-    def _bytes_of(self, sequence: Sequence, first: int, num: int) -> int:
-        """Returns the bytes of embeddings of the sequence's tokens [first, first + num) in this step."""
-        embeds = sequence.embeds
-        if self.most_embeds_bytes is None or embeds is None:
-            return 0
-        num_left = sequence.num_prompt_tokens - (sequence.num_computed + first)
-        return embeds.row_bytes * max(0, min(num, num_left))
 
     def to_plan(
         self,
@@ -171,6 +165,15 @@ class StepBuilder:
             block_copies=tuple(self.copies.values()),
             slots=tuple(slots),
         )
+
+
+def _embeds_bytes(sequence: Sequence, first: int, num: int) -> int:
+    """Returns the bytes of embeddings of the tokens [first, first + num) after the sequence's computed tokens."""
+    embeds = sequence.embeds
+    if embeds is None:
+        return 0
+    num_left = sequence.num_prompt_tokens - (sequence.num_computed + first)
+    return embeds.row_bytes * max(0, min(num, num_left))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 
-from rayloom_engine.core.cached_tokens import MAX_HASHED_BLOCKS, num_cached_tokens
+from rayloom_engine.core.cached_tokens import CachedTokens
 from rayloom_engine.core.planning.admission import Admission
 from rayloom_engine.core.planning.backlog import Backlog, Prompt
 from rayloom_engine.core.planning.chunking import chunk_of
@@ -21,7 +21,6 @@ from rayloom_engine.core.planning.step_builder import StepBuilder, in_turn
 from rayloom_engine.core.planning.waiting_queue import WaitingQueue
 from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import Sequence, SequenceState
-from rayloom_engine.core.stats import Counters
 from rayloom_engine.core.step_seconds import StepSeconds
 
 
@@ -34,7 +33,7 @@ class StepPlanner:
         sequences: Mapping[str, Sequence],
         running: RunningSequences,
         waiting: WaitingQueue,
-        counters: Counters,
+        admission: Admission,
         in_flight: Callable[[], Iterable[Sequence]],
     ) -> None:
         """`sequences`: request id -> every unfinished sequence. `in_flight`: sequences of plans in flight."""
@@ -44,8 +43,7 @@ class StepPlanner:
         self._running = running
         self._waiting = waiting
         self._in_flight = in_flight
-        self._admission = Admission(config, sequences, running, waiting, counters, in_flight)
-        self.set_aside = self._admission.set_aside
+        self._admission = admission
 
     def fill(self, builder: StepBuilder, costs: StepSeconds | None = None) -> None:
         """Distributes the step's token budget over sequences. Leaves `builder` empty if nothing can be computed now.
@@ -76,7 +74,8 @@ class StepPlanner:
         turns = in_turn(decodes, prefills, builder.budget, builder.max_decodes)
         if num_decodes < builder.budget:  # decodes come first, then prefills
             self._schedule_running(builder, turns[:num_decodes])
-            self._schedule_short(builder, prefills)
+            if not builder.is_short:
+                self._schedule_short(builder, prefills)
             turns = [s for s in prefills if s not in builder.num_tokens]
         self._schedule_running(builder, turns)
         if builder.is_short:
@@ -213,15 +212,13 @@ class StepPlanner:
     def _admit_short(self, builder: StepBuilder, most_left: int, left: int) -> int:
         """Admits short prompts, with at most `left` tokens of them in this step. Returns how many of these remain."""
         line = Line(self._config.max_num_seqs)
-        num_to_hash = MAX_HASHED_BLOCKS
+        cached = CachedTokens(self._config, self._running.pool)
         for _, sequence in self._waiting.in_turns(self._running.num_of_tenants()):
             if left <= 0 or builder.is_full or not self._running.num_free_slots or line.is_closed:
                 break
             if not self._is_allowed(sequence) or self._waits_for_leader(sequence):
                 continue
-            num_hashed = len(sequence.known_hashes)
-            num_cached = num_cached_tokens(sequence, self._config, self._running.pool, num_to_hash)
-            num_to_hash -= len(sequence.known_hashes) - num_hashed
+            num_cached = cached.of(sequence)
             if sequence.num_tokens - num_cached > most_left:
                 if self._admission.has_room(sequence, [], builder, None):
                     line.hold_for_tokens(sequence)

@@ -10,10 +10,18 @@ from io import BytesIO
 _MOST_MEMBERS = 32  # an archive of one tensor has seven
 _MOST_TEXT_BYTES = 1024  # of name, extra fields and comment of a member together; torch.save writes less than 300
 _MEMBER_MARK = b"PK\x01\x02"  # begins an entry of the archive's directory
-# zipfile raises these for a damaged archive. OverflowError: a position of more than 64 bits.
+# zipfile raises these for a damaged archive. OverflowError: a position of more than 64 bits. RuntimeError: a member
+# that is encrypted, or packed by an unknown method.
 _ERRORS = (
-    *(zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError, NotImplementedError),
-    *(OverflowError, LookupError),
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    OSError,
+    EOFError,
+    ValueError,
+    OverflowError,
+    LookupError,
+    RuntimeError,
 )
 
 
@@ -57,7 +65,7 @@ class Archive:
             raise BadTensor(f"the member {name} of its archive is compressed or encrypted; torch.save does neither")
         try:
             return self._zip.read(info)
-        except (*_ERRORS, RuntimeError) as error:
+        except _ERRORS as error:
             raise BadTensor(f"the member {name} of its archive is damaged") from error
 
 
