@@ -22,6 +22,7 @@ import psutil
 import pytest
 
 from rt_examples import TWO_REPLICAS
+from rt_faults import breakable, slow_steps
 from rt_server import Stream, wait_until
 from rt_streams import Said, completion_body, join_streams, said, start_streams
 
@@ -86,7 +87,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRun]:
     manifest.write_text(MANIFEST)
     flags = ["--port", "0", "--admin-port", "0"]
     output = folder / "output"
-    with output.open("wb") as stream:
+    with breakable(folder), output.open("wb") as stream:
         process = subprocess.Popen(
             [sys.executable, "-m", "rayloom_operator", "local", "-f", str(manifest), *flags],
             stdout=stream,
@@ -110,9 +111,10 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRun]:
 @pytest.fixture(scope="module")
 def undisturbed(local: LocalRun) -> list[Said]:
     """The streams of `begin` without a fault. Both engines must have some of these streams."""
-    streams, threads = begin(local)
-    wait_for_tokens(streams, local)
-    num_sequences = [engine["sequences"] for engine in local.engines().values()]
+    with slow_steps(local.output.parent):  # so that no stream ends before the engines are asked
+        streams, threads = begin(local)
+        wait_for_tokens(streams, local)
+        num_sequences = [engine["sequences"] for engine in local.engines().values()]
     join_streams(threads)
     assert [stream.failure for stream in streams] == [None] * NUM_STREAMS
     assert len(num_sequences) == 2
@@ -144,11 +146,12 @@ def test_both_engines_get_work_and_share_the_machine(local: LocalRun) -> None:
 
 
 def test_streams_of_a_killed_engine_continue_and_it_is_started_again(local: LocalRun, undisturbed: list[Said]) -> None:
-    streams, threads = begin(local)
-    wait_for_tokens(streams, local)
-    before = local.programs()["engine-0"]
-    num_moved = local.engines()["engine-0"]["sequences"]
-    before.kill()
+    with slow_steps(local.output.parent):
+        streams, threads = begin(local)
+        wait_for_tokens(streams, local)
+        before = local.programs()["engine-0"]
+        num_moved = local.engines()["engine-0"]["sequences"]
+        before.kill()
     join_streams(threads)
 
     assert num_moved > 0
