@@ -29,10 +29,10 @@ exact length. Without --url the bench starts an engine, measures and stops it. T
 measures a model over several ranks of this machine, compared with one rank. `bench peers` measures vLLM and llama.cpp
 as well. `bench quality` measures speed and perplexity of int8 weights, compared with the checkpoint's own.
 `bench quantised` measures quantised GGUF files, compared with llama.cpp. `bench routing` measures the gateway's choice
-of an engine, compared with others. `bench speculation` measures n-gram speculation, compared with none.
-`bench step` prints where a step on the C library spends its time, beside the machine's limit. `bench gpu` measures one
-rank on a GPU, beside the card's limits. `bench pages` runs parallel, peers, quality, quantised and step, and writes
-their pages.
+of an engine, compared with others. `bench simulation` compares the simulation of `rayloom-bench fleet` with a real
+engine. `bench speculation` measures n-gram speculation, compared with none. `bench step` prints where a step on the C
+library spends its time, beside the machine's limit. `bench gpu` measures one rank on a GPU, beside the card's limits.
+`bench pages` runs parallel, peers, quality, quantised and step, and writes their pages.
 """
 # name -> module
 SUBCOMMANDS = {
@@ -45,6 +45,7 @@ SUBCOMMANDS = {
     "quality": "quality.command",
     "quantised": "quantised.command",
     "routing": "routing.command",
+    "simulation": "fleet.measured_command",
     "speculation": "speculation.command",
     "step": "step.command",
 }
