@@ -38,7 +38,7 @@ def test_a_document_takes_little_beside_others_of_its_kind():
     packer = Packer()
     pods = [kept(make_pod_document(f"head{number}", node=f"n{number}")) for number in range(100)]
     first, *others = (packer.pack(each) for each in pods)
-    assert len(packer._examples) == 2, "nothing, and the first one"
+    assert len(packer._ends) == 2, "nothing, and the first one"
     assert max(map(len, others)) < 80 < len(repr(pods[0])) / 5
     assert packer.unpack(first) == pods[0]
 
@@ -49,13 +49,22 @@ def test_each_kind_of_documents_gets_its_example_up_to_a_size(monkeypatch):
     words = random.Random(7).randbytes(700).hex()
     failed = [kept(make_pod_document(f"f{number}", engine=crashed(70, words))) for number in range(2)]
     sizes = [len(packer.pack(each)) for each in (*workers, *failed)]
-    assert len(packer._examples) == 3
+    assert len(packer._ends) == 3
     # An example itself is packed as a reference to the example.
     assert max(sizes) < 100
-    monkeypatch.setattr(packed, "_MAX_EXAMPLES", len(packer._examples[-1]))
+    monkeypatch.setattr(packed, "_MAX_EXAMPLES", len(packer._examples))
     other = random.Random(8).randbytes(700).hex()
     assert packer.unpack(packer.pack(other)) == other
-    assert len(packer._examples) == 3
+    assert len(packer._ends) == 3
+
+
+def test_the_examples_take_little_memory_even_if_every_document_is_one():
+    packer, words = Packer(), random.Random(9)
+    uids = [{"uids": [words.randbytes(16).hex()]} for _ in range(300)]
+    kept = [packer.pack(each) for each in uids]
+    assert len(packer._ends) > 150
+    assert len(packer._examples) <= packed._MAX_EXAMPLES
+    assert [packer.unpack(each) for each in kept] == uids
 
 
 @pytest.fixture

@@ -35,29 +35,31 @@ class Packer:
     """Packs documents of one kind. Only the packer that packed a document can unpack it."""
 
     def __init__(self) -> None:
-        # Each entry is the previous entry and one more example. The first byte of a packed document is the index of the
-        # entry with which the document was packed.
-        self._examples = [b""]
+        # All examples, one after the other. A document is packed with the examples that exist at that time: the first
+        # byte of the packed document is an index of `_ends`, and the entry there is the length of those examples. A
+        # separate copy for each index would take up to 1 MB.
+        self._examples = b""
+        self._ends = [0]
 
     def pack(self, document: Any) -> bytes:
         """Returns the packed document. `document` consists of JSON values."""
         text = msgspec.json.encode(document)
         packed = self._deflated(text)
-        examples = self._examples[-1]
-        has_room = len(examples) + len(text) <= _MAX_EXAMPLES and len(self._examples) < _MAX_NUM_EXAMPLES
+        has_room = len(self._examples) + len(text) <= _MAX_EXAMPLES and len(self._ends) < _MAX_NUM_EXAMPLES
         if has_room and len(packed) > _LITTLE * len(text):
-            self._examples.append(examples + text)
+            self._examples += text
+            self._ends.append(len(self._examples))
             packed = self._deflated(text)
         return packed
 
     def unpack(self, packed: bytes) -> Any:
         """Returns the unpacked document, a new object at each call."""
-        return msgspec.json.decode(zlib.decompressobj(_RAW, self._examples[packed[0]]).decompress(packed[1:]))
+        examples = self._examples[: self._ends[packed[0]]]
+        return msgspec.json.decode(zlib.decompressobj(_RAW, examples).decompress(packed[1:]))
 
     def _deflated(self, text: bytes) -> bytes:
-        examples = self._examples[-1]
-        writer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _RAW, _MEMORY_LEVEL, zlib.Z_DEFAULT_STRATEGY, examples)
-        return bytes([len(self._examples) - 1]) + writer.compress(text) + writer.flush()
+        writer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _RAW, _MEMORY_LEVEL, zlib.Z_DEFAULT_STRATEGY, self._examples)
+        return bytes([len(self._ends) - 1]) + writer.compress(text) + writer.flush()
 
 
 class PackedDict(MutableMapping[K, Manifest], Generic[K, M]):

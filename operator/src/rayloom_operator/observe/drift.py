@@ -145,9 +145,13 @@ class Drift:
 
     def take(self, key: ServiceKey) -> bool:
         """Returns whether somebody else has changed an object of the service since the last call."""
-        written = self._written.get(key, {})
+        written, seen = self._written.get(key, {}), self._seen.pop(key, {})
         # An object that is not in `written` has not drifted: the service's first reconcile compared or applied it.
-        return any(written.get(uid, version) != version for uid, version in self._seen.pop(key, {}).items())
+        is_drifted = any(written.get(uid, version) != version for uid, version in seen.items())
+        for uid, version in seen.items():
+            if not version:
+                written.pop(uid, None)  # the object was deleted, and no other object will have its uid
+        return is_drifted
 
     def forget(self, key: ServiceKey) -> None:
         """Drops everything about a deleted service."""

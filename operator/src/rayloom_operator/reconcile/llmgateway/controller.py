@@ -142,13 +142,15 @@ class GatewayController:
         return silence((self._gateways, self._pods))
 
     def _gateway_changed(self, key: ServiceKey) -> None:
-        in_namespace = self._in_namespace.setdefault(key[0], set())
+        in_namespace = self._in_namespace.pop(key[0], set())
         # A terminating LLMGateway is not reconciled. If `in_namespace` contained such an LLMGateway, `serving` would
         # return None for each service of the namespace until the LLMGateway is gone.
         if any(not _is_terminating(each) for each in self._gateways.of_service(key)):
             in_namespace.add(key)
         else:
             in_namespace.discard(key)
+        if in_namespace:
+            self._in_namespace[key[0]] = in_namespace
         self._queue.add(key, is_changed=True)
 
     async def _reconcile(self, key: ServiceKey) -> float | None:
