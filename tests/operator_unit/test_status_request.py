@@ -1,6 +1,7 @@
 """Requests to peers that break the rules of HTTP: a raw socket answers with the bytes of each test."""
 
 import asyncio
+import gc
 import time
 
 import pytest
@@ -152,6 +153,32 @@ def test_a_response_in_single_bytes_is_read_in_linear_time():
         exchange.data_received(body[number : number + 1])
     assert time.thread_time() - began < 4.0
     assert exchange.answer.value == (200, body)
+
+
+def test_a_request_without_a_response_leaves_no_cycle_of_objects():
+    async def run():
+        async def close(reader, writer):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.close()
+
+        server = await asyncio.start_server(close, HOST, 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            for _ in range(20):
+                try:
+                    await ask(HOST, port, "secret")
+                except EngineUnavailable:
+                    continue
+                raise AssertionError("the peer sends no response")
+            return gc.collect()
+
+    gc.collect()
+    gc.disable()
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            assert runner.run(run()) < 20  # fewer than one object for each request
+    finally:
+        gc.enable()
 
 
 MINIMAL = HEADER + "Preference-Applied: return=minimal\r\n"

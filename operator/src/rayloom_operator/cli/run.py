@@ -21,10 +21,12 @@ from rayloom_operator.resolve.resolved import Hub
 from rayloom_operator.telemetry import logs
 
 _MIN_KEY_BYTES = 16
-# Thresholds of Python's garbage collector. The youngest generation is collected after 20,000 new objects. The middle
-# generation is collected after 20 collections of the youngest generation, and the oldest generation after 10
-# collections of the middle generation.
-_COLLECT = (20_000, 20, 10)
+# Thresholds of Python's garbage collector. The youngest generation is collected after 2,000 new objects. The middle
+# generation is collected after 10 collections of the youngest generation, and the oldest generation after 10
+# collections of the middle generation. The first number limits the garbage that waits for a collection: kopf leaves the
+# document of each event in a cycle of objects. In 1,200 events of a service the resident memory grew by 8.1 MiB with a
+# first number of 20,000, and by 1.4 MiB with 2,000. With 2,000 it grew no more in the next 1,200 events.
+_COLLECT = (2_000, 10, 10)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +114,11 @@ def _settings(flags: RunFlags) -> RuntimeSettings:
 
 
 def _collect_seldom() -> None:
-    """Makes garbage collections rare. With Python's defaults, they take half of the time of a LIST request."""
+    """Makes garbage collections rarer than by Python's defaults.
+
+    Decoding and packing 20,000 pods takes 0.30 s of CPU time with these thresholds, 0.35 s with the defaults, and
+    0.27 s without collections.
+    """
     gc.collect()
     gc.freeze()  # exempts the imported modules from garbage collections
     gc.set_threshold(*_COLLECT)

@@ -51,13 +51,16 @@ async def ask(
         async with asyncio.timeout(_TIMEOUT_S):
             transport, _ = await loop.create_connection(lambda: exchange, ip, port)
             try:
-                return await exchange.answer
+                found = await exchange.answer
             finally:
                 transport.abort()
     except TimeoutError as error:
         raise EngineUnavailable(f"no answer within {_TIMEOUT_S:g} s") from error
     except OSError as error:
-        raise EngineUnavailable(f"{type(error).__name__}: {error}") from error
+        raise EngineUnavailable(_words(error)) from error
+    if isinstance(found, str):
+        raise EngineUnavailable(found)
+    return found
 
 
 async def ask_either(
@@ -80,12 +83,15 @@ class _Exchange(asyncio.Protocol):
     Searches only new bytes, so that the time for a response in tiny pieces is linear in its size.
     """
 
-    def __init__(self, request: bytes, answer: asyncio.Future[tuple[int, bytes]]) -> None:
+    def __init__(self, request: bytes, answer: asyncio.Future[tuple[int, bytes] | str]) -> None:
         self._request = request
         self._received = bytearray()
         self._body_at: int | None = None  # offset of the body, once the headers are complete
         self._end: int | None = None  # offset of the response's end; None if the headers give no length
         self._max_bytes = MAX_BYTES  # limit of the response; complete headers may raise it to MAX_FULL_BYTES
+        # Status code and body, or the reason why there is no valid response. The future never gets an exception: its
+        # traceback would refer to the caller's frame, and that frame refers to the future. Such a cycle would stay in
+        # memory, with the connection, until a garbage collection.
         self.answer = answer
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -113,7 +119,7 @@ class _Exchange(asyncio.Protocol):
         if self.answer.done():
             return
         if error is not None:
-            self.answer.set_exception(error)
+            self._fail(_words(error))
         elif self._body_at is None or self._end is not None:
             self._fail("the connection ended before the answer did")
         elif _CHUNKED.search(self._received, 0, self._body_at):
@@ -140,7 +146,11 @@ class _Exchange(asyncio.Protocol):
             self.answer.set_result((int(first[1]), bytes(body)))
 
     def _fail(self, why: str) -> None:
-        self.answer.set_exception(EngineUnavailable(why))
+        self.answer.set_result(why)
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _from_chunks(received: bytearray, at: int) -> bytes | None:
