@@ -101,11 +101,13 @@ def test_a_deleted_service_leaves_nothing(monkeypatch):
             world.ask_for(service(f"uid-{number}", gateway={}))
             await world.until(lambda: world.kube.named("RayCluster"))
             await world.rest()
+            alive = table_sizes(world.controller)
             collect(world, SERVICE)
             await world.until(lambda: not world.controller._queue._timers)
             await world.rest()
             sizes.append(table_sizes(world.controller))
         assert sizes[-1] == sizes[0]
+        assert alive.keys() >= OF_SERVICES - {"EnginePoller._engines"}, "these are its tables; it has no pod to poll"
         assert sizes[0].keys() & OF_SERVICES == set()
 
     with_world(story)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 _OURS = ("rayloom_operator.", "prometheus_client.")
 # Bounded caches, which fill with the first documents: `_NUM_READ` and `_MAX_EXAMPLES` in kube/packed.py.
-_CACHES = frozenset({"_read", "_ends"})
+_CACHES = frozenset({"PackedDict._read", "Packer._ends"})
 
 
 def table_sizes(*roots):
@@ -22,8 +22,9 @@ def table_sizes(*roots):
             continue
         seen.add(id(found))
         for name, value in _attributes(found):
-            if name not in _CACHES:
-                waiting += _count(f"{type(found).__name__}.{name}", value, sizes)
+            table = f"{type(found).__name__}.{name}"
+            if table not in _CACHES:
+                waiting += _count(table, value, sizes)
     return {name: size for name, size in sizes.items() if size}
 
 

@@ -150,7 +150,9 @@ class Drift:
         is_drifted = any(written.get(uid, version) != version for uid, version in seen.items())
         for uid, version in seen.items():
             if not version:
-                written.pop(uid, None)  # the object was deleted, and no other object will have its uid
+                # The object was deleted or has lost its label. If it gets the label back, the apply after this drift
+                # writes its version anew.
+                written.pop(uid, None)
         return is_drifted
 
     def forget(self, key: ServiceKey) -> None:
