@@ -7,10 +7,7 @@
 // The context is cut into segments of kSegment positions, counted from the start of the sequence. A row is a query
 // token and a query head. Each row and segment has three results: the highest score m, the sum l of
 // exp(scale (score - m)), and the sum o of exp(scale (score - m)) V. A score is q . K; with a soft cap, it is capped.
-// Segments are combined in order:
-//
-//   m' = max(m, m_s),   f = exp(scale (m - m')),   f_s = exp(scale (m_s - m'))
-//   l' = l f + l_s f_s,   o' = o f + o_s f_s
+// row_sums.h combines the segments in order, and adds the sink of the query head behind the last segment.
 //
 // A tile is some query tokens of one sequence, with all query heads of one key/value head, so that keys and values are
 // read once for all of these rows. A row's arithmetic does not depend on the size of the tile, or on the cut of the
@@ -24,6 +21,7 @@
 #include "kv_layout.h"
 #include "operands.h"
 #include "product_tiles.h"
+#include "row_sums.h"
 
 namespace RL_ISA {
 
@@ -43,13 +41,6 @@ struct AttentionScratch {
     float total[kTileRows];
 };
 
-// For each row: its highest score m, its sum l and its sum o (see above), over one segment or several.
-struct RowSums {
-    float* highest;  // [rows]
-    float* total;    // [rows]
-    float* values;   // [rows][d]
-};
-
 struct Positions {
     int64_t first, end;
 };
@@ -63,9 +54,6 @@ RL_INLINE Positions visible(const AttentionTask& task, int64_t segment, int64_t 
     }
     return {first, position + 1 < end ? position + 1 : end};
 }
-
-RL_INLINE int64_t group_size(const AttentionTask& task) { return task.num_heads / task.num_kv_heads; }
-RL_INLINE int64_t num_rows(const AttentionTask& task) { return task.num_tokens * group_size(task); }
 
 // Copies the tile's queries to [rows][d].
 template <class Operand>
@@ -275,59 +263,6 @@ static bool attend_to_segment(const AttentionTask& task, AttentionScratch<Operan
     return true;
 }
 
-// Combines a segment's m, l and o of up to 16 rows with the m, l and o of the earlier segments.
-RL_INLINE void combine_lanes(const AttentionTask& task, int count, RowSums segment, RowSums sums) {
-    const F16 old_highest = load_first(sums.highest, count);
-    const F16 new_highest = load_first(segment.highest, count);
-    const F16 m = max(old_highest, new_highest);
-    const F16 scale = splat(task.scale);
-    alignas(64) float highest[16];
-    alignas(64) float old_factors[16];
-    alignas(64) float new_factors[16];
-    store(highest, m);
-    store(old_factors, exp((old_highest - m) * scale));
-    store(new_factors, exp((new_highest - m) * scale));
-    for (int row = 0; row < count; row++) {
-        // The test reads the sum instead of m. If a lane has a NaN and a hidden position follows in this lane, max
-        // drops the NaN. So m may be -infinity although the row sees positions. The sum is NaN in this case.
-        if (segment.total[row] == 0.0f) {
-            continue;  // the row sees no position of this segment
-        }
-        const F16 old_factor = splat(old_factors[row]);
-        const F16 new_factor = splat(new_factors[row]);
-        float* values = sums.values + row * task.head_dim;
-        const float* segment_values = segment.values + row * task.head_dim;
-        for (int64_t i = 0; i < task.head_dim; i += 16) {
-            store(values + i, fma(load(values + i), old_factor, load(segment_values + i) * new_factor));
-        }
-        sums.total[row] = sums.total[row] * old_factors[row] + segment.total[row] * new_factors[row];
-        sums.highest[row] = highest[row];
-    }
-}
-
-static void combine_rows(const AttentionTask& task, RowSums segment, RowSums sums) {
-    const int64_t rows = num_rows(task);
-    for (int64_t row = 0; row < rows; row += 16) {
-        const int64_t at = row * task.head_dim;
-        combine_lanes(task, rows - row < 16 ? (int)(rows - row) : 16,
-                      {segment.highest + row, segment.total + row, segment.values + at},
-                      {sums.highest + row, sums.total + row, sums.values + at});
-    }
-}
-
-// out[token][head] = o / l
-template <class Operand>
-static void write_row(const AttentionTask& task, int64_t row, float total, const float* values) {
-    const int64_t group = group_size(task);
-    const int64_t head = task.kv_head * group + row % group;
-    typename Operand::X* out =
-        (typename Operand::X*)task.out + (row / group * task.num_heads + head) * task.head_dim;
-    F16 factor = splat(1.0f / total);
-    for (int64_t i = 0; i < task.head_dim; i += 16) {
-        Operand::store_x(out + i, load(values + i) * factor);
-    }
-}
-
 template <class Operand>
 RL_INLINE AttentionScratch<Operand>& thread_scratch() {
     static thread_local AttentionScratch<Operand> scratch;
@@ -343,13 +278,6 @@ RL_INLINE RowSums no_sums(const AttentionTask& task, AttentionScratch<Operand>& 
     }
     memset(scratch.values, 0, (size_t)(num_rows(task) * task.head_dim) * sizeof(float));
     return {scratch.highest, scratch.total, scratch.values};
-}
-
-template <class Operand>
-static void write_rows(const AttentionTask& task, RowSums sums) {
-    for (int64_t row = 0; row < num_rows(task); row++) {
-        write_row<Operand>(task, row, sums.total[row], sums.values + row * task.head_dim);
-    }
 }
 
 template <class Operand>

@@ -82,7 +82,8 @@ struct AttentionTask {
     int64_t num_kv_heads;
     int64_t head_dim;
     float scale;
-    float cap;  // 0: none
+    float cap;           // 0: none
+    const float* sinks;  // [H], or null: no head has a sink
     void* out;  // [tokens][H][d], the operand type
     // Results of segments, only for tiles that are cut into segments: values [rows][d], highest [rows], total [rows].
     // The row of a query is token * (H / K) + head, where `head` counts the H / K query heads of the tile from 0.

@@ -60,6 +60,7 @@ typedef struct {
     const float* mlp_output_norm;        // [D], or NULL
     const float* q_norm;                 // [d], or [H * d] with has_wide_norms, or NULL: no norm
     const float* k_norm;                 // [d], or [K * d] with has_wide_norms, or NULL
+    const float* sinks;                  // [H] one more score of each query head, without a value, or NULL
     rl_linear qkv;                // rows: H * d of q, then K * d of k, then K * d of v
     rl_linear out;
     rl_linear gate_up;  // rows: I of gate, then I of up; unused with experts

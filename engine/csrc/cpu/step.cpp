@@ -88,6 +88,7 @@ AttentionTask attention_task(const Step& step, const AttentionTile& tile, const 
         model.head_dim,
         model.score_scale,
         model.score_cap,
+        layer.sinks,
         (char*)step.attended + offset,
         nullptr,
         nullptr,

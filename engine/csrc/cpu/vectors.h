@@ -178,6 +178,7 @@ RL_INLINE float sum(F16 x) {
     quarter = _mm_add_ps(quarter, _mm_movehl_ps(quarter, quarter));
     return _mm_cvtss_f32(_mm_add_ss(quarter, _mm_movehdup_ps(quarter)));
 }
+RL_INLINE float first_lane(F16 x) { return _mm256_cvtss_f32(low_half(x)); }
 // Returns the largest lane. If a lane is a NaN, the result is an arbitrary lane, or a NaN.
 RL_INLINE float maximum(F16 x) {
     __m256 half = _mm256_max_ps(low_half(x), high_half(x));

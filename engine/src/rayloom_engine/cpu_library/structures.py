@@ -56,6 +56,7 @@ class LayerStruct(Structure):
         ("mlp_output_norm", c_void_p),
         ("q_norm", c_void_p),
         ("k_norm", c_void_p),
+        ("sinks", c_void_p),
         ("qkv", LinearStruct),
         ("out", LinearStruct),
         ("gate_up", LinearStruct),

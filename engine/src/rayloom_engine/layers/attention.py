@@ -43,6 +43,7 @@ class Attention:
     kernels: KernelSet
     q_norm_d: torch.Tensor | None = None  # q_norm_d and k_norm_d are both set, or both None
     k_norm_d: torch.Tensor | None = None
+    sinks_H: torch.Tensor | None = None  # float32: one more score in the softmax of each query head, without a value
     has_wide_norms: bool = False  # q_norm and k_norm each normalise all heads together
 
     def __call__(self, hidden_TD: torch.Tensor, step: AttentionStep) -> torch.Tensor:
@@ -59,7 +60,7 @@ class Attention:
         pages = step.cache.pages[self.layer]
         query_THd = kernels.rotary_kv_write(qkv_TXd, pages, step.slot_mapping_T, step.rotary_tables[self.window], norms)
         plan = step.plans[self.window]
-        attended_THd = plan.attend(query_THd, pages, self.score_scale, soft_cap=self.score_cap)
+        attended_THd = plan.attend(query_THd, pages, self.score_scale, soft_cap=self.score_cap, sinks_H=self.sinks_H)
         return self.out(attended_THd.view(num_tokens, self.num_heads * self.head_dim))
 
     def _normalise_all_heads(self, qkv_TXd: torch.Tensor) -> None:

@@ -62,6 +62,11 @@ class DecoderLayer:
         )
         return tuple(norm for norm in found if norm is not None)
 
+    @property
+    def vectors(self) -> tuple[torch.Tensor, ...]:
+        sinks_H = self.attention.sinks_H
+        return self.norms if sinks_H is None else (*self.norms, sinks_H)
+
 
 @dataclass(slots=True, kw_only=True)
 class DecoderWeights:
@@ -84,7 +89,7 @@ class DecoderWeights:
     def num_bytes(self) -> int:
         total = sum(part_D.nbytes for part_D in (self.embedding_VD, self.final_norm_D) if part_D is not None)
         total += sum(scheme.num_bytes for scheme in self.schemes)
-        return total + sum(norm.nbytes for layer in self.layers for norm in layer.norms)
+        return total + sum(vector.nbytes for layer in self.layers for vector in layer.vectors)
 
     def add_to_norms(self, offset: float) -> None:
         """Adds `offset` to all norm weights. Call it once, after the weights are loaded."""
@@ -143,8 +148,14 @@ class CausalLM:
         return self._weights.num_bytes
 
     def warm_up(self, cache: KvPages) -> None:
-        num_heads = self._weights.layers[0].attention.num_heads
-        warm_up_attention(self.kernels.target, num_heads=num_heads, pages=cache.pages[0])
+        attention = self._weights.layers[0].attention
+        warm_up_attention(
+            self.kernels.target,
+            num_heads=attention.num_heads,
+            pages=cache.pages[0],
+            soft_cap=attention.score_cap,
+            sinks_H=attention.sinks_H,
+        )
 
     @torch.no_grad()
     def forward(

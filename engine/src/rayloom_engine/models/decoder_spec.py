@@ -3,7 +3,7 @@
 The checkpoint's q, k and v become the rows of one fused matrix. Its gate and up become the rows of another matrix. The
 loader copies all of them from the file straight to these rows. With tensor parallelism, o and down are cut by columns,
 and q, k, v, gate, up, embedding and head by rows. A rank's rows of q, k, v, gate and up produce exactly the inputs of
-its columns of o and down.
+its columns of o and down. The sinks of attention are cut with the query heads.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rayloom_engine.layers.linear_spec import AxisPart, LinearSpec
+from rayloom_engine.layers.linear_spec import AxisPart, LinearSpec, TensorPart
 from rayloom_engine.models.experts import ExpertNames, Experts
 from rayloom_engine.models.shape import ModelShape
 from rayloom_engine.models.traits import NormPlacement
@@ -40,10 +40,14 @@ _EXPERT_MATRICES: Mapping[ExpertNames, tuple[str, str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class VectorSpec:
-    """A vector, which every rank of a stage holds as a whole. `name`: its tensor in the checkpoint."""
+    """A vector of `size` elements. `name`: its tensor in the checkpoint.
+
+    `part`: the slice of the tensor that the rank holds; () means all of it.
+    """
 
     name: str
     size: int
+    part: TensorPart = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +88,7 @@ class LayerSpec:
     qkv: LinearSpec  # rows of q, then k, then v
     q_norm: VectorSpec | None  # q_norm and k_norm are both set, or both None
     k_norm: VectorSpec | None
+    sinks: VectorSpec | None  # a number for each query head; None: no head has a sink
     out: LinearSpec
     mlp_norm: VectorSpec | None
     mlp_output_norm: VectorSpec | None
@@ -106,6 +111,7 @@ class LayerSpec:
             self.attention_output_norm,
             self.q_norm,
             self.k_norm,
+            self.sinks,
             self.mlp_norm,
             self.mlp_output_norm,
         )
@@ -215,6 +221,7 @@ class _SpecBuilder:
             ),
             q_norm=VectorSpec(f"{attention}.q_norm.weight", q_norm_size) if shape.qk_norm else None,
             k_norm=VectorSpec(f"{attention}.k_norm.weight", k_norm_size) if shape.qk_norm else None,
+            sinks=self._sinks(f"{attention}.sinks", heads) if shape.traits.has_sinks else None,
             out=self._by_columns(f"{attention}.o_proj", query, shape.o_bias),
             mlp_norm=before_mlp,
             mlp_output_norm=after_mlp,
@@ -281,6 +288,11 @@ class _SpecBuilder:
         """Returns the shard's rows of an embedding or head."""
         rows = AxisPart(self.part.shard.part(self.shape.vocab_size), self.shape.vocab_size)
         return LinearSpec(outputs={name: rows}, inputs=_whole(self.shape.hidden_size))
+
+    def _sinks(self, name: str, heads: range) -> VectorSpec:
+        """Returns the sinks of these query heads."""
+        is_whole = len(heads) == self.shape.num_heads
+        return VectorSpec(name, len(heads), () if is_whole else (slice(heads.start, heads.stop),))
 
     def _head_rows(self, heads: range, num_heads: int) -> AxisPart:
         """The rows of these attention heads."""

@@ -151,6 +151,7 @@ class ModelShape:
             + qkv_size * self.qkv_bias
             + self.hidden_size * self.o_bias
             + sum(self.qk_norm_sizes)
+            + self.num_heads * self.traits.has_sinks
         )
 
     @property

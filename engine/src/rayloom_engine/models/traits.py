@@ -27,6 +27,7 @@ class Traits:
     residual_scale: float = 1.0  # factor of the outputs that attention and MLP add to the residual stream
     score_scale: float | None = None  # factor of the products of queries and keys; None: 1 / sqrt(head size)
     score_cap: float | None = None  # a score s becomes cap * tanh(s / cap); None: it stays s
+    has_sinks: bool = False  # each query head has a sink: one more score in its softmax, without a value
     logit_scale: float = 1.0
     logit_cap: float | None = None
     window_rope: RopeParameters | None = None  # of layers with a window; None: the same as in all other layers

@@ -1,7 +1,7 @@
 """The weights of a stage, or of a shard of it, in the form of the C library.
 
-Matrices are packed, norms and biases are float32. A tied embedding and head share one packed matrix. If the layers'
-matrices are int8, the embedding is int8, too.
+Matrices are packed; norms, biases and sinks are float32. A tied embedding and head share one packed matrix. If the
+layers' matrices are int8, the embedding is int8, too.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class PlainWeights:
     def _vector(self, spec: VectorSpec) -> None:
         array = np.empty(spec.size, dtype=ELEMENTS[self.form.dtype])
         self.vectors[spec.name] = array
-        self.destinations[spec.name] = ArrayDestination(array)
+        self.destinations[spec.name] = ArrayDestination(array, spec.part)
 
 
 class LibraryWeights:
@@ -85,8 +85,12 @@ class LibraryWeights:
         spec = plain.spec
         # Matrices and vectors are kept alive here, because the structures hold their addresses.
         self._matrices = plain.matrices
+        sinks = {layer.sinks.name for layer in spec.layers if layer.sinks is not None}  # all other vectors are norms
         offset = np.float32(shape.traits.norm_offset)
-        self._vectors = {name: widened(vector) + offset for name, vector in plain.vectors.items()}  # all are norms
+        self._vectors = {
+            name: widened(vector) if name in sinks else widened(vector) + offset
+            for name, vector in plain.vectors.items()
+        }
         self.num_bytes = plain.num_bytes
         self.embedding: LinearStruct | None = None if plain.embedding is None else plain.embedding.structure
         self.head: LinearStruct | None = None if plain.head is None else plain.head.structure
@@ -127,6 +131,7 @@ class LibraryWeights:
             mlp_output_norm=self._address(spec.mlp_output_norm),
             q_norm=self._address(spec.q_norm),
             k_norm=self._address(spec.k_norm),
+            sinks=self._address(spec.sinks),
             qkv=qkv.structure,
             out=out.structure,
             window=spec.window or 0,
