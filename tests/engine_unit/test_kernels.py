@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.kernels import linear
 from rayloom_engine.kernels.backend import parse_backend
+from rayloom_engine.kernels.clamped_silu_mul import plain as plain_clamped
+from rayloom_engine.kernels.clamped_silu_mul import reference as reference_clamped
 from rayloom_engine.kernels.kernel_set import choose_kernels
 from rayloom_engine.kernels.kv_write import plain as plain_kv_write
 from rayloom_engine.kernels.kv_write import reference as reference_kv_write
@@ -48,6 +52,27 @@ def test_rms_norm_adds_to_the_residual_first(body) -> None:
     normed = body.rms_norm(x, weight, 1e-5, residual)
     assert torch.equal(residual, total)
     torch.testing.assert_close(normed, reference_norm.rms_norm(total, weight, 1e-5))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), DTYPES_TO_TOLERANCE)
+@pytest.mark.parametrize("sizes", [(1, 2), (7, 246), (0, 4)])
+def test_clamped_silu_mul_agrees_with_its_reference(
+    sizes: tuple[int, ...], dtype: torch.dtype, tolerance: float
+) -> None:
+    gate_up = (4 * torch.randn(sizes)).to(dtype)
+    given = gate_up.clone()
+    expected = reference_clamped.clamped_silu_mul(gate_up, slope=1.7, limit=3.0)
+    ours = plain_clamped.clamped_silu_mul(gate_up, slope=1.7, limit=3.0)
+    torch.testing.assert_close(ours, expected, atol=tolerance, rtol=tolerance)
+    assert torch.equal(gate_up, given)
+
+
+def test_clamped_silu_mul_clamps_gate_and_up() -> None:
+    gate_up = torch.tensor([[5.0, -5.0, 1.0, 2.0, -9.0, 9.0]])  # gate 5, -5, 1; up 2, -9, 9
+    ours = reference_clamped.clamped_silu_mul(gate_up, slope=2.0, limit=3.0)
+    sigmoids = [1 / (1 + math.exp(-2 * gate)) for gate in (3.0, -5.0, 1.0)]
+    expected = [3.0 * 3.0 * sigmoids[0], -2.0 * -5.0 * sigmoids[1], 4.0 * 1.0 * sigmoids[2]]
+    assert ours[0].tolist() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES_TO_TOLERANCE)

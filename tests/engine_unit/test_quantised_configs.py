@@ -18,6 +18,7 @@ from rayloom_engine.models.quantised.read_scheme import read_scheme
 from rayloom_engine.models.quantised.scheme import CheckpointScheme
 from rayloom_engine.models.shape import read_shape
 from rt_facts import make_shape
+from rt_mxfp4 import CONFIG as MXFP4
 from rt_quantised import FORMATS
 from rt_tiny import tiny_checkpoint
 
@@ -62,7 +63,10 @@ def test_a_scheme_has_a_name_and_a_unit_of_cuts(name: str, label: str, cut_unit:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"quant_method": "hqq"}, "quant_method hqq is not supported; works: awq, gptq, compressed-tensors, fp8, or a"),
+        (
+            {"quant_method": "hqq"},
+            "quant_method hqq is not supported; works: awq, gptq, compressed-tensors, fp8, mxfp4, or a",
+        ),
         ({}, "quant_method null is not supported"),
         ({**AWQ, "version": "gemv"}, "version gemv is not supported; works: gemm"),
         ({**AWQ, "bits": 3}, "bits 3 is not supported; works: 4"),
@@ -70,6 +74,7 @@ def test_a_scheme_has_a_name_and_a_unit_of_cuts(name: str, label: str, cut_unit:
         ({**AWQ, "group_size": 16}, "group_size 16 is not supported; works: multiples of 32, or -1 for all inputs"),
         ({**AWQ, "group_size": 96}, "group_size 96 is not supported; works: a divisor of hidden_size, which is 256"),
         ({**AWQ, "modules_to_not_convert": ["*"]}, r"modules_to_not_convert \* is not supported; works: names of"),
+        ({**MXFP4, "modules_to_not_convert": ["["]}, r"modules_to_not_convert \[ is not supported; works: names of"),
         ({**GPTQ, "desc_act": True}, "desc_act true is not supported; works: false, because groups of inputs that"),
         ({**GPTQ, "bits": 2}, "bits 2 is not supported; works: 4, 8"),
         ({**GPTQ, "bits": "4"}, "bits 4 is not supported"),
@@ -109,6 +114,13 @@ def test_ignored_modules_are_dense(ignored: list[str], dense: list[str], quantis
     assert all(scheme.reader(f"model.layers.0.{name}") for name in quantised)
 
 
+def test_of_a_mxfp4_checkpoint_only_experts_are_quantised() -> None:
+    scheme = scheme_of({**MXFP4, "modules_to_not_convert": ["model.layers.*.mlp.router", "layers.1.mlp.experts"]})
+    assert (scheme.label, scheme.cut_unit) == ("mxfp4", 32)
+    names = ("0.mlp.experts.5.gate_proj", "0.mlp.router", "0.self_attn.q_proj", "1.mlp.experts.5.gate_proj")
+    assert [scheme.reader(f"model.layers.{name}") is None for name in names] == [False, True, True, True]
+
+
 def test_modules_that_are_not_converted_are_dense() -> None:
     scheme = scheme_of({**AWQ, "modules_to_not_convert": ["mlp.gate", "layers.1."]})
     names = ("0.mlp.gate_proj", "1.mlp.up_proj", "0.mlp.up_proj")
@@ -142,6 +154,14 @@ def test_a_checkpoint_may_be_refused_for_its_sizes(tmp_path: Path) -> None:
     with pytest.raises(
         ModelError, match="group_size 32 is not supported; works: a divisor of hidden_size, which is 72"
     ):
+        read_shape(folder)
+
+
+def test_mxfp4_weights_are_refused_without_stacked_experts(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": dict(MXFP4)}))
+    with pytest.raises(ModelError, match="LlamaForCausalLM with weights quantised as mxfp4 is not supported; works"):
         read_shape(folder)
 
 

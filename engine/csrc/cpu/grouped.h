@@ -2,8 +2,9 @@
 //
 //   W[n][k] = factor[n] * (scale[n][g] * (q[n][k] - zero) + offset[n][g]),  g = k / group_size
 //
-// q is an unsigned integer of 4, 6 or 8 bits, and `zero` is one number for the whole matrix. The float32 factor keeps
-// the scales of a row near 1, because float16 is inexact for small numbers. In a matrix without factors, it is 1.
+// q is an unsigned integer of 4, 6 or 8 bits, or stands for a float of 4 bits (grouped_layout.h). `zero` is one number
+// for the whole matrix. The float32 factor keeps the scales of a row near 1, because float16 is inexact for small
+// numbers. In a matrix without factors, it is 1.
 // Activations are quantised as in int8.h: a group h of 32 inputs is s[h] * x with x in [-127, 127]. The products q * x
 // are summed exactly within a group h. The sums of the groups are added in float32, in the order of the groups:
 //

@@ -96,7 +96,8 @@ void embed_grouped(const rl_linear& matrix, int64_t id, float* out) {
         const float offset = layout.has_offsets ? half_at(block + layout.offsets_at(group) + lane * 2) : 0.0f;
         const uint8_t* weights = block + layout.weights_at(group);
         for (int64_t k = 0; k < layout.group_size; k++) {
-            const int weight = weight_at(layout.bits, weights, lane, k);
+            const int bits = weight_at(layout.bits, weights, lane, k);
+            const int weight = matrix.groups.numbers == RL_FLOATS ? kFloatIntegers[bits] : bits;
             out[group * layout.group_size + k] = factor * (scale * (float)(weight - matrix.groups.zero) + offset);
         }
     }

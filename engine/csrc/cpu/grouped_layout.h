@@ -5,6 +5,10 @@
 // a chunk has the weights of one group, then its scales [16] and its offsets [16]. So a chunk is a whole number of
 // cache lines. Scales and offsets are float16.
 //
+// A float of 4 bits (e2m1) is a sign, 2 bits of exponent and 1 bit of fraction: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their
+// negatives. Twice these values are integers from -12 to 12. Products use kFloatIntegers instead of the 4 bits: these
+// integers plus 12. So `zero` is 12, and the scale of a group is half of the scale of its floats.
+//
 // Weights of 8 bits are [inputs / 4][16][4]. Weights of 4 bits are [inputs / 8][16][4] bytes: byte j of step i has
 // input 8 i + j in its low half and input 8 i + 4 + j in its high half. Weights of 6 bits are [inputs / 16][3][16][4]
 // bytes: the lower 6 bits of byte j of vector v of step i are input 16 i + 4 v + j. The upper 2 bits of the bytes j of
@@ -15,6 +19,8 @@
 #include <stdint.h>
 
 #include "rayloom_cpu.h"
+
+alignas(16) constexpr uint8_t kFloatIntegers[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
 struct GroupedLayout {
     int64_t num_inputs;

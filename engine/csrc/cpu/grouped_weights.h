@@ -7,6 +7,7 @@
 
 #pragma once
 
+#include "grouped_layout.h"
 #include "int8.h"
 #include "operands.h"
 
@@ -77,6 +78,36 @@ struct Nibbles {
         return to_float(I16{_mm256_add_epi32(_mm256_madd_epi16(part.a, ones), first),
                             _mm256_add_epi32(_mm256_madd_epi16(part.b, ones), first)});
     }
+#endif
+};
+
+// Floats of 4 bits, as integers from 0 to 24. A table in a register gives the integer of each 4 bits.
+struct Floats : Nibbles {
+#if defined(__AVX512VNNI__)
+    static RL_INLINE_MEMBER WStep load_w(const uint8_t* w) {
+        const WStep bits = Nibbles::load_w(w);
+        const __m512i table = _mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)kFloatIntegers));
+        return {_mm512_shuffle_epi8(table, bits.low), _mm512_shuffle_epi8(table, bits.high)};
+    }
+#else
+    // The int16 sum of a step adds 2 pairs of products, at most 2 * 2 * 24 * 127 = 12192. The sums of all four steps
+    // would not fit into int16, so each step adds its sum in int32.
+    using Part = I16;
+
+    static RL_INLINE_MEMBER Part first(int32_t start) { return splat_int(start); }
+    static RL_INLINE_MEMBER WStep load_w(const uint8_t* w) {
+        const WStep bits = Nibbles::load_w(w);
+        const __m256i table = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)kFloatIntegers));
+        return {_mm256_shuffle_epi8(table, bits.low_a), _mm256_shuffle_epi8(table, bits.high_a),
+                _mm256_shuffle_epi8(table, bits.low_b), _mm256_shuffle_epi8(table, bits.high_b)};
+    }
+    static RL_INLINE_MEMBER Part multiply_add(WStep w, XStep x, Part part) {
+        const __m256i ones = _mm256_set1_epi16(1);
+        const __m256i a = _mm256_add_epi16(_mm256_maddubs_epi16(w.low_a, x.low), _mm256_maddubs_epi16(w.high_a, x.high));
+        const __m256i b = _mm256_add_epi16(_mm256_maddubs_epi16(w.low_b, x.low), _mm256_maddubs_epi16(w.high_b, x.high));
+        return {_mm256_add_epi32(part.a, _mm256_madd_epi16(a, ones)), _mm256_add_epi32(part.b, _mm256_madd_epi16(b, ones))};
+    }
+    static RL_INLINE_MEMBER F16 total(Part part, int32_t) { return to_float(part); }
 #endif
 };
 

@@ -24,6 +24,7 @@ constexpr Kernels table() {
         {linear<Operand>, add_linear<Operand>, gate_linear<Operand>, scatter_linear<Operand>},
         {int8_linear<Operand>, int8_add_linear<Operand>, int8_gate_linear<Operand>, int8_scatter_linear<Operand>},
         grouped_kernels<Operand, Nibbles>(),
+        grouped_kernels<Operand, Floats>(),
         grouped_kernels<Operand, Sixes>(),
         grouped_kernels<Operand, Bytes>(),
         pack_int8_block<Operand>,

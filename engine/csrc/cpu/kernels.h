@@ -29,9 +29,9 @@ struct LinearTask {
     int64_t num_outputs;
     float* out;  // [num_rows][out_stride]
     int64_t out_stride;
-    // Only for gate_linear: its output [num_rows][num_outputs / 2], of the operand type, and RL_SILU or RL_GELU_TANH.
+    // Only for gate_linear: its output [num_rows][num_outputs / 2], of the operand type, and the formula of its elements.
     void* gated;
-    int32_t activation;
+    rl_activation activation;
     rl_groups groups;
     // Only for scatter_linear, for each row of x: the row of `out` to which its product is added, and its factor.
     const int32_t* out_rows;
@@ -44,8 +44,8 @@ struct LinearKernels {
     void (*linear)(const LinearTask& task, int64_t first, int64_t end);
     // As linear, but adds y to `out`.
     void (*add_linear)(const LinearTask& task, int64_t first, int64_t end);
-    // gated = activation(gate) * up for blocks [first, end) of the gate. The first half of W's outputs is the gate, the
-    // second half is up.
+    // gated = the activation of gate and up, for blocks [first, end) of the gate. The first half of W's outputs is the
+    // gate, the second half is up.
     void (*gate_linear)(const LinearTask& task, int64_t first, int64_t end);
     // For each row of x: adds factor * y to the row of `out` that out_rows gives. num_outputs is a multiple of 16.
     void (*scatter_linear)(const LinearTask& task, int64_t first, int64_t end);
@@ -99,7 +99,8 @@ struct Kernels {
     LinearKernels dense;
     // For quantised weights. The task's `x` holds rows that quantise_row has written.
     LinearKernels int8;
-    LinearKernels grouped4;  // grouped weights of 4 bits
+    LinearKernels grouped4;  // grouped weights of 4 bits, integers
+    LinearKernels grouped4_floats;
     LinearKernels grouped6;
     LinearKernels grouped8;
     // Packs one block of 16 rows.
@@ -110,8 +111,8 @@ struct Kernels {
     int64_t (*quantised_row_bytes)(int64_t num_inputs);
     // x [count] = factor * values, in the operand type; count is a multiple of 16.
     void (*scale)(const float* values, float factor, int64_t count, void* x);
-    // gated = activation(gate) * up, in the operand type, for blocks [first, end) of a row [2 * width] of gate_up.
-    void (*gate)(const float* gate_up, int64_t width, int64_t first, int64_t end, int32_t activation,
+    // gated = the activation of gate and up, in the operand type, for blocks [first, end) of a row [2 * width] of gate_up.
+    void (*gate)(const float* gate_up, int64_t width, int64_t first, int64_t end, const rl_activation& activation,
                  void* gated);
     // x [width] = weight * row / sqrt(mean(row^2) + eps), or x = row if there is no weight
     void (*rms_norm)(const float* row, const float* weight, float eps, int64_t width, void* x);

@@ -140,7 +140,7 @@ int64_t all_outputs(const rl_linear& linear) {
 const LinearKernels& linear_kernels(const Kernels& kernels, const rl_linear& linear) {
     switch (linear.groups.bits) {
         case 4:
-            return kernels.grouped4;
+            return linear.groups.numbers == RL_FLOATS ? kernels.grouped4_floats : kernels.grouped4;
         case 6:
             return kernels.grouped6;
         case 8:
@@ -162,7 +162,7 @@ LinearTask linear_task(const rl_linear& linear, const void* x, int64_t num_rows,
         out,
         all_outputs(linear),
         nullptr,
-        RL_SILU,
+        {RL_SILU, 0.0f, 0.0f},
         linear.groups,
         nullptr,
         nullptr,

@@ -110,20 +110,31 @@ struct ScatterOutput : StoreOutput {
     }
 };
 
-// silu(g) = g / (1 + exp(-g)), or gelu(g) = 0.5 g (1 + tanh(u)) = g / (1 + exp(-2 u)) with u = sqrt(2 / pi) (g +
-// 0.044715 g^3).
-RL_INLINE F16 activated(F16 gate, int32_t activation) {
-    constexpr float linear_factor = 1.5957691216f;                       // 2 sqrt(2 / pi)
-    constexpr float cubic_factor = linear_factor * 0.044715f;
-    F16 exponent = gate;
-    if (activation == RL_GELU_TANH) {
-        exponent = gate * fma(gate * gate, splat(cubic_factor), splat(linear_factor));
-    }
-    return gate / (splat(1.0f) + exp(zero() - exponent));
+// (up + 1) * g / (1 + exp(-slope * g)), as in rl_activation. A NaN stays a NaN, because max and min return their second
+// operand if one of the two is a NaN.
+RL_INLINE F16 clamped_silu(F16 gate, F16 up, float slope, float limit) {
+    gate = min(splat(limit), gate);
+    up = max(splat(-limit), min(splat(limit), up));
+    return (up + splat(1.0f)) * (gate / (splat(1.0f) + exp(gate * splat(-slope))));
 }
 
-// Stores activation(gate) * up as an operand. The first half of a tile's columns are blocks of the gate, and the second
-// half are the same blocks of up.
+// The activation of gate and up. gelu(g) = 0.5 g (1 + tanh(u)) = g / (1 + exp(-2 u)) with u = sqrt(2 / pi) (g +
+// 0.044715 g^3).
+RL_INLINE F16 activated(F16 gate, F16 up, const rl_activation& activation) {
+    constexpr float linear_factor = 1.5957691216f;                       // 2 sqrt(2 / pi)
+    constexpr float cubic_factor = linear_factor * 0.044715f;
+    if (activation.kind == RL_CLAMPED_SILU) {
+        return clamped_silu(gate, up, activation.slope, activation.limit);
+    }
+    F16 exponent = gate;
+    if (activation.kind == RL_GELU_TANH) {
+        exponent = gate * fma(gate * gate, splat(cubic_factor), splat(linear_factor));
+    }
+    return gate / (splat(1.0f) + exp(zero() - exponent)) * up;
+}
+
+// Stores the activation of gate and up as an operand. The first half of a tile's columns are blocks of the gate, and the
+// second half are the same blocks of up.
 struct GateOutput {
     static constexpr int columns_per_block = 2;
     static constexpr int narrow_columns = 2;
@@ -147,7 +158,7 @@ struct GateOutput {
                 F16 gate = with_bias(task, block, tile.sum(r, c));
                 F16 up = with_bias(task, width / 16 + block, tile.sum(r, half + c));
                 typename Operand::X* out = (typename Operand::X*)task.gated + (tile.row + r) * width + block * 16;
-                Operand::store_x(out, activated(gate, task.activation) * up);
+                Operand::store_x(out, activated(gate, up, task.activation));
             }
         }
     }
@@ -251,9 +262,11 @@ static void scale(const float* values, float factor, int64_t count, void* x) {
 }
 
 template <class Operand>
-static void gate(const float* gate_up, int64_t width, int64_t first, int64_t end, int32_t activation, void* out) {
+static void gate(const float* gate_up, int64_t width, int64_t first, int64_t end, const rl_activation& activation,
+                 void* out) {
     for (int64_t i = first * 16; i < end * 16; i += 16) {
-        Operand::store_x((typename Operand::X*)out + i, activated(load(gate_up + i), activation) * load(gate_up + width + i));
+        const F16 gated = activated(load(gate_up + i), load(gate_up + width + i), activation);
+        Operand::store_x((typename Operand::X*)out + i, gated);
     }
 }
 

@@ -17,8 +17,21 @@ extern "C" {
 // Type of the weights and of the KV cache.
 enum { RL_FLOAT32 = 0, RL_BFLOAT16 = 1 };
 
-// Activation of the gate: gate / (1 + exp(-gate)), or 0.5 gate (1 + tanh(sqrt(2 / pi) (gate + 0.044715 gate^3))).
-enum { RL_SILU = 0, RL_GELU_TANH = 1 };
+// The output of a gated MLP before its last product:
+//
+//   RL_SILU            up * silu(gate), silu(x) = x / (1 + exp(-x))
+//   RL_GELU_TANH       up * gelu(gate), gelu(x) = 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
+//   RL_CLAMPED_SILU    (u + 1) * g / (1 + exp(-slope * g)), g = min(gate, limit), u = up clamped to [-limit, limit]
+enum { RL_SILU = 0, RL_GELU_TANH = 1, RL_CLAMPED_SILU = 2 };
+
+typedef struct {
+    int32_t kind;  // RL_SILU, RL_GELU_TANH or RL_CLAMPED_SILU
+    float slope;   // this and `limit`: only of RL_CLAMPED_SILU
+    float limit;
+} rl_activation;
+
+// The numbers that the bits of a grouped weight stand for: an unsigned integer, or a float of 4 bits (e2m1).
+enum { RL_INTEGERS = 0, RL_FLOATS = 1 };
 
 // The form of grouped weights: in each row of W, every `size` neighbouring inputs share a scale (formula: grouped.h).
 typedef struct {
@@ -26,6 +39,7 @@ typedef struct {
     int32_t size;         // 32, 64 or 128; 16 with 6 bits, which have no offsets
     int32_t zero;         // the integer that stands for the weight 0, before an offset is added; 32 with 6 bits
     int32_t has_offsets;  // 0 or 1
+    int32_t numbers;      // RL_INTEGERS, or with 4 bits RL_FLOATS, whose `zero` is 12 (grouped_layout.h)
 } rl_groups;
 
 // y = x W^T + bias. If W is grouped, it is packed by rl_pack_grouped_weight. Otherwise it is packed by
@@ -103,7 +117,7 @@ typedef struct {
     int32_t head_dim;
     int32_t rotary_dim;  // R: the number of elements that are rotated at the start of each head; even
     int32_t intermediate;
-    int32_t activation;      // RL_SILU or RL_GELU_TANH
+    rl_activation activation;
     int32_t has_wide_norms;  // 1: q_norm and k_norm normalise all heads together; 0: each head alone
     float rms_norm_eps;
     float residual_scale;  // factor of the outputs of attention and MLP before they are added to the residual stream

@@ -75,7 +75,7 @@ void quantise(const Step& step, Phase phase, const rl_linear& linear, const void
     });
 }
 
-// Adds the updates of adapters to a product. With `is_gate`, it then computes activation(gate) * up, for all rows.
+// Adds the updates of adapters to a product. With `is_gate`, it then computes the activation of gate and up, for all rows.
 void add_updates(const Step& step, int half, Phase phase, bool is_gate, const UpdatedMatrix& updated, float* out) {
     const AdapterRows& adapters = *step.adapters;
     if (adapters.num_chunks() == 0) {

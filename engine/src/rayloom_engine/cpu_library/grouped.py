@@ -21,6 +21,12 @@ _HALF_BYTES = 2
 _FACTOR_BYTES = 4
 _LARGEST = 255  # the largest integer of 8 bits
 _MIDDLE = 128
+FLOAT_ZERO = 12  # `zero` of floats
+_FLOAT_CODE = 1  # RL_FLOATS in the C header
+
+# The integer that stands for each float of 4 bits (e2m1): twice the float, plus 12. The floats are 0, 0.5, 1, 1.5, 2,
+# 3, 4, 6 and their negatives. csrc/cpu/grouped_layout.h has the same table.
+FLOAT_INTEGERS = np.array([12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0], dtype=np.uint8)
 
 RowPart = slice | npt.NDArray[np.intp]  # a slice of rows, or the indices of rows
 
@@ -30,7 +36,8 @@ class GroupedForm:
     """Describes how grouped weights are stored. Two matrices of one form can be stacked.
 
     `zero`: the integer that stands for the weight 0, before an offset is added. With 6 bits it is 32, a group has 16
-    inputs, and there are no offsets.
+    inputs, and there are no offsets. `are_floats`: the 4 bits of a weight are a float, and FLOAT_INTEGERS has the
+    integer that stands for it; `zero` is FLOAT_ZERO.
     """
 
     bits: int  # 4, 6 or 8
@@ -38,6 +45,7 @@ class GroupedForm:
     zero: int
     has_offsets: bool = False
     has_factors: bool = False
+    are_floats: bool = False
 
     def num_bytes(self, num_outputs: int, num_inputs: int) -> int:
         """Returns the bytes of a matrix, without rows of padding. num_inputs is a multiple of the group size."""
@@ -67,19 +75,26 @@ class GroupedWeights:
     """A matrix [N, K] of grouped weights.
 
     weight[n, k] = factors[n] * (scales[n, g] * (integers[n, k] - zero) + offsets[n, g]),  g = k // group_size
+
+    If the weights are floats, FLOAT_INTEGERS[integers[n, k]] takes the place of integers[n, k].
     """
 
     form: GroupedForm
-    integers_NK: npt.NDArray[np.uint8]  # below 2 ** bits
+    integers_NK: npt.NDArray[np.uint8]  # below 2 ** bits; of floats, their bits
     scales_NG: npt.NDArray[np.float16]
     offsets_NG: npt.NDArray[np.float16] | None = None
     factors_N: npt.NDArray[np.float32] | None = None
+
+    @property
+    def _multiplied_NK(self) -> npt.NDArray[np.uint8]:
+        """The integers that are multiplied by a scale, before `zero` is subtracted."""
+        return FLOAT_INTEGERS[self.integers_NK] if self.form.are_floats else self.integers_NK
 
     def plain(self) -> npt.NDArray[np.float32]:
         """Returns the weights as float32 [N, K]."""
         form = self.form
         num_outputs = len(self.integers_NK)
-        integers_NGk = self.integers_NK.reshape(num_outputs, -1, form.group_size).astype(np.float32)
+        integers_NGk = self._multiplied_NK.reshape(num_outputs, -1, form.group_size).astype(np.float32)
         plain_NGk = (integers_NGk - np.float32(form.zero)) * self.scales_NG.astype(np.float32)[:, :, None]
         if self.offsets_NG is not None:
             plain_NGk += self.offsets_NG.astype(np.float32)[:, :, None]
@@ -110,7 +125,7 @@ class GroupedWeights:
             return self
         if self.form.group_size < form.group_size:
             return rounded_to_bytes(self.plain()).in_form(form)
-        integers_NK = self.integers_NK.astype(np.int16) + (form.zero - self.form.zero)
+        integers_NK = self._multiplied_NK.astype(np.int16) + (form.zero - self.form.zero)
         if integers_NK.size and (integers_NK.min() < 0 or integers_NK.max() > _LARGEST):
             raise ValueError(f"an integer of the weights is outside of 0 to {_LARGEST} when {form.zero} stands for 0")
         repeats = self.form.group_size // form.group_size
@@ -189,4 +204,10 @@ def stacked(parts: list[GroupedWeights]) -> GroupedWeights:
 
 def groups_of(form: GroupedForm) -> GroupsStruct:
     """Returns the form as a structure of the library."""
-    return GroupsStruct(bits=form.bits, size=form.group_size, zero=form.zero, has_offsets=form.has_offsets)
+    return GroupsStruct(
+        bits=form.bits,
+        size=form.group_size,
+        zero=form.zero,
+        has_offsets=form.has_offsets,
+        numbers=_FLOAT_CODE if form.are_floats else 0,
+    )

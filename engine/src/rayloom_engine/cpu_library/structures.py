@@ -7,13 +7,28 @@ from __future__ import annotations
 
 from ctypes import CDLL, POINTER, Structure, c_char_p, c_float, c_int, c_int32, c_int64, c_void_p
 
-ACTIVATION_CODES = {"silu": 0, "gelu_tanh": 1}
+ACTIVATION_CODES = {"silu": 0, "gelu_tanh": 1, "clamped_silu": 2}
+
+
+class ActivationStruct(Structure):
+    """rl_activation: the output of a gated MLP before its last product. `slope` and `limit`: only of clamped_silu."""
+
+    _fields_ = (("kind", c_int32), ("slope", c_float), ("limit", c_float))
 
 
 class GroupsStruct(Structure):
-    """Grouped weights: `size` inputs share a scale, `zero` stands for the weight 0. `bits`: 4, 6 or 8; 0: no groups."""
+    """Grouped weights: `size` inputs share a scale, `zero` stands for the weight 0. `bits`: 4, 6 or 8; 0: no groups.
 
-    _fields_ = (("bits", c_int32), ("size", c_int32), ("zero", c_int32), ("has_offsets", c_int32))
+    `numbers`: 1 if the bits are those of floats, else 0.
+    """
+
+    _fields_ = (
+        ("bits", c_int32),
+        ("size", c_int32),
+        ("zero", c_int32),
+        ("has_offsets", c_int32),
+        ("numbers", c_int32),
+    )
 
 
 class LinearStruct(Structure):
@@ -96,7 +111,7 @@ class DecoderStruct(Structure):
         ("head_dim", c_int32),
         ("rotary_dim", c_int32),
         ("intermediate", c_int32),
-        ("activation", c_int32),
+        ("activation", ActivationStruct),
         ("has_wide_norms", c_int32),
         ("rms_norm_eps", c_float),
         ("residual_scale", c_float),

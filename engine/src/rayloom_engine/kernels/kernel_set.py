@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rayloom_engine.kernels.attention import PlanAttention, choose_attention
+from rayloom_engine.kernels.clamped_silu_mul import ClampedSiluMul, choose_clamped_silu_mul
 from rayloom_engine.kernels.gelu_mul import GeluMul, choose_gelu_mul
 from rayloom_engine.kernels.linear import LinearKernel, choose_linear
 from rayloom_engine.kernels.rms_norm import RmsNorm, choose_rms_norm
@@ -27,6 +28,7 @@ class KernelSet:
     rotary_kv_write: RotaryKvWrite
     silu_mul: SiluMul
     gelu_mul: GeluMul
+    clamped_silu_mul: ClampedSiluMul
 
     @property
     def description(self) -> str:
@@ -55,4 +57,5 @@ def choose_kernels(target: Target) -> KernelSet:
         rotary_kv_write=choose_rotary_kv_write(target, rotary),
         silu_mul=choose_silu_mul(target),
         gelu_mul=choose_gelu_mul(target),
+        clamped_silu_mul=choose_clamped_silu_mul(target),
     )

@@ -14,7 +14,7 @@ from rayloom_engine.layers.linear import Linear
 class GatedMlp:
     gate_up: Linear  # rows: gate, then up
     down: Linear
-    gate_mul: GateMul  # activation of the gate, times up
+    gate_mul: GateMul  # activation of gate and up
 
     def __call__(self, hidden_TD: torch.Tensor) -> torch.Tensor:
         """Returns [T, D], this rank's part of the sum over ranks."""

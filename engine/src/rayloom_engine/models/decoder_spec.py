@@ -248,26 +248,27 @@ class _SpecBuilder:
         prefix = f"{layer}.{experts.names}"
         names = [f"{prefix}.experts.{index}" for index in range(experts.num_experts)]
         routed = self._feed_forward(experts.moe_intermediate_size)
-        specs = [self._expert(name, routed, experts.names) for name in names]
-        router = {f"{prefix}.gate": _whole(experts.num_experts)}
+        specs = [self._expert(name, routed, experts) for name in names]
+        router = {f"{prefix}.{experts.router}": _whole(experts.num_experts)}
         if experts.num_shared:
             shared = self._feed_forward(experts.shared_intermediate_size)
-            specs.append(self._expert(f"{prefix}.shared_expert", shared, experts.names))
+            specs.append(self._expert(f"{prefix}.shared_expert", shared, experts))
             router[f"{prefix}.shared_expert_gate"] = _whole(1)
         return ExpertsSpec(
-            router=LinearSpec(outputs=router, inputs=_whole(self.shape.hidden_size)),
+            router=LinearSpec(outputs=router, inputs=_whole(self.shape.hidden_size), has_bias=experts.have_biases),
             experts=tuple(specs),
             routing=experts,
         )
 
-    def _expert(self, name: str, feed_forward: AxisPart, names: ExpertNames) -> MlpSpec:
-        gate, up, down = _EXPERT_MATRICES[names]
+    def _expert(self, name: str, feed_forward: AxisPart, experts: Experts) -> MlpSpec:
+        gate, up, down = _EXPERT_MATRICES[experts.names]
         return MlpSpec(
             gate_up=LinearSpec(
                 outputs=_stacked(name, {gate: feed_forward, up: feed_forward}, None),
                 inputs=_whole(self.shape.hidden_size),
+                has_bias=experts.have_biases,
             ),
-            down=self._by_columns(f"{name}.{down}", feed_forward, has_bias=False),
+            down=self._by_columns(f"{name}.{down}", feed_forward, experts.have_biases),
         )
 
     def _feed_forward(self, size: int) -> AxisPart:

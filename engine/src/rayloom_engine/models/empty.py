@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
 from rayloom_engine.kernels.kernel_set import KernelSet
+from rayloom_engine.kernels.silu_mul import SiluMul as GateMul
 from rayloom_engine.layers.attention import Attention
 from rayloom_engine.layers.destination import Destination
 from rayloom_engine.layers.experts import MixtureOfExperts
@@ -90,12 +92,13 @@ class _Builder:
         )
 
     def _mlp(self, spec: MlpSpec) -> GatedMlp:
-        is_silu = self.shape.traits.activation == "silu"
-        return GatedMlp(
-            gate_up=self._linear(spec.gate_up),
-            down=self._linear(spec.down),
-            gate_mul=self.kernels.silu_mul if is_silu else self.kernels.gelu_mul,
-        )
+        return GatedMlp(gate_up=self._linear(spec.gate_up), down=self._linear(spec.down), gate_mul=self._gate_mul())
+
+    def _gate_mul(self) -> GateMul:
+        traits = self.shape.traits
+        if traits.activation == "clamped_silu":
+            return partial(self.kernels.clamped_silu_mul, slope=traits.gate_slope, limit=traits.gate_limit)
+        return self.kernels.silu_mul if traits.activation == "silu" else self.kernels.gelu_mul
 
     def _experts(self, spec: ExpertsSpec) -> MixtureOfExperts:
         routing = spec.routing

@@ -16,9 +16,10 @@ from rayloom_engine.models.checkpoint.limits import MAX_EXPERTS, MAX_LAYERS, MAX
 # The names of the checkpoint's tensors: gate_proj, up_proj and down_proj in `mlp`, or w1, w3 and w2 in
 # `block_sparse_moe`.
 ExpertNames = Literal["mlp", "block_sparse_moe"]
+RouterName = Literal["gate", "router"]
 
 # Patterns of the names of routers.
-ROUTERS = ("*.mlp.gate", "*.block_sparse_moe.gate", "*.shared_expert_gate")
+ROUTERS = ("*.mlp.gate", "*.mlp.router", "*.block_sparse_moe.gate", "*.shared_expert_gate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,9 @@ class Experts:
     normalises_weights: bool  # the weights of a token's experts are divided by their sum
     dense_layers: frozenset[int] = frozenset()  # layers with one MLP for all tokens
     names: ExpertNames = "mlp"
+    router: RouterName = "gate"
+    have_biases: bool = False  # the router and all matrices of the experts have biases
+    are_stacked: bool = False  # the checkpoint has one tensor for all experts of a layer: models/stacked_experts.py
 
     @property
     def num_shared(self) -> int:
@@ -56,11 +60,19 @@ class Experts:
 
     def layer_parameters(self, hidden_size: int) -> int:
         """Returns the number of weights of a layer's router and experts."""
-        return hidden_size * (self.num_experts + self.num_shared + 3 * sum(self.sizes))
+        num_routed = self.num_experts + self.num_shared
+        return num_routed * (hidden_size + self.have_biases) + sum(
+            self._parameters_of(size, hidden_size) for size in self.sizes
+        )
 
     def inactive_parameters(self, hidden_size: int) -> int:
         """Returns the number of weights of a layer's experts that are not selected for a token."""
-        return 3 * hidden_size * self.moe_intermediate_size * (self.num_experts - self.num_experts_per_token)
+        of_expert = self._parameters_of(self.moe_intermediate_size, hidden_size)
+        return of_expert * (self.num_experts - self.num_experts_per_token)
+
+    def _parameters_of(self, size: int, hidden_size: int) -> int:
+        """Returns the number of weights of an expert."""
+        return 3 * hidden_size * size + (2 * size + hidden_size) * self.have_biases
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +87,9 @@ class ExpertFields:
     always_normalises: bool = False  # False: norm_topk_prob decides whether weights are normalised
     has_dense_layers: bool = True  # mlp_only_layers and decoder_sparse_step may name dense layers
     names: ExpertNames = "mlp"
+    router: RouterName = "gate"
+    have_biases: bool = False
+    are_stacked: bool = False
 
 
 def read_experts(config: ConfigJson, fields: ExpertFields, num_layers: int) -> Experts:
@@ -97,6 +112,9 @@ def read_experts(config: ConfigJson, fields: ExpertFields, num_layers: int) -> E
         normalises_weights=fields.always_normalises or config.flag("norm_topk_prob"),
         dense_layers=_dense_layers(config, num_layers) if fields.has_dense_layers else frozenset(),
         names=fields.names,
+        router=fields.router,
+        have_biases=fields.have_biases,
+        are_stacked=fields.are_stacked,
     )
 
 

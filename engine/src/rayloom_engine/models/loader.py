@@ -5,7 +5,7 @@ Each tensor is copied straight to its final place. The loader for the C library 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -25,6 +25,7 @@ from rayloom_engine.models.measured_shape import MeasuredShape
 from rayloom_engine.models.model import RankModel
 from rayloom_engine.models.quantised.gather import QuantisedTensors
 from rayloom_engine.models.shape import ModelShape
+from rayloom_engine.models.stacked_experts import is_stacked, single_tensors
 from rayloom_engine.models.weight_files import checked_files
 from rayloom_engine.models.weight_packer import WeightPacker
 from rayloom_engine.parallel.model_part import ModelPart, whole_part
@@ -105,9 +106,9 @@ def _fill(
     with WeightPacker(model.schemes) as packer:
         for path in files:
             with safe_open(path, framework="pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118 (safe_open is no dict: it cannot be iterated over)
+                for name, tensor in _single_tensors(tensors):
                     if name in wanted.quantised:
-                        stored = tensors.get_tensor(name)
+                        stored = tensor.part(())
                         num_bytes_read += stored.nbytes
                         complete = wanted.quantised.add(name, _numbers(stored))
                         if complete is None:
@@ -120,14 +121,38 @@ def _fill(
                         if found is None:
                             continue
                         destination = found
-                        part = destination.part
-                        stored = _part(tensors.get_slice(name), part) if part else tensors.get_tensor(name)
+                        stored = tensor.part(destination.part)
                         num_bytes_read += stored.nbytes
                     destination.tensor.copy_(_rounded(stored, destination.tensor.dtype, dtype))
                     packer.read(name)
                     done += destination.tensor.numel() * dtype.itemsize
                     progress("load", done, total, "bytes")
     return num_bytes_read
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A tensor of a file. `view`: the part of a tensor that stacks experts; None: the whole tensor `name`."""
+
+    file: Any
+    name: str
+    view: torch.Tensor | None = None
+
+    def part(self, part: TensorPart) -> torch.Tensor:
+        """Returns the slices `part`; (): the whole tensor."""
+        if self.view is not None:
+            return _part(self.view, part)
+        return _part(self.file.get_slice(self.name), part) if part else self.file.get_tensor(self.name)
+
+
+def _single_tensors(file: Any) -> Iterator[tuple[str, _Stored]]:
+    """Yields the tensors of a file by name, and each expert's part of a tensor that stacks experts."""
+    for name in file.keys():  # noqa: SIM118 (safe_open is no dict: it cannot be iterated over)
+        if is_stacked(name):
+            for single, view in single_tensors(name, file.get_tensor(name)):
+                yield single, _Stored(file, name, view)
+        else:
+            yield name, _Stored(file, name)
 
 
 def _part(stored: Any, part: TensorPart) -> torch.Tensor:

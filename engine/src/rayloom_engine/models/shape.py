@@ -278,8 +278,20 @@ def _scheme(config: ConfigJson, shape: ModelShape) -> CheckpointScheme | None:
         **shape.named_feed_forward_sizes,
     }
     scheme = read_scheme(config, inputs, {**inputs, "the key/value heads' size": shape.kv_size})
+    _check_stacked(config, shape, scheme)
     # Quantisers keep routers dense, but few of them write that into config.json.
     return scheme if shape.experts is None else dataclasses.replace(scheme, skipped=(*scheme.skipped, *ROUTERS))
+
+
+def _check_stacked(config: ConfigJson, shape: ModelShape, scheme: CheckpointScheme) -> None:
+    """Raises ModelError if a checkpoint that stacks its experts is not mxfp4, or if any other checkpoint is."""
+    are_stacked = shape.experts is not None and shape.experts.are_stacked
+    if are_stacked != (scheme.label == "mxfp4"):
+        raise ModelError(
+            f"{config.path}: {shape.architecture} with weights quantised as {scheme.label} is not supported; works: "
+            + ("mxfp4, or dense weights" if are_stacked else "mxfp4 with GptOssForCausalLM"),
+            "Unsupported",
+        )
 
 
 def _heads(config: ConfigJson, family: DecoderFamily, hidden_size: int) -> tuple[int, int, int]:

@@ -7,7 +7,9 @@ from typing import Literal
 
 from rayloom_engine.models.rope.parameters import RopeParameters
 
-Activation = Literal["silu", "gelu_tanh"]
+# clamped_silu: (u + 1) * g * sigmoid(gate_slope * g), where g = min(gate, gate_limit), and u is up, clamped to
+# [-gate_limit, gate_limit]. The others: activation(gate) * up.
+Activation = Literal["silu", "gelu_tanh", "clamped_silu"]
 NormPlacement = Literal["before", "after", "both"]
 
 
@@ -15,7 +17,9 @@ NormPlacement = Literal["before", "after", "both"]
 class Traits:
     """The properties in which decoder families differ. The defaults are Llama's values."""
 
-    activation: Activation = "silu"  # of the gate
+    activation: Activation = "silu"  # of gate and up
+    gate_slope: float = 1.0  # this and gate_limit: only of clamped_silu
+    gate_limit: float = 0.0
     norm_placement: NormPlacement = "before"  # attention and MLP normalise their inputs, their outputs, or both
     norm_offset: float = 0.0  # added to all norm weights of the checkpoint
     has_wide_qk_norm: bool = False  # the norms of queries and keys each normalise all heads together

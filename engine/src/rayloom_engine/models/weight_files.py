@@ -16,6 +16,7 @@ from rayloom_engine.models.checkpoint.config_json import is_plain_file_name, rea
 from rayloom_engine.models.decoder_spec import checkpoint_sizes
 from rayloom_engine.models.quantised.reader import StoredTensor
 from rayloom_engine.models.shape import ModelShape
+from rayloom_engine.models.stacked_experts import stacked_headers
 
 _INDEX = "model.safetensors.index.json"
 _MAX_NAMES = 5  # names in one message
@@ -36,8 +37,10 @@ def checkpoint_tensors(shape: ModelShape) -> dict[str, StoredTensor]:
     """Returns name -> header of every tensor that the model's checkpoint must have."""
     sizes = checkpoint_sizes(shape)
     if shape.scheme is None:
-        return {name: StoredTensor(size) for name, size in sizes.items()}
-    return shape.scheme.tensors(sizes)
+        headers = {name: StoredTensor(size) for name, size in sizes.items()}
+    else:
+        headers = shape.scheme.tensors(sizes)
+    return stacked_headers(headers) if shape.experts is not None and shape.experts.are_stacked else headers
 
 
 def weight_files(folder: Path) -> list[Path]:

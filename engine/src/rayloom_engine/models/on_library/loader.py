@@ -6,6 +6,7 @@ A rank reads only the tensors of its stage and shard. The loader for torch is mo
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from rayloom_engine.cpu_library.arrays import copy_elements
@@ -13,7 +14,7 @@ from rayloom_engine.models.checkpoint.progress import Progress, no_progress
 from rayloom_engine.models.decoder_spec import decoder_spec
 from rayloom_engine.models.on_library.decoder import LibraryDecoder
 from rayloom_engine.models.on_library.matrix import WeightFormat
-from rayloom_engine.models.on_library.tensor_file import TensorFile
+from rayloom_engine.models.on_library.tensor_file import TensorFile, part_of
 from rayloom_engine.models.on_library.weights import PlainWeights
 from rayloom_engine.models.shape import ModelShape
 from rayloom_engine.models.weight_files import checked_files
@@ -63,11 +64,11 @@ def _fill(weights: PlainWeights, files: list[Path], progress: Progress) -> int:
     with WeightPacker(weights.matrices) as packer:
         for path in files:
             tensors = TensorFile(path)
-            for name in tensors.names:
+            for name, whole in chain.from_iterable(map(tensors.single_tensors, tensors.names)):
                 destination = destinations.pop(name, None)
                 if destination is None:
                     continue
-                stored = tensors.read(name, destination.part)
+                stored = part_of(whole, destination.part)
                 num_bytes_read += stored.nbytes
                 copy_elements(destination.array, stored.reshape(destination.array.shape))
                 done += destination.array.nbytes

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from rayloom_engine.cpu_library.arrays import ELEMENTS, Array
 from rayloom_engine.layers.linear_spec import TensorPart, slices_of
+from rayloom_engine.models.stacked_experts import is_stacked, single_tensors
 
 _SIZE_BYTES = 8
 _METADATA = "__metadata__"
@@ -62,14 +64,29 @@ class TensorFile:
         The array is a view of the mapping, so the kernel reads the file when the elements are accessed. If an axis has
         several slices, this method copies them into one array.
         """
+        return part_of(self._whole(name), part)
+
+    def single_tensors(self, name: str) -> Iterator[tuple[str, Array]]:
+        """Yields name and view of a tensor, or of each expert's part of a tensor that stacks experts."""
+        whole = self._whole(name)
+        if is_stacked(name):
+            yield from single_tensors(name, whole)
+        else:
+            yield name, whole
+
+    def _whole(self, name: str) -> Array:
         tensor = self._tensors[name]
-        array = np.frombuffer(
+        return np.frombuffer(
             self._mapping,
             dtype=_ELEMENTS[tensor.dtype],
             count=math.prod(tensor.shape),
             offset=self._start + tensor.data_offsets[0],
         ).reshape(tensor.shape)
-        if not part:
-            return array
-        pieces = [array[slices] for slices in slices_of(part)]
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+def part_of(array: Array, part: TensorPart) -> Array:
+    """Returns the slices `part` of an array; (): the whole array. It is a view, unless an axis has several slices."""
+    if not part:
+        return array
+    pieces = [array[slices] for slices in slices_of(part)]
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)

@@ -17,6 +17,7 @@ from rayloom_engine.cpu_library.arrays import ELEMENTS, Array, address, widened
 from rayloom_engine.cpu_library.library import dtype_code
 from rayloom_engine.cpu_library.structures import (
     ACTIVATION_CODES,
+    ActivationStruct,
     DecoderStruct,
     ExpertsStruct,
     LayerStruct,
@@ -112,7 +113,11 @@ class LibraryWeights:
             head_dim=first.head_dim,
             rotary_dim=shape.rope.rotary_dim(first.head_dim),
             intermediate=max((mlp.gate_up.num_outputs // 2 for mlp in mlps), default=0),
-            activation=ACTIVATION_CODES[shape.traits.activation],
+            activation=ActivationStruct(
+                kind=ACTIVATION_CODES[shape.traits.activation],
+                slope=shape.traits.gate_slope,
+                limit=shape.traits.gate_limit,
+            ),
             has_wide_norms=int(shape.traits.has_wide_qk_norm),
             residual_scale=shape.traits.residual_scale,
             score_scale=shape.score_scale,

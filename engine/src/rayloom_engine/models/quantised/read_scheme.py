@@ -14,6 +14,7 @@ from rayloom_engine.models.quantised.compressed import Int8Reader, PackedReader
 from rayloom_engine.models.quantised.float8 import Float8Reader
 from rayloom_engine.models.quantised.gguf_blocks import GgufReader
 from rayloom_engine.models.quantised.gptq import GptqReader
+from rayloom_engine.models.quantised.mxfp4 import Mxfp4Reader
 from rayloom_engine.models.quantised.reader import MatrixReader
 from rayloom_engine.models.quantised.scheme import CheckpointScheme
 
@@ -23,10 +24,12 @@ METHODS = (
     "gptq",
     "compressed-tensors",
     "fp8",
+    "mxfp4",
 )  # values of quant_method; the engine's own conversion of GGUF files writes "gguf"
 _MAX_GROUP = 1 << 20
 _MAX_SKIPPED = 1 << 14
 _NAME = re.compile(r"[\w.\-]+")
+_STARRED_NAME = re.compile(r"[\w.*\-]+")
 _WILD_NAME = re.compile(r"(?:[\w\-]|\\?\.|\.\*)+\$?")
 _SCALES = (".input_scale", ".weight_shape", ".k_scale", ".v_scale", ".output_scale")
 
@@ -89,6 +92,11 @@ def _float8(given: ConfigJson) -> tuple[str, MatrixReader, tuple[str, ...]]:
     return "fp8-block", Float8Reader(scale="weight_scale_inv", kind="block", block=_block(given, block)), skipped
 
 
+def _mxfp4(given: ConfigJson) -> tuple[str, MatrixReader, tuple[str, ...]]:
+    """Returns the scheme of a model of which only experts are quantised, whatever modules_to_not_convert lists."""
+    return "mxfp4", Mxfp4Reader(), ("*.self_attn.*", *_parts(given, "modules_to_not_convert", _STARRED_NAME))
+
+
 def _compressed(given: ConfigJson) -> tuple[str, MatrixReader, tuple[str, ...]]:
     groups = given.mapping("config_groups")
     if len(groups) != 1:
@@ -131,6 +139,7 @@ _READERS: Mapping[str, Callable[[ConfigJson], tuple[str, MatrixReader, tuple[str
     "gptq": _gptq,
     "fp8": _float8,
     "compressed-tensors": _compressed,
+    "mxfp4": _mxfp4,
 }
 
 
@@ -188,10 +197,10 @@ def _block(given: ConfigJson, block: object) -> tuple[int, int]:
     return sizes[0], sizes[1]
 
 
-def _parts(given: ConfigJson, field: str) -> tuple[str, ...]:
+def _parts(given: ConfigJson, field: str, allowed: re.Pattern[str] = _NAME) -> tuple[str, ...]:
     """Returns a pattern for each text of a list. As in transformers, a pattern matches names that contain its text."""
     names = given.texts(field) if given.get(field) is not None else []
-    _check_names(given, field, names, _NAME)
+    _check_names(given, field, names, allowed)
     return tuple(f"*{name}*" for name in names)
 
 
