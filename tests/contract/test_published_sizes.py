@@ -42,7 +42,7 @@ def test_sizes_and_schemes_are_those_that_people_deploy():
     assert sum(facts.num_active_parameters is not None for facts in large.values()) >= 8
     schemes = {facts.quantization.partition("-g")[0] for facts in large.values() if facts.quantization is not None}
     assert schemes >= {"awq-int4", "gptq-int4", "gptq-int8", "compressed-int4", "compressed-w8a8", "compressed-fp8"}
-    assert schemes >= {"fp8", "fp8-block"}
+    assert schemes >= {"fp8", "fp8-block", "mxfp4"}
     assert {name for name, facts in FACTS.items() if (facts.quantization or "").startswith("gguf")}
 
 

@@ -71,7 +71,9 @@ def assert_same(shape, tensor, pipeline):
     assert max(rank.kv_block for rank in found) == block
     # The shard with biases and the shard with most rows of an uneven vocabulary may be different shards.
     spare = 2 * 2 * shape.hidden_size if (shape.o_bias or shape.mlp_bias) and shape.vocab_size % tensor else 0
-    assert weights <= max(rank.weights for rank in found) <= weights + spare
+    # torch holds sinks in float32, which is 2 bytes more than counted for each query head.
+    sinks = 2 * shape.num_layers * shape.num_heads if shape.traits.has_sinks else 0
+    assert weights - sinks <= max(rank.weights for rank in found) <= weights + spare
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -96,6 +96,27 @@ def test_experts_of_qwen_are_in_the_layers_that_config_json_names(tmp_path: Path
     assert (costs.layers, len(costs.kinds)) == ("ab3ab", 2)
 
 
+def test_gpt_oss_has_biases_and_a_window_in_every_second_layer(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 8, "intermediate_size": 6, "num_local_experts": 4, "num_experts_per_tok": 1}
+    shape = shape_of(tmp_path, "GptOssForCausalLM", num_hidden_layers=3, **sizes)
+    assert shape.layer_windows == (128, None, 128)
+    assert (shape.qkv_bias, shape.o_bias, shape.head_dim) == (True, True, 64)
+    assert shape.checkpoint_dtype == "bfloat16"
+    assert (shape.rope.kind, shape.rope.factor, shape.rope.theta) == ("yarn", 32.0, 150_000.0)
+    assert (shape.rope.original_max_position, shape.rope.is_truncated) == (4096, False)
+    assert (shape.traits.activation, shape.traits.gate_slope, shape.traits.gate_limit) == ("clamped_silu", 1.702, 7.0)
+    experts = shape.experts
+    assert experts is not None and experts.normalises_weights
+    # A row of 8 weights and a bias for each expert in the router; 3 x 6 rows of 8 weights, and 2 x 6 + 8 biases.
+    of_expert = 18 * 8 + 20
+    assert experts.layer_parameters(8) == 4 * 9 + 4 * of_expert
+    assert shape.num_parameters - shape.num_active_parameters == 3 * 3 * of_expert
+    plain = shape_of(tmp_path, "GptOssForCausalLM", attention_bias=False, swiglu_limit=3, swiglu_alpha=2)
+    assert (plain.qkv_bias, plain.traits.gate_slope, plain.traits.gate_limit) == (False, 2.0, 3.0)
+    given = shape_of(tmp_path, "GptOssForCausalLM", rope_scaling={"rope_type": "linear", "factor": 2.0})
+    assert (given.rope.kind, given.rope.theta) == ("linear", 150_000.0)
+
+
 def test_the_number_of_experts_has_the_name_of_either_dialect(tmp_path: Path) -> None:
     """Published files of Qwen3-MoE have num_experts; files that transformers 5 writes have num_local_experts."""
     for field in ("num_experts", "num_local_experts"):

@@ -47,6 +47,8 @@ ONE_RANK = {
     **dict.fromkeys(("cohere2", "gpt2", "dots1", "deepseek_v3", "gpt_oss", "phi"), "transformers"),
     "mixtral": "native",
 }
+# With `auto`, the native decoder computes these. transformers' modules are tested because of their attention sinks.
+FORCED = {"gpt_oss": "transformers"}
 
 # Architectures whose ranks exchange different tensors. cohere2: attention and MLP run in parallel. phi: one rank adds
 # the biases. dots1: experts. deepseek_v3: experts, and an attention that every rank computes completely. glm: a fused
@@ -75,7 +77,8 @@ class _Models:
 
     def compared(self, name: str) -> Compared:
         if name not in self._compared:
-            self._compared[name] = compare(self._folder / name, ARCHITECTURES[name], _NUM_ALONE)
+            backend = FORCED.get(name, "auto")
+            self._compared[name] = compare(self._folder / name, ARCHITECTURES[name], _NUM_ALONE, backend)
         return self._compared[name]
 
     def folder(self, name: str) -> Path:

@@ -47,30 +47,32 @@ class Compared:
         return {**equal, "preempted": equal["preempted"] and self.num_preemptions > 0}
 
 
-def compare(folder: Path, architecture: TinyArchitecture, num_alone: int = NUM_TOKENS) -> Compared:
+def compare(
+    folder: Path, architecture: TinyArchitecture, num_alone: int = NUM_TOKENS, model_backend: str = "auto"
+) -> Compared:
     """Writes a checkpoint into `folder`, and computes the prompts by each of CHECKS, with ranks in this process.
 
     `num_alone`: as in Compared. These two checks take half of all steps.
     """
     architecture_checkpoint(folder, architecture)
     expected = greedy_tokens(folder, PROMPTS)
-    rank = OneRank(folder)
+    rank = OneRank(folder, model_backend=model_backend)
     small = rank.engine(num_blocks=_NUM_BLOCKS)
     found = {
         "at once": [greedy(rank.engine(), [prompt], num_alone)[0] for prompt in PROMPTS],
         "chunked": [greedy(rank.engine(num_step_tokens=7), [prompt], num_alone)[0] for prompt in PROMPTS],
         "batched": greedy(rank.engine(num_step_tokens=11), PROMPTS, NUM_TOKENS),
         "preempted": greedy(small, PROMPTS, NUM_TOKENS),
-        "two stages": _of_two_stages(folder),
+        "two stages": _of_two_stages(folder, model_backend),
         "replayed": greedy(rank.engine(), PROMPTS, NUM_TOKENS, resumed=_before_death(rank)),
     }
     return Compared(rank.backend, expected, found, small.stats().num_preemptions, num_alone)
 
 
-def _of_two_stages(folder: Path) -> list[list[int]]:
+def _of_two_stages(folder: Path, model_backend: str) -> list[list[int]]:
     """The tokens of two pipeline stages. The small block pool and token budget also cause chunks and preemptions."""
     try:
-        ranks = load_stages(stage_config(folder, 2))
+        ranks = load_stages(stage_config(folder, 2, model_backend=model_backend))
     except ConfigError:
         return []  # this backend cannot divide the model's layers into stages
     return greedy(make_engine(StagesInARow(ranks)), PROMPTS, NUM_TOKENS)

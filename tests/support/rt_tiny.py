@@ -145,8 +145,26 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "qwen3-biases": ("Qwen3ForCausalLM", {"head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
+    "gpt-oss": (
+        "GptOssForCausalLM",
+        {
+            "head_dim": 16,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "swiglu_limit": 1.5,  # so low that gates and ups are clamped
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 100.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+                "truncate": False,
+            },
+        },
+    ),
 }
-WITH_EXPERTS = ("mixtral", "qwen2-moe")
+WITH_EXPERTS = ("mixtral", "qwen2-moe", "gpt-oss")
 # Not in VARIANTS, because their layers cannot be divided between ranks: a norm of queries or keys covers all heads.
 WIDE_NORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("Olmo2ForCausalLM", {"num_key_value_heads": 1, "attention_bias": True}),
@@ -167,7 +185,7 @@ def tiny_checkpoint(
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight"):
                 parameter.uniform_(0.5, 1.5)  # random, because the default of 1 would hide a missing norm
-            elif name.endswith(".bias"):
+            elif name.endswith((".bias", "_bias", ".sinks")):
                 parameter.uniform_(-0.5, 0.5)
     model.to(torch.float32).save_pretrained(folder, max_shard_size=max_shard_size)
     return folder

@@ -112,6 +112,8 @@ def _share(tensor: Tensor, config: Mapping[str, Any], tensor_size: int, unit: in
     """
     rows = tensor.sizes[0]
     row = tensor.numel / rows
+    if tensor.module == "down_proj_bias":
+        return float(tensor.numel)  # the first rank has all of it
     if ".experts." in tensor.name:
         width: int = config.get("moe_intermediate_size", config["intermediate_size"])
         return tensor.numel / width * _largest_part(width, tensor_size, unit)
@@ -153,7 +155,8 @@ class _Held:
             return sum(self._gguf_bytes(tensor, layer) for layer in layers)
         if not _is_quantised(tensor, self._config):
             return self._element_bytes * len(layers)
-        inputs = tensor.sizes[-1]
+        # transformers transposes the weights of mxfp4 experts: [experts, inputs, outputs].
+        inputs = tensor.sizes[-2 if self._given["quant_method"] == "mxfp4" else -1]
         if tensor.module in _BY_COLUMNS:
             inputs = _largest_part(inputs, tensor_size, self.cut_unit)
         of_groups = _HALF * (1 + self._has_offsets) / self.cut_unit
@@ -183,6 +186,8 @@ def _is_quantised(tensor: Tensor, config: Mapping[str, Any]) -> bool:
     given = config.get("quantization_config")
     if given is None or tensor.first is None or len(tensor.sizes) < 2 or tensor.module in _ROUTERS:
         return False
+    if tensor.module.endswith("_bias"):  # of all experts together
+        return False
     skipped = [*(given.get("ignore") or ()), *(given.get("ignored_layers") or ())]
     skipped += given.get("modules_to_not_convert") or ()
     return not any(fnmatchcase(tensor.name, f"*{name}*") for name in skipped)
@@ -194,12 +199,16 @@ def _stored(config: Mapping[str, Any]) -> float:
     bits, group, _ = _integers(given)
     if group is None:
         return 1.0  # scales, one for an output or for a block of 128 x 128, add less than 0.1 %
+    if given["quant_method"] == "mxfp4":
+        return bits / 8 + 1 / group  # an exponent of 8 bits for each group
     has_zeros = given["quant_method"] in ("awq", "gptq")
     return bits / 8 + (_HALF + has_zeros * bits / 8) / group
 
 
 def _integers(given: Mapping[str, Any]) -> tuple[int, int | None, bool]:
     """Returns (bits, inputs of a group, whether groups have offsets); the group is None for int8 and fp8 weights."""
+    if given["quant_method"] == "mxfp4":
+        return 4, 32, False
     if given["quant_method"] in ("awq", "gptq"):
         return given["bits"], given["group_size"], given["quant_method"] == "awq"
     if given["quant_method"] == "compressed-tensors" and given["format"] == "pack-quantized":

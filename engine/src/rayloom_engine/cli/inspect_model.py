@@ -73,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
     resolved, shape = found
     inspection = facts(resolved, shape)
     _leave(args.termination_log, inspection)
-    print(json.dumps(_document(resolved, shape, inspection), indent=2))
+    # The layers of a mixture of experts that have no experts are a set, and become a list.
+    print(json.dumps(_document(resolved, shape, inspection), indent=2, default=sorted))
     return 0
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from rayloom_engine.errors import ModelError, shown, word
 from rayloom_engine.models.checkpoint.config_json import ConfigJson
@@ -34,11 +34,13 @@ class DecoderFamily:
     traits: Traits = LLAMA
     has_qkv_bias: bool = False
     reads_attention_bias: bool = False  # the field attention_bias decides whether q, k, v and o have biases
+    attention_bias: bool = False  # default of attention_bias
     reads_mlp_bias: bool = False
     has_qk_norm: bool = False
     head_dim: int | None = None  # default of head_dim; None: hidden size / heads
     eps: float = 1e-6
     is_tied: bool = False
+    dtype: str = "float32"  # type of the weights, if config.json names none
     activation_field: str = "hidden_act"
     activation: str = "silu"  # the only value of activation_field that works
     windows: WindowRule = "none"
@@ -47,8 +49,11 @@ class DecoderFamily:
     has_multipliers: bool = False  # embedding_multiplier, residual_multiplier, attention_multiplier, logits_scaling
     has_caps: bool = False  # attn_logit_softcapping, final_logit_softcapping, query_pre_attn_scalar
     cap_defaults: tuple[float | None, float | None] = (None, None)
+    theta: float = 10_000.0  # default of rope_theta
+    rope: Mapping[str, Any] | None = None  # if config.json has neither rope_parameters nor rope_scaling
     local_theta: float | None = None  # default theta of layers with windows; None: all layers have the same theta
     experts: ExpertFields | None = None  # None: one MLP for all tokens
+    has_gate_limit: bool = False  # swiglu_alpha, swiglu_limit
 
 
 _GEMMA = DecoderFamily(
@@ -131,6 +136,38 @@ FAMILIES: Mapping[str, DecoderFamily] = {
             num_experts=64, num_experts_per_token=8, size_field="intermediate_size", has_dense_layers=False
         ),
     ),
+    "GptOssForCausalLM": DecoderFamily(
+        model_type="gpt_oss",
+        traits=Traits(activation="clamped_silu", has_sinks=True),
+        reads_attention_bias=True,
+        attention_bias=True,
+        head_dim=64,
+        eps=1e-5,
+        dtype="bfloat16",  # OpenAI's config.json names none
+        windows="types",
+        window=128,
+        window_period=2,
+        theta=150_000.0,
+        rope={
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+        has_gate_limit=True,
+        experts=ExpertFields(
+            num_experts=128,
+            num_experts_per_token=4,
+            size_field="intermediate_size",
+            always_normalises=True,  # a softmax over the selected experts alone is the same
+            has_dense_layers=False,
+            router="router",
+            have_biases=True,
+            are_stacked=True,
+        ),
+    ),
 }
 ARCHITECTURES = tuple(FAMILIES)
 
@@ -196,6 +233,12 @@ def read_traits(
             score_scale=scale("attention_multiplier"),
             logit_scale=1.0 / scale("logits_scaling"),
         )
+    if family.has_gate_limit:
+        return dataclasses.replace(
+            traits,
+            gate_slope=config.number("swiglu_alpha", default=1.702, at_most=_MAX_SCALE),
+            gate_limit=config.number("swiglu_limit", default=7.0, at_most=_MAX_SCALE),
+        )
     if family.has_caps:
         score_cap, logit_cap = family.cap_defaults
         window_rope = None
@@ -216,7 +259,7 @@ def read_traits(
 def read_rope_of(config: ConfigJson, family: DecoderFamily, head_dim: int, max_positions: int) -> RopeParameters:
     """Returns the rotary embedding of layers without windows, usually that of all layers. Raises ModelError."""
     if family.local_theta is None:
-        return read_rope(config, head_dim, max_positions)
+        return read_rope(config, head_dim, max_positions, default=family.rope, default_theta=family.theta)
     return _rope_of(config, "full_attention", head_dim, max_positions, 1_000_000.0)
 
 

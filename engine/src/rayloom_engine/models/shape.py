@@ -235,7 +235,9 @@ def _shape(folder: Path, config: ConfigJson) -> ModelShape:
     traits = read_traits(config, family, hidden_size, head_dim, max_position_embeddings)
     intermediate_size = config.count("intermediate_size", at_most=MAX_SIZE)
     experts = None if family.experts is None else read_experts(config, family.experts, num_layers)
-    has_attention_bias = family.reads_attention_bias and config.flag("attention_bias")
+    has_attention_bias = family.attention_bias
+    if family.reads_attention_bias and config.get("attention_bias") is not None:
+        has_attention_bias = config.flag("attention_bias")
 
     shape = ModelShape(
         architecture=architecture,
@@ -257,7 +259,7 @@ def _shape(folder: Path, config: ConfigJson) -> ModelShape:
         tie_word_embeddings=family.is_tied
         if config.get("tie_word_embeddings") is None
         else config.flag("tie_word_embeddings"),
-        checkpoint_dtype=checkpoint_dtype(config),
+        checkpoint_dtype=checkpoint_dtype(config, family.dtype),
         eos_token_ids=eos_token_ids(folder, config, vocab_size),
         traits=traits,
         experts=experts,
@@ -314,9 +316,9 @@ def _heads(config: ConfigJson, family: DecoderFamily, hidden_size: int) -> tuple
     return num_heads, num_kv_heads, head_dim
 
 
-def checkpoint_dtype(config: ConfigJson) -> str:
+def checkpoint_dtype(config: ConfigJson, default: str = "float32") -> str:
     """Returns the type of a checkpoint's weights, one of DTYPES. Raises ModelError for any other type."""
-    dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
+    dtype = config.get("dtype") or config.get("torch_dtype") or default
     known = dtype.removeprefix("torch.") if isinstance(dtype, str) else None
     if known not in DTYPES:
         raise ModelError(

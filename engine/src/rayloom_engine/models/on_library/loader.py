@@ -6,7 +6,6 @@ A rank reads only the tensors of its stage and shard. The loader for torch is mo
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 
 from rayloom_engine.cpu_library.arrays import copy_elements
@@ -63,11 +62,8 @@ def _fill(weights: PlainWeights, files: list[Path], progress: Progress) -> int:
     progress("load", done, total, "bytes")
     with WeightPacker(weights.matrices) as packer:
         for path in files:
-            tensors = TensorFile(path)
-            for name, whole in chain.from_iterable(map(tensors.single_tensors, tensors.names)):
-                destination = destinations.pop(name, None)
-                if destination is None:
-                    continue
+            for name, whole in TensorFile(path).views(destinations):
+                destination = destinations.pop(name)
                 stored = part_of(whole, destination.part)
                 num_bytes_read += stored.nbytes
                 copy_elements(destination.array, stored.reshape(destination.array.shape))

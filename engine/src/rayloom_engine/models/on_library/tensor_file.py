@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +66,16 @@ class TensorFile:
         """
         return part_of(self._whole(name), part)
 
-    def single_tensors(self, name: str) -> Iterator[tuple[str, Array]]:
-        """Yields name and view of a tensor, or of each expert's part of a tensor that stacks experts."""
-        whole = self._whole(name)
-        if is_stacked(name):
-            yield from single_tensors(name, whole)
-        else:
-            yield name, whole
+    def views(self, wanted: Container[str]) -> Iterator[tuple[str, Array]]:
+        """Yields name and view of the wanted tensors. The parts of a tensor that stacks experts have their own names.
+
+        `wanted` may change meanwhile. Tensors that are not wanted may have any type.
+        """
+        for name in self.names:
+            if is_stacked(name):
+                yield from (each for each in single_tensors(name, self._whole(name)) if each[0] in wanted)
+            elif name in wanted:
+                yield name, self._whole(name)
 
     def _whole(self, name: str) -> Array:
         tensor = self._tensors[name]

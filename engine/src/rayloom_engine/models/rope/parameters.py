@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -76,10 +77,20 @@ def longest_context(rope: RopeParameters, max_position_embeddings: int) -> int:
     return max_position_embeddings
 
 
-def read_rope(config: ConfigJson, head_dim: int, max_position_embeddings: int) -> RopeParameters:
-    """Reads rope_parameters of transformers 5, or rope_theta and rope_scaling of transformers 4. Raises ModelError."""
-    scaling = config.mapping("rope_parameters") or config.mapping("rope_scaling")
-    return read_one_rope(config, scaling, head_dim, max_position_embeddings)
+def read_rope(
+    config: ConfigJson,
+    head_dim: int,
+    max_position_embeddings: int,
+    *,
+    default: Mapping[str, Any] | None = None,
+    default_theta: float = 10000.0,
+) -> RopeParameters:
+    """Reads rope_parameters of transformers 5, or rope_theta and rope_scaling of transformers 4. Raises ModelError.
+
+    `default`: the object of a model whose config.json has neither rope_parameters nor rope_scaling.
+    """
+    scaling = config.mapping("rope_parameters") or config.mapping("rope_scaling") or dict(default or {})
+    return read_one_rope(config, scaling, head_dim, max_position_embeddings, default_theta)
 
 
 def read_one_rope(
