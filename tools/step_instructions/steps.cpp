@@ -68,7 +68,8 @@ rl_linear make_grouped(const Library& library, int num_outputs, int num_inputs, 
 // A packed matrix with random weights, which is never freed.
 rl_linear make_linear(const Library& library, int num_outputs, int num_inputs, Form form) {
     if (form == Form::kQ8 || form == Form::kQ4) {
-        const rl_groups groups = form == Form::kQ8 ? rl_groups{8, 32, 128, 0} : rl_groups{4, 32, 0, 1};
+        const rl_groups groups = form == Form::kQ8 ? rl_groups{8, 32, 128, 0, RL_INTEGERS}
+                                                   : rl_groups{4, 32, 0, 1, RL_INTEGERS};
         return make_grouped(library, num_outputs, num_inputs, groups);
     }
     std::vector<uint16_t> plain((size_t)num_outputs * num_inputs);
@@ -113,7 +114,7 @@ int run(const Library& library, Form form, int num_sequences, int num_tokens, in
     model.num_kv_heads = kKvHeads;
     model.head_dim = model.rotary_dim = kHeadDim;
     model.intermediate = kIntermediate;
-    model.activation = RL_SILU;
+    model.activation.kind = RL_SILU;
     model.rms_norm_eps = 1e-5f;
     model.residual_scale = 1.0f;
     model.score_scale = 0.17677670f;  // 1 / sqrt(kHeadDim)
