@@ -84,6 +84,7 @@ def test_the_kernels_have_neither_bad_addresses_nor_undefined_behaviour(environ:
         "test_cpu_decoder.py",
         "test_cpu_decoder_batches.py",
         "test_cpu_sampler.py",
+        "test_cpu_sinks.py",
         "test_int8_weights.py",
     } <= names
     # With --capture=sys, pytest captures only Python's own streams. So a sanitizer's report stays on stderr.
