@@ -14,6 +14,7 @@ import torch
 
 from rayloom_engine.config import Quantization
 from rayloom_engine.cpu_library.arrays import ELEMENTS
+from rayloom_engine.models.experts import Experts
 from rayloom_engine.models.largest_step import LargestStep
 from rayloom_engine.models.on_library.decoder import BLOCK_SIZE
 from rayloom_engine.models.shape import read_shape
@@ -23,7 +24,7 @@ from rt_library import ISAS, LibraryModel, library_cache, load_on_library, open_
 from rt_tiny import VOCAB_SIZE, make_batch, tiny_checkpoint, tiny_variant
 
 SLACK = 128 << 10  # bytes that are counted whatever the step
-VARIANTS = ("llama-biases", "gemma2", "mixtral", "qwen2-moe")
+VARIANTS = ("llama-biases", "gemma2", "mixtral", "qwen2-moe", "gpt-oss")
 
 
 def compute(model: LibraryModel, lengths: list[tuple[int, int]]) -> tuple[int, LargestStep]:
@@ -112,3 +113,11 @@ def test_the_results_have_a_limit_for_each_part_of_the_step(tmp_path: Path) -> N
     with_results, without = library_step_bytes(shape, 1, step, many), library_step_bytes(shape, 1, step, one)
     assert with_results.most - without.most == expected
     assert with_results.usual == without.usual < without.most
+
+
+def test_quantised_experts_are_cut_between_groups() -> None:
+    # gpt-oss: 2880 elements are 90 groups of 32. The largest of 8 ranks has 12 groups; a token has 4 experts.
+    experts = Experts(num_experts=32, num_experts_per_token=4, moe_intermediate_size=2880, normalises_weights=True)
+    assert experts.active_size(8, cut_unit=32) == 4 * 384
+    assert experts.active_size(8) == 4 * 360
+    assert experts.active_size(1, cut_unit=32) == 4 * 2880

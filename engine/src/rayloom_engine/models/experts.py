@@ -53,10 +53,16 @@ class Experts:
         sizes = {self.size_field: self.moe_intermediate_size}
         return sizes | ({"shared_expert_intermediate_size": self.shared_intermediate_size} if self.num_shared else {})
 
-    def active_size(self, num_shards: int) -> int:
-        """Returns the sum of the intermediate sizes of a token's experts on one of `num_shards` ranks."""
-        routed = self.num_experts_per_token * -(-self.moe_intermediate_size // num_shards)
-        return routed + -(-self.shared_intermediate_size // num_shards)
+    def active_size(self, num_shards: int, cut_unit: int = 1) -> int:
+        """Returns the most that the intermediate sizes of a token's experts add up to on one of `num_shards` ranks.
+
+        `cut_unit`: a rank has a multiple of this number of intermediate elements.
+        """
+
+        def largest(size: int) -> int:
+            return -(-size // (cut_unit * num_shards)) * cut_unit
+
+        return self.num_experts_per_token * largest(self.moe_intermediate_size) + largest(self.shared_intermediate_size)
 
     def layer_parameters(self, hidden_size: int) -> int:
         """Returns the number of weights of a layer's router and experts."""

@@ -16,6 +16,7 @@ _SEGMENT = 256  # positions of a context whose attention is computed together
 _TILE_ROWS = 24
 _TILES_PER_THREAD = 8
 _MOST_RESULT_BYTES = 256 << 20
+_GROUP = 32  # inputs of a quantised row that share a scale; quantised experts are cut between such groups
 _HALF_LAYER_BYTES = 12 * 64  # counters of a half layer's phases
 _TILE_BYTES = 56 + 24 + 8  # of an attention tile: its structure, one piece, and its entry among the tiles that are cut
 # Alignment of the buffers, and further pieces of attention tiles. Tiles of S segments have about 2 (1 + ln 4S) further
@@ -87,15 +88,15 @@ def _expert_token_bytes(experts: Experts, hidden_size: int, num_shards: int, ari
     product, also in quantised form. They also have the router's output, and the experts' ids and weights.
     """
     num_active = experts.num_experts_per_token + experts.num_shared
-    inner = experts.active_size(num_shards)
+    inner = experts.active_size(num_shards, _GROUP if arithmetic.is_quantised else 1)
     row = max(hidden_size * arithmetic.operand_bytes, _quantised_bytes(hidden_size))
     gated = inner * arithmetic.operand_bytes + (_quantised_bytes(inner) if arithmetic.is_quantised else 0)
     return num_active * row + gated + 4 * (experts.num_experts + 1) + 24 * num_active
 
 
 def _quantised_bytes(num_inputs: int) -> int:
-    """Returns the bytes of a quantised row: int8, and 20 bytes for 32 inputs."""
-    return num_inputs * 13 // 8
+    """Returns the bytes of a quantised row: int8, and 20 bytes for each group."""
+    return num_inputs * (_GROUP + 20) // _GROUP
 
 
 def _result_bytes(shape: ModelShape, num_shards: int, step: LargestStep, num_threads: int) -> int:

@@ -69,7 +69,7 @@ class TensorFile:
     def views(self, wanted: Container[str]) -> Iterator[tuple[str, Array]]:
         """Yields name and view of the wanted tensors. The parts of a tensor that stacks experts have their own names.
 
-        `wanted` may change meanwhile. Tensors that are not wanted may have any type.
+        `wanted` may change meanwhile. Other tensors may have any type, except those that stack experts.
         """
         for name in self.names:
             if is_stacked(name):
