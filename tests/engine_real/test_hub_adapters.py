@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from rt_adapters import write_adapter
-from rt_faults import strike
+from rt_faults import breakable, slow_steps, strike
 from rt_hub import COMMIT, serve_hub
 from rt_job import running_job
 from rt_server import RunningServer, is_ready, running_server, wait_until
@@ -195,17 +195,19 @@ def test_a_replacement_rank_fetches_the_adapter_before_its_first_step(
 ) -> None:
     home = tmp_path / "home"
     expected = complete(server, "a", 400)
-    with running_server(
+    serving = running_server(
         tmp_path,
         *("--model", str(hub.model), *ARGUMENTS, "--executor", "mp", "--pipeline-parallel-size", "2"),
         *("--lora", "hub-a=hf://acme/a"),
         environ=hub.environ(home),
-    ) as two:
-        streams, threads = start_streams(two, [body("hub-a", 400)])
-        wait_until(lambda: len(streams[0].tokens) >= 16, 60.0, two.log_text)
-        # Without this cache, the replacement is like a rank on another machine.
-        shutil.rmtree(home / "hub")
-        strike(two, "rank 1", "killed")
+    )
+    with breakable(tmp_path), serving as two:
+        with slow_steps(tmp_path):  # the stream must not end before the rank
+            streams, threads = start_streams(two, [body("hub-a", 400)])
+            wait_until(lambda: len(streams[0].tokens) >= 16, 60.0, two.log_text)
+            # Without this cache, the replacement is like a rank on another machine.
+            shutil.rmtree(home / "hub")
+            strike(two, "rank 1", "killed")
         join_streams(threads)
         assert (streams[0].failure, len(streams[0].tokens)) == (None, 400)
         assert weights(home, "acme/a").exists()

@@ -98,7 +98,8 @@ def whole_model(
     """A checkpoint of four layers, and the answers of the whole model."""
     architecture, overrides = VARIANTS[request.param]
     folder = tmp_path_factory.mktemp(request.param)
-    tiny_checkpoint(folder, architecture, **{**overrides, "num_hidden_layers": 4})
+    longer = {"layer_types": (2 * overrides["layer_types"])[:4]} if "layer_types" in overrides else {}
+    tiny_checkpoint(folder, architecture, **{**overrides, **longer, "num_hidden_layers": 4})
     return folder, answers(make_engine(StagesInARow(load_stages(stage_config(folder)))))
 
 
