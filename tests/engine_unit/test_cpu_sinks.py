@@ -1,7 +1,8 @@
-"""Attention sinks on the C library, for every instruction set: logits of transformers and of torch, equal bits.
+"""Attention sinks in the C library, with every instruction set.
 
-A sink is one more score in the softmax of a query head, without a value. It must count once, whatever the cut of the
-context into segments, chunks and pieces for threads.
+A sink is one more score in the softmax of a query head, without a value. The logits are compared with those of
+transformers and torch. They must have equal bits for every cut of the context into segments, chunks and threads, so the
+library must add the sink exactly once.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from rayloom_bench.fleet.measured import compare, page, speeds
     from rayloom_bench.fleet.step_cost import read_cost
+    from rayloom_bench.peers.engines.shown_command import shown
     from rayloom_bench.report import machine_line
 
     num_rounds = positive("--rounds", args.rounds)
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     text = page(conditions, cost, compare(cost, [speeds(each) for each in documents]), others)
     print(text)
     if target is not None:
-        command = f"Written by `rayloom-engine {' '.join(sys.argv[1:])}`."
+        command = f"Written by `{shown(['rayloom-engine', *sys.argv[1:]])}`."
         target.write_text(f"# Simulated and measured speed\n\n{command}\n\n{text}\n", encoding="utf-8")
     return 0
 

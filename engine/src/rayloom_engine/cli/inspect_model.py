@@ -73,8 +73,7 @@ def run(args: argparse.Namespace) -> int:
     resolved, shape = found
     inspection = facts(resolved, shape)
     _leave(args.termination_log, inspection)
-    # The layers of a mixture of experts that have no experts are a set, and become a list.
-    print(json.dumps(_document(resolved, shape, inspection), indent=2, default=sorted))
+    print(json.dumps(_document(resolved, shape, inspection), indent=2))
     return 0
 
 
@@ -85,6 +84,8 @@ def _document(resolved: ResolvedModel, shape: ModelShape, inspection: Inspection
 
     described = {**dataclasses.asdict(shape), "attention_span": shape.attention_span}
     del described["scheme"]  # the field `quantization` names the scheme
+    if (experts := described["experts"]) is not None:
+        experts["dense_layers"] = sorted(experts["dense_layers"])  # JSON has no sets
     return inspection.model_dump(mode="json", exclude_none=True) | {
         "source": resolved.source,
         "commit": resolved.commit,

@@ -55,9 +55,9 @@ class Lease:
         self._wake()
 
     async def run(self, on_lead: Callable[[], object]) -> None:
-        """Acquires the Lease, calls `on_lead` once, and renews the Lease four times in its duration until `stop`.
+        """Acquires the Lease and calls `on_lead` once. Then renews the Lease, until `stop` is called.
 
-        Raises LeaseLost if another process holds the Lease afterwards.
+        Raises LeaseLost if this process was the leader and the Lease no longer names it as the holder.
         """
         loop = asyncio.get_running_loop()
         woken = asyncio.Event()
