@@ -58,6 +58,8 @@ def test_the_best_possible_choice_computes_each_prefix_once() -> None:
     # 4 prompts of 40 tokens; the second and the fourth find the 30 tokens of their prefix
     arrivals = [arrival(0, 10), arrival(0, 11), arrival(1, 12), arrival(0, 13)]
     assert best_hit_rate(arrivals) == 60 / 160
+    # without the first two, whose prefix the fourth still finds: one of two prompts has its 30 tokens
+    assert best_hit_rate(arrivals, 2) == 30 / 80
 
 
 def test_figures_and_verdicts_are_those_of_the_answers() -> None:
@@ -94,6 +96,21 @@ def test_every_request_is_sent_and_failures_are_counted() -> None:
     assert [(each.num_prompt, each.num_cached) for each in load.answered] == [(40, 0)] * 2
     assert load.failures == ('HTTP 429: {"error": {"message": "too much"}}',)
     assert [body["min_tokens"] for body in fake.bodies] == [4, 4, 4]
+
+
+def test_requests_of_the_warm_up_are_sent_but_only_their_failures_count() -> None:
+    with running(FakeOpenAI(faults={1: "status"})) as fake:
+        engines = RoutedEngines(gateway_url=fake.url, engine_urls=(fake.url,))
+        arrivals = [arrival(0, 10 + number, at_s=number / 100) for number in range(3)]
+        load = run_load(arrivals, CHOICES[GATEWAY](engines), 1000, num_warm_up=2)
+    assert len(fake.bodies) == 3
+    assert (len(load.answered), len(load.failures)) == (1, 1)
+
+
+@pytest.mark.parametrize("given", ["-1", "400"])
+def test_a_warm_up_that_leaves_no_request_is_refused(given: str) -> None:
+    with pytest.raises(ConfigError, match=f"--warm-up: {given} given; .* less than --requests, 400"):
+        command.run(parsed("--warm-up", given))
 
 
 def parsed(*flags: str) -> argparse.Namespace:

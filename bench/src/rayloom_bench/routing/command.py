@@ -49,6 +49,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default=EngineConfig().model, help="the checkpoint")
     parser.add_argument("--rate", type=float, default=4.0, help="requests in a second (default 4)")
     parser.add_argument("--requests", type=int, default=400, help="requests of each choice (default 400)")
+    parser.add_argument(
+        "--warm-up", type=int, default=0, help="first requests that fill the caches and are not counted (default 0)"
+    )
     parser.add_argument("--prefix-tokens", type=int, default=1024, help="tokens of a prefix (default 1024)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the requests (default 0)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to this file")
@@ -67,6 +70,10 @@ def run(args: argparse.Namespace) -> int:
     assert num_requests is not None and num_prefix is not None
     if args.rate <= 0:
         raise ConfigError(f"--rate: {args.rate:g} given; it must be more than 0")
+    if not 0 <= args.warm_up < num_requests:
+        raise ConfigError(
+            f"--warm-up: {args.warm_up} given; it must be at least 0 and less than --requests, {num_requests}"
+        )
     target = page_file(args.page, PAGE)
     previous = signal.signal(signal.SIGTERM, exit_in_order)
     try:
@@ -81,13 +88,15 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace, num_requests: int, prefixes: SharedPrefixes, target: Path | None) -> int:
     busy = busy_percent()
     arrivals = list(generate_shared(prefixes, num_requests=num_requests, seed=args.seed))
-    found = _measure(args.model, prefixes, arrivals)
-    best = best_hit_rate(arrivals)
+    found = _measure(args.model, prefixes, arrivals, args.warm_up)
+    best = best_hit_rate(arrivals, args.warm_up)
+    warm_up = f"The first {args.warm_up} of them fill the caches and are not counted. " if args.warm_up else ""
     conditions = (
         f"{machine_line(busy)} {args.model}, "
         f"{NUM_ENGINES} engines of one thread. {num_requests} requests for each choice, {args.rate:g} a second "
         f"(Poisson): one of {prefixes.num_prefixes} prefixes of {prefixes.num_prefix_tokens} tokens by Zipf's law, "
-        f"{prefixes.num_own} tokens in, {prefixes.num_output} out. An engine has room for {CACHED_PREFIXES} prefixes."
+        f"{prefixes.num_own} tokens in, {prefixes.num_output} out. {warm_up}"
+        f"An engine has room for {CACHED_PREFIXES} prefixes."
     )
     text = "\n\n".join((conditions, figures_table(found, best), "\n".join(verdicts(found, best))))
     print(text)
@@ -121,15 +130,18 @@ def engine_flags(model: str, prefixes: SharedPrefixes) -> list[str]:
     return [part for pair in flags.items() for part in pair]
 
 
-def _measure(model: str, prefixes: SharedPrefixes, arrivals: Sequence[Arrival]) -> dict[str, ChoiceFigures]:
+def _measure(
+    model: str, prefixes: SharedPrefixes, arrivals: Sequence[Arrival], num_warm_up: int
+) -> dict[str, ChoiceFigures]:
     vocab_size = read_shape(resolve(model, None).path).vocab_size
     flags = engine_flags(model, prefixes)
     found = {}
     for name, make in CHOICES.items():
         progress = tqdm(total=len(arrivals), desc=name, unit="request", file=sys.stderr)
         with running_engines(NUM_ENGINES, flags) as engines, progress:
-            load = run_load(arrivals, make(engines), vocab_size, progress.update)
+            load = run_load(arrivals, make(engines), vocab_size, progress.update, num_warm_up=num_warm_up)
         if not load.answered:
-            raise NoAnswer(f"{name}: no request was answered: {load.failures[0]}")
+            reason = load.failures[0] if load.failures else "all answers belong to the warm-up"
+            raise NoAnswer(f"{name}: no request was answered: {reason}")
         found[name] = figures_of(load)
     return found

@@ -38,20 +38,22 @@ def figures_of(load: RoutedLoad) -> ChoiceFigures:
     )
 
 
-def best_hit_rate(arrivals: Sequence[Arrival]) -> float:
+def best_hit_rate(arrivals: Sequence[Arrival], num_warm_up: int = 0) -> float:
     """The share of tokens that an infinite cache would hold: all tokens before the first new segment of a prompt.
+
+    Tokens of the first `num_warm_up` prompts are not counted, but they are in the cache afterwards.
 
     A prefix counts as cached when its first request arrives, although it is not computed yet.
     """
     seen: set[int] = set()
     hits = 0
-    for arrival in arrivals:
+    for number, arrival in enumerate(arrivals):
         for segment in arrival.prompt:
             if segment.text not in seen:
                 seen.add(segment.text)
                 break
-            hits += segment.num_tokens
-    return hits / sum(arrival.num_prompt for arrival in arrivals)
+            hits += segment.num_tokens if number >= num_warm_up else 0
+    return hits / sum(arrival.num_prompt for arrival in arrivals[num_warm_up:])
 
 
 def figures_table(found: Mapping[str, ChoiceFigures], best: float) -> str:

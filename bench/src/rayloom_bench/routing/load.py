@@ -44,34 +44,47 @@ def token_ids(arrival: Arrival, vocab_size: int) -> list[int]:
 
 
 def run_load(
-    arrivals: Sequence[Arrival], choice: UrlChoice, vocab_size: int, on_ended: Callable[[], object] = lambda: None
+    arrivals: Sequence[Arrival],
+    choice: UrlChoice,
+    vocab_size: int,
+    on_ended: Callable[[], object] = lambda: None,
+    *,
+    num_warm_up: int = 0,
 ) -> RoutedLoad:
-    """Sends all requests and returns when all have ended. `on_ended` is called once for each request."""
+    """Sends all requests and returns when all have ended. `on_ended` is called once for each request.
+
+    The answers of the first `num_warm_up` requests are left out; their failures are not.
+    """
     bodies = [_body(arrival, vocab_size) for arrival in arrivals]
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(arrivals, bodies, choice, on_ended))
+        return runner.run(_run(arrivals, bodies, choice, on_ended, num_warm_up))
 
 
 async def _run(
-    arrivals: Sequence[Arrival], bodies: Sequence[bytes], choice: UrlChoice, on_ended: Callable[[], object]
+    arrivals: Sequence[Arrival],
+    bodies: Sequence[bytes],
+    choice: UrlChoice,
+    on_ended: Callable[[], object],
+    num_warm_up: int,
 ) -> RoutedLoad:
     answered: list[Answered] = []
     failures: list[str] = []
 
-    async def send(client: aiohttp.ClientSession, arrival: Arrival, body: bytes) -> None:
+    async def send(client: aiohttp.ClientSession, arrival: Arrival, body: bytes, *, counts: bool) -> None:
         await asyncio.sleep(start_s + arrival.at_s - loop.time())
         url = choice.pick()
         try:
             stream = await read_stream(client, f"{url}/v1/completions", body)
             if stream.usage is None or stream.usage.completion_tokens != arrival.num_output:
                 raise BadAnswer(f"usage {stream.usage}, {arrival.num_output} output tokens asked for")
-            answered.append(
-                Answered(
-                    num_prompt=stream.usage.prompt_tokens,
-                    num_cached=stream.usage.num_cached,
-                    ttft_s=stream.arrivals_s[0] - stream.start_s,
+            if counts:
+                answered.append(
+                    Answered(
+                        num_prompt=stream.usage.prompt_tokens,
+                        num_cached=stream.usage.num_cached,
+                        ttft_s=stream.arrivals_s[0] - stream.start_s,
+                    )
                 )
-            )
         except (BadAnswer, aiohttp.ClientError, OSError) as error:
             failures.append(str(error) or type(error).__name__)
         finally:
@@ -82,8 +95,8 @@ async def _run(
     endpoint = Endpoint(base_url="", model_name=MODEL_NAME)
     async with session(endpoint) as client, asyncio.TaskGroup() as requests:
         start_s = loop.time()
-        for arrival, body in zip(arrivals, bodies, strict=True):
-            requests.create_task(send(client, arrival, body))
+        for number, (arrival, body) in enumerate(zip(arrivals, bodies, strict=True)):
+            requests.create_task(send(client, arrival, body, counts=number >= num_warm_up))
     return RoutedLoad(answered=tuple(answered), failures=tuple(failures))
 
 
