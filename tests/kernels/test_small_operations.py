@@ -85,7 +85,9 @@ def test_silu_mul_is_its_reference(
     found = triton_silu.silu_mul(gate_up)
     expected = reference_silu.silu_mul(gate_up)
     assert found.shape == (*rows, half) and found.dtype == dtype
-    assert_near(found, expected, steps=2 * ROUNDINGS[dtype], scale=1e-3)
+    # The relative error of a GPU's exponential grows with its argument: some 20 roundings of float32 at -10.
+    steps = 32 if dtype is torch.float32 else 2 * ROUNDINGS[dtype]
+    assert_near(found, expected, steps=steps, scale=1e-3)
 
 
 def test_silu_of_a_very_negative_gate_is_zero() -> None:

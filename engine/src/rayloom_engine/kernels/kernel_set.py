@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rayloom_engine.kernels.attention import PlanAttention, choose_attention
 from rayloom_engine.kernels.clamped_silu_mul import ClampedSiluMul, choose_clamped_silu_mul
+from rayloom_engine.kernels.gated_linear import GatedLinear, choose_gated_linear
 from rayloom_engine.kernels.gelu_mul import GeluMul, choose_gelu_mul
 from rayloom_engine.kernels.linear import LinearKernel, choose_linear
 from rayloom_engine.kernels.rms_norm import RmsNorm, choose_rms_norm
@@ -27,6 +28,7 @@ class KernelSet:
     rotary: Rotary
     rotary_kv_write: RotaryKvWrite
     silu_mul: SiluMul
+    gated_linear: GatedLinear | None
     gelu_mul: GeluMul
     clamped_silu_mul: ClampedSiluMul
 
@@ -56,6 +58,7 @@ def choose_kernels(target: Target) -> KernelSet:
         rotary=rotary,
         rotary_kv_write=choose_rotary_kv_write(target, rotary),
         silu_mul=choose_silu_mul(target),
+        gated_linear=choose_gated_linear(target),
         gelu_mul=choose_gelu_mul(target),
         clamped_silu_mul=choose_clamped_silu_mul(target),
     )

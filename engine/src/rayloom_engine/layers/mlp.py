@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from rayloom_engine.kernels.gated_linear import GatedLinear
 from rayloom_engine.kernels.silu_mul import SiluMul as GateMul
 from rayloom_engine.layers.linear import Linear
 
@@ -15,9 +16,13 @@ class GatedMlp:
     gate_up: Linear  # rows: gate, then up
     down: Linear
     gate_mul: GateMul  # activation of gate and up
+    gated_linear: GatedLinear | None = None  # product and activation in one operation, for a dense matrix
 
     def __call__(self, hidden_TD: torch.Tensor) -> torch.Tensor:
         """Returns [T, D], this rank's part of the sum over ranks."""
+        gated_linear, matrix = self.gated_linear, self.gate_up.matrix
+        if gated_linear is not None and matrix is not None:
+            return self.down(gated_linear(hidden_TD, matrix))
         return self.down(self.gate_mul(self.gate_up(hidden_TD)))
 
     @property

@@ -92,7 +92,12 @@ class _Builder:
         )
 
     def _mlp(self, spec: MlpSpec) -> GatedMlp:
-        return GatedMlp(gate_up=self._linear(spec.gate_up), down=self._linear(spec.down), gate_mul=self._gate_mul())
+        return GatedMlp(
+            gate_up=self._linear(spec.gate_up),
+            down=self._linear(spec.down),
+            gate_mul=self._gate_mul(),
+            gated_linear=self.kernels.gated_linear if self.shape.traits.activation == "silu" else None,
+        )
 
     def _gate_mul(self) -> GateMul:
         traits = self.shape.traits

@@ -24,16 +24,18 @@ from rayloom_engine.kernels.attention.triton_tilings import (
     GpuFamily,
     attend_constants,
     combine_constants,
+    combine_warps,
     shipped_kernels,
     tiling,
 )
+from rayloom_engine.kernels.triton.early_start import early_start
 from rayloom_engine.kernels.triton.shipped import Shipped
 
 SHIPPED: tuple[Shipped, ...] = shipped_kernels()
 
 _LOG2_E = math.log2(math.e)
 _NO_WINDOW = 1 << 30  # longer than any context
-_MANY_POSITIONS = 1 << 16
+_FEW_AND_MANY_POSITIONS = (1 << 10, 1 << 16)  # with these, a launch has few splits, and as many as it can have
 _SMS_OF_INTERPRETER = 4  # assumed number of multiprocessors for the interpreter, which computes on a CPU
 
 
@@ -129,9 +131,11 @@ class TritonPlan:
             **attend_constants(variant, launch.kind, sizes),
             num_warps=sizes.num_warps,
             num_stages=sizes.num_stages,
+            **early_start(pages.device),
         )
 
     def _combine(self, launch: Launch, variant: AttentionVariant, out_THD: torch.Tensor) -> None:
+        constants = combine_constants(variant, launch.num_splits)
         triton_kernels.combine_kernel[(launch.num_tokens, out_THD.shape[1])](
             self.partial,
             self.stats,
@@ -140,9 +144,10 @@ class TritonPlan:
             launch.first_seq,
             launch.num_seqs,
             launch.num_splits,
-            **combine_constants(variant),
-            num_warps=4,
+            **constants,
+            num_warps=combine_warps(constants),
             num_stages=1,
+            **early_start(out_THD.device),
         )
 
 
@@ -246,19 +251,20 @@ def warm_up(
     there.
     """
     device = pages.device
-    batch = DeviceBatch(
-        tables_NB=torch.zeros((1, 1), dtype=torch.int32, device=device),
-        slots_S=torch.zeros(2, dtype=torch.int32, device=device),
-        starts_S1=torch.tensor([0, 1, 3], dtype=torch.int32, device=device),
-        context_lens_S=torch.tensor([1, 2], dtype=torch.int32, device=device),
-        num_seqs=2,
-        num_singles=1,
-        num_chunk_tokens=2,
-        max_context_len=_MANY_POSITIONS,  # so that both launches have splits
-    )
-    plan = plan_on_device(batch, num_heads=num_heads, pages=pages, window=None, compute_dtype=compute_dtype)
     query_THD = torch.zeros((3, num_heads, pages.shape[4]), dtype=compute_dtype, device=device)
-    plan.attend(query_THD, pages, 1.0, soft_cap=soft_cap, sinks_H=sinks_H)
+    for max_context_len in _FEW_AND_MANY_POSITIONS:
+        batch = DeviceBatch(
+            tables_NB=torch.zeros((1, 1), dtype=torch.int32, device=device),
+            slots_S=torch.zeros(2, dtype=torch.int32, device=device),
+            starts_S1=torch.tensor([0, 1, 3], dtype=torch.int32, device=device),
+            context_lens_S=torch.tensor([1, 2], dtype=torch.int32, device=device),
+            num_seqs=2,
+            num_singles=1,
+            num_chunk_tokens=2,
+            max_context_len=max_context_len,
+        )
+        plan = plan_on_device(batch, num_heads=num_heads, pages=pages, window=None, compute_dtype=compute_dtype)
+        plan.attend(query_THD, pages, 1.0, soft_cap=soft_cap, sinks_H=sinks_H)
 
 
 def _aligned(query_THD: torch.Tensor) -> torch.Tensor:

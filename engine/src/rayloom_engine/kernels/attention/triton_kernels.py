@@ -17,6 +17,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from rayloom_engine.kernels.triton.early_start import wait_for_predecessor
+
 # The score before the first key. It is finite, because -inf - (-inf) is NaN.
 _LOWEST = tl.constexpr(-1.0e30)
 
@@ -119,7 +121,7 @@ def attend_kernel(
     score_scale, cap_scale, first_seq, num_seqs, tiles_per_seq, table_stride, query_stride, num_kv_heads, group, window,
     num_splits, block_shift,
     HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, EDGE_STAGES: tl.constexpr,
-    CHUNKS: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, HAS_SINKS: tl.constexpr,
+    CHUNKS: tl.constexpr, HAS_SOFT_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """Computes the attention of the sequences [first_seq, first_seq + num_seqs); grid (tiles, K, splits).
 
@@ -137,6 +139,7 @@ def attend_kernel(
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
+    wait_for_predecessor(STARTS_EARLY)
     if CHUNKS:
         # Later rows see more keys. Their tiles start first, so that no long tile is left at the end.
         tile = tl.num_programs(0) - 1 - tile
@@ -227,12 +230,13 @@ def attend_kernel(
 @triton.jit(do_not_specialize=["first_seq", "num_seqs", "num_splits"])
 def combine_kernel(
     partial_ptr, stats_ptr, starts_ptr, out_ptr, first_seq, num_seqs, num_splits,
-    HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, SPLITS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, SPLITS: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """Combines the splits of the sequences, and writes the sequences' rows of out [T, H, D]; grid (tokens, H).
 
     If the grid has more tokens than the sequences, the programs of the other tokens write nothing.
     """
+    wait_for_predecessor(STARTS_EARLY)
     token = tl.load(starts_ptr + first_seq) + tl.program_id(0)
     if token >= tl.load(starts_ptr + first_seq + num_seqs):
         return
@@ -249,9 +253,12 @@ def combine_kernel(
         totals = tl.load(stats_ptr + part_ids * 2 + 1, mask=is_split, other=0.0)
         parts = tl.load(
             partial_ptr + part_ids[:, None] * HEAD_DIM + dims[None, :],
-            mask=(is_split & (totals > 0.0))[:, None] & (dims < HEAD_DIM)[None, :],
+            mask=is_split[:, None] & (dims < HEAD_DIM)[None, :],
             other=0.0,
         )
+        # An unused split has no sums. Its memory may hold any values, and is read all the same: if the read had to
+        # wait for the statistics, the kernel would take half as long again.
+        parts = tl.where((totals > 0.0)[:, None], parts, 0.0)
         new_highest = tl.maximum(highest, tl.max(highests, 0))
         weights = tl.exp2(highests - new_highest)
         shrink = tl.exp2(highest - new_highest)

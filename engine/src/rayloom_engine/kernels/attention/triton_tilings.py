@@ -6,11 +6,13 @@ size and the kind of launch. So a rank compiles few kernels, and knows all of th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from rayloom_engine.kernels.attention import triton_kernels
 from rayloom_engine.kernels.attention.launches import LAUNCH_KINDS, LaunchKind
+from rayloom_engine.kernels.triton.early_start import EARLY_GPUS, OTHER_GPUS
 from rayloom_engine.kernels.triton.shipped import TRITON_TYPES, Gpu, Shipped
 
 GpuFamily = Literal["ampere", "hopper", "amd"]
@@ -22,7 +24,8 @@ FAMILIES: dict[GpuFamily, tuple[Gpu, ...]] = {
     "amd": ("gfx942", "gfx950"),
 }
 HEAD_DIMS = (64, 80, 96, 128, 256)
-COMBINED_SPLITS = 8  # splits that `combine_kernel` adds at a time
+# Splits that `combine_kernel` adds at a time: all splits of the longest contexts, or those of a launch with few splits.
+COMBINED_SPLITS = (8, 64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +84,15 @@ def attend_constants(variant: AttentionVariant, kind: LaunchKind, sizes: Tiling)
     }
 
 
-def combine_constants(variant: AttentionVariant) -> dict[str, int]:
-    """Returns the constants of `combine_kernel`."""
-    return {"HEAD_DIM": variant.head_dim, "PADDED_DIM": variant.padded_dim, "SPLITS": COMBINED_SPLITS}
+def combine_constants(variant: AttentionVariant, num_splits: int) -> dict[str, int]:
+    """Returns the constants of `combine_kernel` for a launch with this many splits."""
+    splits = next((most for most in COMBINED_SPLITS if num_splits <= most), COMBINED_SPLITS[-1])
+    return {"HEAD_DIM": variant.head_dim, "PADDED_DIM": variant.padded_dim, "SPLITS": splits}
+
+
+def combine_warps(constants: Mapping[str, int]) -> int:
+    """Returns the number of warps with which a thread adds at most 64 elements at a time."""
+    return min(8, max(4, constants["SPLITS"] * constants["PADDED_DIM"] // 1024))
 
 
 def shipped_variants() -> tuple[AttentionVariant, ...]:
@@ -108,7 +117,13 @@ def shipped_kernels() -> tuple[Shipped, ...]:
             for family in FAMILIES
         ),
         # `combine_kernel` is the same with and without soft caps and sinks.
-        *(_shipped_combine(each) for each in variants if not each.has_soft_cap and not each.has_sinks),
+        *(
+            _shipped_combine(variant, num_splits, gpus)
+            for variant in variants
+            if not variant.has_soft_cap and not variant.has_sinks
+            for num_splits in COMBINED_SPLITS
+            for gpus in (EARLY_GPUS, OTHER_GPUS)
+        ),
     )
 
 
@@ -119,7 +134,11 @@ def _shipped_attend(variant: AttentionVariant, kind: LaunchKind, family: GpuFami
         name=_name(variant, kind),
         kernel=triton_kernels.attend_kernel,
         signature=_attend_signature(variant),
-        constants={**without_sinks, **attend_constants(variant, kind, sizes)},
+        constants={
+            **without_sinks,
+            **attend_constants(variant, kind, sizes),
+            "STARTS_EARLY": FAMILIES[family] == EARLY_GPUS,
+        },
         num_warps=sizes.num_warps,
         num_stages=sizes.num_stages,
         gpus=FAMILIES[family],
@@ -128,14 +147,16 @@ def _shipped_attend(variant: AttentionVariant, kind: LaunchKind, family: GpuFami
     )
 
 
-def _shipped_combine(variant: AttentionVariant) -> Shipped:
+def _shipped_combine(variant: AttentionVariant, num_splits: int, gpus: tuple[Gpu, ...]) -> Shipped:
+    constants = combine_constants(variant, num_splits)
     return Shipped(
-        name=f"attention-combine-{TRITON_TYPES[variant.dtype_name]}-d{variant.head_dim}",
+        name=f"attention-combine-{TRITON_TYPES[variant.dtype_name]}-d{variant.head_dim}-s{num_splits}",
         kernel=triton_kernels.combine_kernel,
         signature=_combine_signature(variant),
-        constants=combine_constants(variant),
-        num_warps=4,
+        constants={**constants, "STARTS_EARLY": gpus == EARLY_GPUS},
+        num_warps=combine_warps(constants),
         num_stages=1,
+        gpus=gpus,
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from rayloom_engine.kernels.target import Target
+from rayloom_engine.kernels.triton.choice import uses_triton
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +31,18 @@ class LinearKernel:
 
 
 def choose_linear(target: Target) -> LinearKernel:
-    """Returns oneDNN with packed weights if this CPU and this torch support it in the compute type, else torch's
-    linear.
+    """Returns Triton's kernel for one row on a GPU, and oneDNN with packed weights on a CPU, if they work there.
+
+    Otherwise returns torch's linear.
     """
     if target.backend == "reference":
         from rayloom_engine.kernels.linear import reference
 
         return reference.KERNEL
+    if uses_triton(target):
+        from rayloom_engine.kernels.linear import triton_gpu
+
+        return triton_gpu.KERNEL
     from rayloom_engine.kernels.linear import onednn, plain
 
     if target.backend == "plain":

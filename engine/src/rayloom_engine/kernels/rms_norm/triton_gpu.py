@@ -10,8 +10,9 @@ import torch
 import triton
 import triton.language as tl
 
+from rayloom_engine.kernels.triton.early_start import EARLY_GPUS, OTHER_GPUS, early_start, wait_for_predecessor
 from rayloom_engine.kernels.triton.launch import power_of_two
-from rayloom_engine.kernels.triton.shipped import Shipped
+from rayloom_engine.kernels.triton.shipped import Gpu, Shipped
 
 
 @triton.jit
@@ -24,10 +25,13 @@ def rms_norm_kernel(
     eps,
     HAS_RESIDUAL: tl.constexpr,
     BLOCK: tl.constexpr,
+    STARTS_EARLY: tl.constexpr,
 ):
     start = tl.program_id(0).to(tl.int64) * D
     columns = tl.arange(0, BLOCK)
     inside = columns < D
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    wait_for_predecessor(STARTS_EARLY)
     x = tl.load(x_ptr + start + columns, mask=inside, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         x += tl.load(residual_ptr + start + columns, mask=inside, other=0.0).to(tl.float32)
@@ -35,7 +39,6 @@ def rms_norm_kernel(
         tl.store(residual_ptr + start + columns, rounded, mask=inside)
         x = rounded.to(tl.float32)
     factor = 1.0 / tl.sqrt(tl.sum(x * x, axis=0) / D + eps)
-    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
     tl.store(out_ptr + start + columns, (weight * x * factor).to(out_ptr.dtype.element_ty), mask=inside)
 
 
@@ -60,6 +63,7 @@ def rms_norm(
             BLOCK=block,
             num_warps=_num_warps(block),
             num_stages=1,
+            **early_start(x.device),
         )
     return out_D
 
@@ -69,7 +73,7 @@ def _num_warps(block: int) -> int:
     return min(16, max(1, block // 512))
 
 
-def _shipped(dtype: str, size: int, has_residual: bool) -> Shipped:
+def _shipped(dtype: str, size: int, has_residual: bool, gpus: tuple[Gpu, ...]) -> Shipped:
     block = power_of_two(size)
     return Shipped(
         name=f"rms-norm-{'add-' if has_residual else ''}{dtype}-d{size}",
@@ -82,14 +86,16 @@ def _shipped(dtype: str, size: int, has_residual: bool) -> Shipped:
             "D": "i32",
             "eps": "fp32",
         },
-        constants={"HAS_RESIDUAL": has_residual, "BLOCK": block},
+        constants={"HAS_RESIDUAL": has_residual, "BLOCK": block, "STARTS_EARLY": gpus == EARLY_GPUS},
         num_warps=_num_warps(block),
         num_stages=1,
+        gpus=gpus,
     )
 
 
 SHIPPED = tuple(
-    _shipped(dtype, size, has_residual)
+    _shipped(dtype, size, has_residual, gpus)
     for dtype, size in (("bf16", 576), ("bf16", 4096), ("bf16", 8192), ("fp16", 4096), ("fp32", 576))
     for has_residual in (False, True)
+    for gpus in (EARLY_GPUS, OTHER_GPUS)
 )

@@ -13,8 +13,9 @@ import triton.language as tl
 
 from rayloom_engine.kernels.rotary import RotaryTables
 from rayloom_engine.kernels.rotary_kv_write import QkNorms
+from rayloom_engine.kernels.triton.early_start import EARLY_GPUS, OTHER_GPUS, early_start, wait_for_predecessor
 from rayloom_engine.kernels.triton.launch import num_blocks, power_of_two
-from rayloom_engine.kernels.triton.shipped import Shipped
+from rayloom_engine.kernels.triton.shipped import Gpu, Shipped
 
 _HEADS = 8  # heads of a program: 4 kB of a token in bfloat16 with heads of 256
 
@@ -36,6 +37,7 @@ def rotary_kv_write_kernel(
     HAS_NORMS: tl.constexpr,
     HEADS: tl.constexpr,
     HALF_BLOCK: tl.constexpr,  # D / 2, rounded up to a power of two
+    STARTS_EARLY: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
@@ -48,6 +50,7 @@ def rotary_kv_write_kernel(
     in_rotated = pair < R // 2
     first_at = pair if R == D else tl.where(in_rotated, pair, pair + R // 2)
     second_at = pair + D // 2 if R == D else tl.where(in_rotated, pair + R // 2, pair + D // 2)
+    wait_for_predecessor(STARTS_EARLY)
     elements = qkv_ptr + token * ((H + 2 * K) * D) + head * D
     first = tl.load(elements + first_at, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(elements + second_at, mask=inside, other=0.0).to(tl.float32)
@@ -111,6 +114,7 @@ def rotary_kv_write(
             HALF_BLOCK=power_of_two(head_dim // 2),
             num_warps=_num_warps(head_dim),
             num_stages=1,
+            **early_start(qkv_TXD.device),
         )
     return qkv_TXD[:, :num_queries]
 
@@ -120,7 +124,7 @@ def _num_warps(head_dim: int) -> int:
     return min(8, max(1, _HEADS * power_of_two(head_dim // 2) // 512))
 
 
-def _shipped(dtype: str, heads: tuple[int, int, int], has_norms: bool) -> Shipped:
+def _shipped(dtype: str, heads: tuple[int, int, int], has_norms: bool, gpus: tuple[Gpu, ...]) -> Shipped:
     num_queries, num_kv_heads, head_dim = heads
     norm = f"*{dtype}" if has_norms else "*fp32"
     return Shipped(
@@ -144,14 +148,16 @@ def _shipped(dtype: str, heads: tuple[int, int, int], has_norms: bool) -> Shippe
             "HAS_NORMS": has_norms,
             "HEADS": _HEADS,
             "HALF_BLOCK": power_of_two(head_dim // 2),
+            "STARTS_EARLY": gpus == EARLY_GPUS,
         },
         num_warps=_num_warps(head_dim),
         num_stages=1,
+        gpus=gpus,
     )
 
 
 SHIPPED = tuple(
-    _shipped(dtype, heads, has_norms)
+    _shipped(dtype, heads, has_norms, gpus)
     for dtype, heads, has_norms in (
         ("bf16", (9, 3, 64), False),
         ("bf16", (16, 8, 128), True),
@@ -163,4 +169,5 @@ SHIPPED = tuple(
         ("fp16", (32, 8, 128), False),
         ("fp32", (9, 3, 64), False),
     )
+    for gpus in (EARLY_GPUS, OTHER_GPUS)
 )

@@ -1,0 +1,44 @@
+"""A kernel starts while its predecessor in the stream still runs: programmatic dependent launch, of NVIDIA from Hopper.
+
+Without it, the GPU is partly idle between two kernels: the last programs of one finish, then the next is launched and
+waits for its first reads. With it, the next kernel is launched once every program of its predecessor has called
+`wait_for_predecessor` or has ended. Until then its programs may read only weights, because no kernel writes them. They
+read and write everything else after `wait_for_predecessor`, which returns when the predecessor has ended and its
+results are visible. A kernel calls it before anything else lets it end. So when a kernel starts, all kernels before its
+predecessor have ended.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+
+from rayloom_engine.kernels.triton.shipped import GPUS, Gpu
+
+EARLY_GPUS: tuple[Gpu, ...] = ("sm_90", "sm_100")
+OTHER_GPUS: tuple[Gpu, ...] = tuple(gpu for gpu in GPUS if gpu not in EARLY_GPUS)
+
+
+@triton.jit
+def wait_for_predecessor(STARTS_EARLY: tl.constexpr):
+    if STARTS_EARLY:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+def early_start(device: torch.device) -> dict[str, bool]:
+    """Returns the arguments of a launch with which its kernel starts early, if the device can do this.
+
+    The kernel has the constant STARTS_EARLY.
+    """
+    return {"STARTS_EARLY": True, "launch_pdl": True} if starts_early(device) else {"STARTS_EARLY": False}
+
+
+@functools.cache
+def starts_early(device: torch.device) -> bool:
+    """True if kernels of the device can start early."""
+    is_nvidia = device.type == "cuda" and torch.version.hip is None
+    return is_nvidia and torch.cuda.get_device_capability(device) >= (9, 0)
