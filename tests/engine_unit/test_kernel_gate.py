@@ -105,6 +105,55 @@ def test_loads_that_are_no_asynchronous_copies_are_found() -> None:
     assert "no asynchronous copy" in compiled_problems(unaligned, "sm_80")
 
 
+@triton.jit
+def early_kernel(x_ptr, out_ptr, STARTS_EARLY: tl.constexpr, FAULT: tl.constexpr):
+    places = tl.arange(0, 128)
+    if FAULT == "reads before the wait":
+        x = tl.load(x_ptr + places)
+    if FAULT == "lets its successor start first":
+        tl.extra.cuda.gdc_launch_dependents()
+    if FAULT != "no wait":
+        tl.extra.cuda.gdc_wait()
+    tl.extra.cuda.gdc_launch_dependents()
+    if FAULT != "reads before the wait":
+        x = tl.load(x_ptr + places)
+    tl.store(out_ptr + places, x)
+
+
+def early(fault: str, *, reads_weights_early: bool = False) -> Shipped:
+    return Shipped(
+        name="early",
+        kernel=early_kernel,
+        signature={"x_ptr": "*fp32", "out_ptr": "*fp32"},
+        constants={"STARTS_EARLY": True, "FAULT": fault},
+        num_warps=4,
+        num_stages=1,
+        gpus=("sm_90", "sm_100"),
+        reads_weights_early=reads_weights_early,
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        ("no wait", "does not wait for its predecessor before its successor may start"),
+        (
+            "lets its successor start first",
+            "does not wait for its predecessor before its successor may start",
+        ),
+        ("reads before the wait", "the kernel has LDG before it waits for its predecessor"),
+    ],
+)
+def test_a_kernel_that_starts_early_without_waiting_in_time_is_found(fault: str, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        compiled_figures(early(fault), "sm_90")
+
+
+def test_weights_may_be_read_before_the_wait() -> None:
+    compiled_figures(early(""), "sm_90")
+    compiled_figures(early("reads before the wait", reads_weights_early=True), "sm_90")
+
+
 def test_a_kernel_that_does_not_compile_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = product(tile=24, num_warps=4, num_stages=1)  # not a power of two
     found = check([Row(shipped=wrong, gpu="sm_80")], tmp_path / "t.csv", is_all=True, record=False, seed=0)

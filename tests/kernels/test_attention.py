@@ -15,9 +15,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rayloom_engine.kernels.attention import AttentionBatch, reference, triton_gpu
+from rayloom_engine.kernels.attention import AttentionBatch, reference, triton_gpu, triton_kernels
 from rayloom_engine.kernels.attention.launches import DeviceBatch
 from rayloom_engine.kernels.attention.triton_gpu import TritonPlan
+from rayloom_engine.kernels.attention.triton_tilings import AttentionVariant, combine_constants, combine_warps
 from rayloom_engine.kernels.kernel_set import choose_kernels
 from rayloom_engine.kernels.target import Target
 from rayloom_engine.models.loader import load_model
@@ -166,8 +167,42 @@ def test_long_contexts_are_split_and_short_neighbours_leave_splits_empty(window:
     plan = plan_of(batch, query_THD, pages, window)
     assert [launch.num_splits for launch in plan.launches] == [3 if window is None else 1] * 2
     sinks_H = torch.tensor([0.5, 4.0], device=DEVICE)
+    plan.partial.fill_(float("nan"))  # unused splits leave their part as it is
     found = plan.attend(query_THD, pages, 0.25, sinks_H=sinks_H)
     assert_near(found, expected_of(batch, query_THD, pages, window, None, sinks_H))
+
+
+@pytest.mark.parametrize("num_splits", [2, 8, 9, 33, 64, 70])
+def test_splits_are_combined_by_their_weights_and_unused_splits_are_left_out(num_splits: int) -> None:
+    num_tokens, num_heads, head_dim = 2, 3, 16
+    generator = torch.Generator().manual_seed(num_splits)
+    highest = 3.0 * torch.randn(num_tokens, num_heads, num_splits, generator=generator)
+    total = torch.rand(num_tokens, num_heads, num_splits, generator=generator) + 0.5
+    sums = torch.randn(num_tokens, num_heads, num_splits, head_dim, generator=generator)
+    weights = torch.exp2(highest - highest.max(2, keepdim=True).values)
+    # The last splits of the second token are unused.
+    used = torch.ones_like(total)
+    used[1, :, 1 + num_splits // 2 :] = 0.0
+    expected = (sums * (weights * used)[..., None]).sum(2) / (weights * used * total).sum(2)[..., None]
+    sums[used == 0] = float("nan")
+    stats = torch.stack((torch.where(used > 0, highest, -1e30), total * used), dim=3).contiguous()
+    out = torch.full((num_tokens, num_heads, head_dim), float("nan"), device=DEVICE)
+    constants = combine_constants(AttentionVariant(dtype_name="float32", head_dim=head_dim), num_splits)
+    assert constants["SPLITS"] == (8 if num_splits <= 8 else 64)
+    triton_kernels.combine_kernel[(num_tokens + 1, num_heads)](
+        sums.to(DEVICE),
+        stats.to(DEVICE),
+        torch.tensor([0, 1, 2], dtype=torch.int32, device=DEVICE),
+        out,
+        0,
+        2,
+        num_splits,
+        **constants,
+        STARTS_EARLY=False,
+        num_warps=combine_warps(constants),
+        num_stages=1,
+    )
+    torch.testing.assert_close(out.cpu(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_plan_serves_longer_contexts_and_other_slots_from_the_same_tensors() -> None:

@@ -59,14 +59,15 @@ def test_rms_norm_is_its_reference(
 
 def test_rms_norm_of_a_slice_reads_its_own_rows() -> None:
     x = randn(3, 5, 16)
-    found = triton_norm.rms_norm(x[:, 1:3], torch.ones(16, device=DEVICE), EPS)
-    expected = reference_norm.rms_norm(x[:, 1:3], torch.ones(16, device=DEVICE), EPS)
+    weight = torch.ones(16).to(DEVICE)
+    found = triton_norm.rms_norm(x[:, 1:3], weight, EPS)
+    expected = reference_norm.rms_norm(x[:, 1:3], weight, EPS)
     assert_near(found, expected, steps=4)
 
 
 def test_rms_norm_of_large_float16_does_not_overflow() -> None:
     x = torch.full((1, 8), 300.0, dtype=torch.float16, device=DEVICE)  # 300 ** 2 is above float16's largest number
-    found = triton_norm.rms_norm(x, torch.ones(8, dtype=torch.float16, device=DEVICE), EPS)
+    found = triton_norm.rms_norm(x, torch.ones(8, dtype=torch.float16).to(DEVICE), EPS)
     assert found.tolist() == [[1.0] * 8]
 
 

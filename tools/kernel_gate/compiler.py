@@ -10,7 +10,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from kernel_gate.machine_code import Figures, amd_figures, nvidia_figures
+from kernel_gate.machine_code import Figures, amd_figures, check_early_start, nvidia_figures
 from rayloom_engine.kernels.triton.shipped import Gpu, Shipped
 
 VERSION: str = triton.__version__
@@ -54,6 +54,8 @@ def compiled_figures(shipped: Shipped, gpu: Gpu) -> Figures:
         file.flush()
         usage = _output("cuobjdump", "-res-usage", file.name)
         code = _output("nvdisasm", "-c", file.name)
+    if shipped.constants.get("STARTS_EARLY"):
+        check_early_start(code, reads_weights_early=shipped.reads_weights_early)
     return nvidia_figures(usage, code, shared_bytes)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 # NVIDIA: warp (mma), warp group (wgmma) and tensor memory (tcgen05). AMD: mfma.
 _NVIDIA_MATRIX = re.compile(r"\b(UTC[A-Z]*MMA|HGMMA|QGMMA|IGMMA|HMMA|QMMA|IMMA|DMMA)\b")
 _NVIDIA_COPIES = re.compile(r"\b(LDGSTS|UTMALDG|UBLKCP)\b")
+_NVIDIA_ACCESSES = re.compile(r"\b(LDG|LDGSTS|UTMALDG|UBLKCP|LD|STG|ST|ATOM|ATOMG|RED|REDG)\b")
 _AMD_MATRIX = re.compile(r"\bv_(s?mfma)_\w+")
 _AMD_COPIES = re.compile(r"\b(?:global_load_lds|buffer_load)_\w+[^\n]*\blds\b|\bglobal_load_lds_\w+")
 
@@ -38,6 +39,21 @@ def nvidia_figures(usage: str, code: str, shared_bytes: int) -> Figures:
         matrix=_counts(_NVIDIA_MATRIX.findall(code)),
         async_copies=len(_NVIDIA_COPIES.findall(code)),
     )
+
+
+def check_early_start(code: str, *, reads_weights_early: bool) -> None:
+    """Raises ValueError if a kernel that may start before its predecessor has ended does not wait for it in time.
+
+    `code`: of `nvdisasm -c`. The wait (ACQBULK) must come before every access to memory, except for weights, and before
+    the signal that lets the next kernel start (PREEXIT).
+    """
+    wait, signal = code.find("ACQBULK"), code.find("PREEXIT")
+    if wait < 0 or signal < wait:
+        raise ValueError("the kernel does not wait for its predecessor before its successor may start")
+    accesses = _NVIDIA_ACCESSES.findall(code[:wait])
+    allowed = {"LDG"} if reads_weights_early else set()
+    if not_allowed := sorted({*accesses} - allowed):
+        raise ValueError(f"the kernel has {', '.join(not_allowed)} before it waits for its predecessor")
 
 
 def amd_figures(assembly: str, shared_bytes: int) -> Figures:

@@ -20,9 +20,8 @@ class GatedMlp:
 
     def __call__(self, hidden_TD: torch.Tensor) -> torch.Tensor:
         """Returns [T, D], this rank's part of the sum over ranks."""
-        gated_linear, matrix = self.gated_linear, self.gate_up.matrix
-        if gated_linear is not None and matrix is not None:
-            return self.down(gated_linear(hidden_TD, matrix))
+        if self.gated_linear is not None and (matrix := self.gate_up.matrix) is not None:
+            return self.down(self.gated_linear(hidden_TD, matrix))
         return self.down(self.gate_mul(self.gate_up(hidden_TD)))
 
     @property

@@ -152,10 +152,12 @@ class TorchPart:
     @property
     def arithmetic(self) -> str:
         """Names the code and the hardware that compute: torch has other kernels for other hardware."""
-        device = self.model.kernels.target.device
+        target = self.model.kernels.target
+        device = target.device
         is_cpu = device.type == "cpu"
         hardware = torch.backends.cpu.get_cpu_capability() if is_cpu else torch.cuda.get_device_name(device)
-        on_torch = f"torch {torch.__version__}, {hardware}"
+        kernels = f", Triton {version('triton')}" if uses_triton(target) else ""
+        on_torch = f"torch {torch.__version__}{kernels}, {hardware}"
         is_ours = not isinstance(self.shape, MeasuredShape)
         return on_torch if is_ours else f"transformers {version('transformers')}, {on_torch}"
 

@@ -91,7 +91,7 @@ def combine_constants(variant: AttentionVariant, num_splits: int) -> dict[str, i
 
 
 def combine_warps(constants: Mapping[str, int]) -> int:
-    """Returns the number of warps with which a thread adds at most 64 elements at a time."""
+    """Returns the number of warps with which a thread adds at most 64 elements of heads up to 256 at a time."""
     return min(8, max(4, constants["SPLITS"] * constants["PADDED_DIM"] // 1024))
 
 

@@ -78,4 +78,4 @@ def _shipped(dtype: str, gpus: tuple[Gpu, ...]) -> Shipped:
     )
 
 
-SHIPPED = tuple(_shipped(dtype, gpus) for dtype in ("bf16", "fp16") for gpus in (EARLY_GPUS, OTHER_GPUS))
+SHIPPED = tuple(_shipped(dtype, gpus) for dtype in ("bf16", "fp16", "fp32") for gpus in (EARLY_GPUS, OTHER_GPUS))

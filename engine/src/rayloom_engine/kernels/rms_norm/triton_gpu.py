@@ -90,6 +90,7 @@ def _shipped(dtype: str, size: int, has_residual: bool, gpus: tuple[Gpu, ...]) -
         num_warps=_num_warps(block),
         num_stages=1,
         gpus=gpus,
+        reads_weights_early=True,
     )
 
 

@@ -2,10 +2,12 @@
 
 Without it, the GPU is partly idle between two kernels: the last programs of one finish, then the next is launched and
 waits for its first reads. With it, the next kernel is launched once every program of its predecessor has called
-`wait_for_predecessor` or has ended. Until then its programs may read only weights, because no kernel writes them. They
+`wait_for_predecessor` or has ended. Until then its programs may read only weights, which no step writes. They
 read and write everything else after `wait_for_predecessor`, which returns when the predecessor has ended and its
-results are visible. A kernel calls it before anything else lets it end. So when a kernel starts, all kernels before its
-predecessor have ended.
+results are visible. Every program of a kernel calls it before it can return. So when a kernel starts, all kernels
+before its predecessor have ended.
+
+`make kernels` looks for the wait in the machine code, and for reads and writes before it.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from rayloom_engine.kernels.triton.shipped import GPUS, Gpu
 
 EARLY_GPUS: tuple[Gpu, ...] = ("sm_90", "sm_100")
 OTHER_GPUS: tuple[Gpu, ...] = tuple(gpu for gpu in GPUS if gpu not in EARLY_GPUS)
+_GRAPHS_KEEP_IT = 12030  # drivers from CUDA 12.3 on capture early starts in CUDA graphs
 
 
 @triton.jit
@@ -41,4 +44,9 @@ def early_start(device: torch.device) -> dict[str, bool]:
 def starts_early(device: torch.device) -> bool:
     """True if kernels of the device can start early."""
     is_nvidia = device.type == "cuda" and torch.version.hip is None
-    return is_nvidia and torch.cuda.get_device_capability(device) >= (9, 0)
+    return is_nvidia and torch.cuda.get_device_capability(device) >= (9, 0) and _driver() >= _GRAPHS_KEEP_IT
+
+
+def _driver() -> int:
+    """Returns the version of CUDA that the driver supports, as 1000 times the major and 10 times the minor number."""
+    return int(torch._C._cuda_getDriverVersion())

@@ -34,6 +34,7 @@ class Shipped:
     fuses_products: bool = True  # the compiler may fuse a product and a sum, which rounds once instead of twice
     gpus: tuple[Gpu, ...] = GPUS
     multiplies_matrices: bool = False  # tl.dot must become instructions of the GPU's matrix units
+    reads_weights_early: bool = False  # reads weights before it waits for its predecessor (early_start.py)
     copies_asynchronously: bool = False  # on NVIDIA, loads of a loop must become asynchronous copies to shared memory
     # Pointers are aligned to 16 bytes, as torch allocates them. The arguments named here are aligned only to their
     # element's size.
