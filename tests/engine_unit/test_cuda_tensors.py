@@ -21,6 +21,7 @@ from rayloom_engine.kernels.attention import triton_gpu as triton_attention
 from rayloom_engine.kernels.kernel_set import choose_kernels
 from rayloom_engine.kernels.rms_norm import triton_gpu as triton_norm
 from rayloom_engine.kernels.target import Backend, Target
+from rayloom_engine.kernels.triton import early_start
 from rayloom_engine.kv.cache import KvPages
 from rayloom_engine.models.empty import empty_model
 from rayloom_engine.models.shape import read_shape
@@ -51,24 +52,29 @@ def fake_cuda() -> Iterator[list[str]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(JITFunction, "run", run)
-        # Facts of the device that decide how attention is launched.
+        # Facts of the device that decide how kernels are launched.
+        patch.setattr(early_start, "starts_early", lambda device: True)
         patch.setattr(triton_attention, "_family", lambda device: "hopper")
         patch.setattr(triton_attention, "_num_sms", lambda device: 132)
         with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
             yield launched
 
 
-def forward(folder: Path, tables_on: torch.device, backend: Backend = "auto") -> tuple[torch.Tensor, torch.Tensor]:
-    """Hidden states and logits of two decodes, a chunk and a whole prompt in one batch."""
+def forward(
+    folder: Path, tables_on: torch.device, backend: Backend = "auto", *, is_single: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Hidden states and logits of two decodes, a chunk and a whole prompt in one batch; `is_single`: of one decode."""
     shape = read_shape(folder)
     kernels = choose_kernels(Target(device=CUDA, compute_dtype=torch.bfloat16, backend=backend))
     model, _ = empty_model(shape, whole_part(shape.num_layers), kernels)
     cache = KvPages.allocate(model.kv_layout, num_blocks=16, block_size=4, dtype=torch.bfloat16, device=CUDA)
     batch = make_batch([1, 1, 5, 6], [9, 3, 12, 6], [[1, 2, 3], [4], [5, 6, 7], [8, 9]])
+    if is_single:
+        batch = make_batch([1], [9], [[1, 2, 3]])
     batch = dataclasses.replace(
         batch, block_tables_SB=batch.block_tables_SB.to(tables_on), slot_mapping_T=batch.slot_mapping_T.to(CUDA)
     )
-    positions_T = torch.zeros(13, dtype=torch.int64, device=CUDA)
+    positions_T = torch.zeros(sum(batch.query_lens), dtype=torch.int64, device=CUDA)
     cache.copy_blocks(((10, 11),))
     cache.clear_blocks((12,))
     hidden_TD = model.forward(positions_T, positions_T, batch, cache, OneRank())
@@ -93,6 +99,18 @@ def test_a_step_stays_on_its_device(variant: str, backend: Backend, tmp_path: Pa
     assert launched.count("rotary_kv_write_kernel") == num_layers
     assert launched.count("attend_kernel") == 2 * num_layers, "decodes, then chunks"
     assert launched.count("silu_mul_kernel") == (num_layers if traits.activation == "silu" else 0)
+
+
+def test_a_step_of_one_sequence_stays_on_its_device_and_has_products_of_one_row(tmp_path: Path) -> None:
+    folder = tiny_variant(tmp_path, "llama")
+    with fake_cuda() as launched:
+        hidden_TD, logits_TV = forward(folder, CUDA, is_single=True)
+    assert (hidden_TD.device, hidden_TD.dtype, hidden_TD.shape) == (CUDA, torch.bfloat16, (1, 64))
+    assert (logits_TV.device, logits_TV.dtype, logits_TV.shape) == (CUDA, torch.float32, (1, 256))
+    num_layers = read_shape(folder).num_layers
+    assert launched.count("one_row_kernel") == 3 * num_layers + 1, "q, k, v; output of attention; down; the head"
+    assert launched.count("gated_row_kernel") == num_layers
+    assert launched.count("silu_mul_kernel") == 0
 
 
 @pytest.mark.parametrize("backend", ["plain", "auto"])

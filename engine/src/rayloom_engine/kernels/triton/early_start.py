@@ -49,4 +49,4 @@ def starts_early(device: torch.device) -> bool:
 
 def _driver() -> int:
     """Returns the version of CUDA that the driver supports, as 1000 times the major and 10 times the minor number."""
-    return int(torch._C._cuda_getDriverVersion())
+    return int(torch._C._cuda_getDriverVersion())  # type: ignore[attr-defined]
