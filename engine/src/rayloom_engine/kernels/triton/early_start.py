@@ -12,6 +12,7 @@ before its predecessor have ended.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 
 import torch
@@ -22,6 +23,7 @@ from rayloom_engine.kernels.triton.shipped import GPUS, Gpu
 
 EARLY_GPUS: tuple[Gpu, ...] = ("sm_90", "sm_100")
 OTHER_GPUS: tuple[Gpu, ...] = tuple(gpu for gpu in GPUS if gpu not in EARLY_GPUS)
+_DRIVER = "libcuda.so.1"
 _GRAPHS_KEEP_IT = 12030  # drivers from CUDA 12.3 on capture early starts in CUDA graphs
 
 
@@ -48,5 +50,13 @@ def starts_early(device: torch.device) -> bool:
 
 
 def _driver() -> int:
-    """Returns the version of CUDA that the driver supports, as 1000 times the major and 10 times the minor number."""
-    return int(torch._C._cuda_getDriverVersion())  # type: ignore[attr-defined]
+    """Returns the version of CUDA that the driver supports, as 1000 times the major and 10 times the minor number.
+
+    Returns 0 if the driver does not tell.
+    """
+    version = ctypes.c_int(0)
+    try:
+        ctypes.CDLL(_DRIVER).cuDriverGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError):
+        return 0
+    return version.value
