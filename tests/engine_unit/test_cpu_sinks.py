@@ -1,8 +1,8 @@
 """Attention sinks in the C library, with every instruction set.
 
 A sink is one more score in the softmax of a query head, without a value. The logits are compared with those of
-transformers and torch. They must have equal bits for every cut of the context into segments, chunks and threads, so the
-library must add the sink exactly once.
+transformers and torch. They are also compared bit for bit between contexts that are divided into segments, chunks and
+threads in different ways: they differ if the library adds a sink twice, or not at all.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Lease:
         self._wake()
 
     async def run(self, on_lead: Callable[[], object]) -> None:
-        """Acquires the Lease and calls `on_lead` once. Then renews the Lease, until `stop` is called.
+        """Acquires the Lease, calls `on_lead` when this process becomes the leader, and renews the Lease until `stop`.
 
         Raises LeaseLost if this process was the leader and the Lease no longer names it as the holder.
         """

@@ -1,4 +1,4 @@
-"""For one row of activations, a program computes some outputs of gate and of up, and multiplies them.
+"""Product and gated activation of one row: a program computes some outputs of gate and the same outputs of up.
 
 Both products are rounded to the type of the activations before the activation, as if they had been stored.
 """
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from rayloom_engine.kernels.linear.triton_gpu import DEPTH, NUM_WARPS, OUTPUTS, STAGES, fits, sum_products
+from rayloom_engine.kernels.linear.triton_gpu import ALIGNMENT, DEPTH, NUM_WARPS, OUTPUTS, STAGES, fits, sum_products
 from rayloom_engine.kernels.silu_mul.triton_gpu import silu_mul
 from rayloom_engine.kernels.triton.early_start import EARLY_GPUS, OTHER_GPUS, early_start, wait_for_predecessor
 from rayloom_engine.kernels.triton.shipped import Gpu, Shipped
@@ -53,7 +53,7 @@ def gated_linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         x,
         weight,
         out,
-        inputs // 16,
+        inputs // ALIGNMENT,
         half,
         OUTPUTS=_OUTPUTS,
         DEPTH=DEPTH,

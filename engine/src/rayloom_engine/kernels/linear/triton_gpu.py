@@ -23,7 +23,7 @@ OUTPUTS = 8
 DEPTH = 256
 NUM_WARPS = 2
 STAGES = 4  # pieces of a program that are in flight
-_ALIGNMENT = 16  # elements: rows begin at addresses from which 16 bytes can be read at once
+ALIGNMENT = 16  # elements: rows begin at addresses from which 16 bytes can be read at once
 
 
 @triton.jit
@@ -71,7 +71,7 @@ def one_row_kernel(
 def fits(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """True if the kernel can compute x [..., inputs] times weight [outputs, inputs]."""
     outputs, inputs = weight.shape
-    if x.numel() != inputs or x.dtype != weight.dtype or inputs % _ALIGNMENT or outputs % OUTPUTS:
+    if x.numel() != inputs or x.dtype != weight.dtype or inputs % ALIGNMENT or outputs % OUTPUTS:
         return False
     return x.is_contiguous() and weight.is_contiguous() and x.data_ptr() % 16 == 0
 
@@ -87,7 +87,7 @@ def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -
         weight,
         weight if bias is None else bias,
         out,
-        inputs // _ALIGNMENT,
+        inputs // ALIGNMENT,
         HAS_BIAS=bias is not None,
         OUTPUTS=OUTPUTS,
         DEPTH=DEPTH,

@@ -2,10 +2,10 @@
 
 Without it, the GPU is partly idle between two kernels: the last programs of one finish, then the next is launched and
 waits for its first reads. With it, the next kernel is launched once every program of its predecessor has called
-`wait_for_predecessor` or has ended. Until then its programs may read only weights, which no step writes. They
-read and write everything else after `wait_for_predecessor`, which returns when the predecessor has ended and its
-results are visible. Every program of a kernel calls it before it can return. So when a kernel starts, all kernels
-before its predecessor have ended.
+`wait_for_predecessor` or has ended. This function returns when the predecessor has ended and its results are visible.
+Before the call, a program may read only weights, which no step writes; after the call it may read and write
+everything. Every program calls the function before it can return. So when a kernel starts, all kernels before its
+predecessor have ended.
 
 `make kernels` looks for the wait in the machine code, and for reads and writes before it.
 """
