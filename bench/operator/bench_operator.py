@@ -13,11 +13,9 @@ import asyncio
 import gc
 import itertools
 import os
-import re
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from local_kubernetes.clusters.local import LocalCluster
@@ -26,6 +24,7 @@ from local_kubernetes.machine.processes import Processes
 from local_kubernetes.machine.shell import say
 from operator_processes.chart import credentials, install_chart
 from operator_processes.process import OPERATOR, OperatorProcess
+from operator_processes.scrape import Scrape
 from real_api_server.world import ENGINE_IMAGE, LEASE, LLM, World
 from simulated_deployments import Deployments
 from simulated_endpoint_slices import EndpointSlices
@@ -50,33 +49,6 @@ _MODEL = {"source": "builtin://smollm2-135m"}
 _NEWS, _NEW = ("queue", 'priority="news"'), ("queue", 'priority="new"')
 # goals of the design: resync after a restart, resident memory, 99th percentile of a reconcile
 _GOALS = {"resync s": 60.0, "RSS MiB": 400.0, "p99 ms": 250.0}
-
-
-@dataclass(frozen=True, slots=True)
-class Scrape:
-    """An operator's /metrics, and the CPU time of its process."""
-
-    text: str
-    cpu_s: float
-
-    @classmethod
-    def of(cls, operator: OperatorProcess) -> Scrape:
-        return cls(operator.scrape(), operator.cpu_seconds())
-
-    def total(self, name: str, part: str = "") -> float:
-        pattern = rf"(?m)^rayloom_operator_{name}(\{{[^}}]*\}})? (\S+)$"
-        return sum(float(value) for labels, value in re.findall(pattern, self.text) if part in labels)
-
-    def quantile(self, share: float, before: Scrape, name: str = "reconcile", part: str = "") -> float:
-        """The upper bound, in ms, of the bucket that holds the quantile `share`.
-
-        Counts the reconciles (or, with the name "queue", the waits in the work queue) since `before`.
-        """
-        pattern = rf'(?m)^rayloom_operator_{name}_seconds_bucket\{{(?=.*{part}).*?le="([^"]+)".*?\}} (\S+)$'
-        old = dict(re.findall(pattern, before.text))
-        buckets = [(bound, float(value) - float(old.get(bound, 0))) for bound, value in re.findall(pattern, self.text)]
-        whole = max((count for _, count in buckets), default=0.0)
-        return next((float(bound) * 1000 for bound, count in buckets if whole and count >= share * whole), float("nan"))
 
 
 class Bench:
@@ -170,12 +142,11 @@ class Bench:
 
         self._wait("every engine to be asked", is_done, 600)
         found = Scrape.of(self.operator)
-        writes = sum(found.total("api_requests_total", f'verb="{verb}"') for verb in ("patch", "create", "delete"))
         seconds = time.monotonic() - began
         nothing = Scrape("", 0.0)
         return {
             "resync s": seconds,
-            "resync writes": writes,
+            "resync writes": found.num_writes(),
             "resync p50 ms": found.quantile(0.5, nothing),
             "resync p99 ms": found.quantile(0.99, nothing),
             "resync RSS MiB": self.operator.rss_mib(),
