@@ -1,6 +1,7 @@
 """The models file and the keys that the gateway pods of an LLMGateway have read: decisions, and pods that answer."""
 
 import asyncio
+import base64
 import contextlib
 from dataclasses import replace
 
@@ -9,17 +10,21 @@ from aiohttp import web
 
 from rayloom_operator.api.llmgateway.spec import parse_gateway
 from rayloom_operator.decide.conditions.accepted import VALID
+from rayloom_operator.decide.llmgateway import plan
 from rayloom_operator.decide.llmgateway.missing_keys import LISTED_NAMES
-from rayloom_operator.decide.llmgateway.plan import requeue_after_s
+from rayloom_operator.decide.llmgateway.plan import UNREAD_S, reapply_after_s, requeue_after_s
 from rayloom_operator.decide.llmgateway.situation import GatewaySituation, names_of, with_closed_names
 from rayloom_operator.decide.llmgateway.status import gateway_status
+from rayloom_operator.decide.requeue import REAPPLY_S, REGULAR_S
 from rayloom_operator.engines.status import GatewayReport, UnusableKeys
 from rayloom_operator.kube.client import KubeError
 from rayloom_operator.objects.llmgateway.models_file import content_hash, models_text
 from rayloom_operator.observe import poller as engine_poller
 from rayloom_operator.observe.observed import DeploymentProgress
 from rayloom_operator.observe.verdict import STALE_S
+from rayloom_operator.reconcile.apply import objects
 from rayloom_operator.times import Now
+from rt_fake_kube import FakeKube
 from rt_llmgateway import make_gateway_document, make_service_document, with_gateways
 from rt_operator import CLOCK, SETTINGS, make_pod, make_reading, make_said
 
@@ -216,7 +221,7 @@ def test_the_status_follows_the_answers_of_the_pods(monkeypatch):
 
     async def story(world):
         async with listening(monkeypatch, answer):
-            await world.until(lambda: world.models_file.get("models"))
+            await world.until(lambda: world.kube.named("Deployment"))
             world.show_pods(2, ip="127.0.0.1")
             await world.until(lambda: world.condition("Progressing").get("reason") == "ReadingModels")
             assert [each["modelsHash"] for each in world.status["pods"]] == [HASH, HASH]
@@ -248,7 +253,7 @@ def test_a_label_that_is_refused_is_no_fault_of_the_gateway(monkeypatch, caplog)
     async def story(world):
         world.kube.refusals["patch", "/pods/gateway-0"] = KubeError(403, "a policy forbids it")
         async with listening(monkeypatch, answer):
-            await world.until(lambda: world.models_file.get("models"))
+            await world.until(lambda: world.kube.named("Deployment"))
             world.show_pods(2, ip="127.0.0.1")
             await world.until(lambda: "cannot set rayloom.dev/models" in caplog.text)
             await world.until(lambda: world.condition("Progressing").get("reason") == "ReadingModels")
@@ -257,6 +262,56 @@ def test_a_label_that_is_refused_is_no_fault_of_the_gateway(monkeypatch, caplog)
     with_gateways(
         story, prepare=lambda world: world.kube.put(make_gateway_document()), services=[make_service_document()]
     )
+
+
+@pytest.mark.parametrize(
+    ("said", "unread_s", "reapply_s", "requeue_s"),
+    [
+        (report(), None, REAPPLY_S, REGULAR_S),
+        (report(HASH), 30.0, REAPPLY_S, UNREAD_S - 30.0),
+        (report(HASH), UNREAD_S, UNREAD_S, UNREAD_S),
+        (report(HASH, refusal="no object"), UNREAD_S, UNREAD_S, UNREAD_S),
+    ],
+)
+def test_objects_are_applied_again_if_a_pod_does_not_get_the_present_list(said, unread_s, reapply_s, requeue_s):
+    found = replace(situation(answers(report(), said)), unread_s=unread_s)
+    assert found.has_unread is (unread_s is not None)
+    assert (reapply_after_s(found), requeue_after_s(found)) == (reapply_s, requeue_s)
+
+
+def test_a_models_file_that_somebody_has_changed_is_written_again(monkeypatch):
+    """The pods read the Secret at once, so their answers show its content."""
+    monkeypatch.setattr(engine_poller, "_MIN_SERVING_INTERVAL_S", 0.02)
+    monkeypatch.setattr(plan, "UNREAD_S", 0.05)
+    monkeypatch.setattr(objects, "_LEAST_S", 0.05)
+    kube = FakeKube()
+
+    def secret():
+        return kube.objects[kube.path("Secret")]
+
+    async def answer(request):
+        text = base64.b64decode(secret()["data"]["models.json"]).decode()
+        file = {"hash": content_hash(text)}
+        return web.json_response({"version": "v1", "state": "serving", "reason": "", "models_file": file})
+
+    async def settle(world):
+        async with listening(monkeypatch, answer):
+            await world.until(lambda: world.kube.named("Deployment"))
+            world.show_pods(2, ip="127.0.0.1")
+            await world.until(lambda: world.condition("Progressing").get("reason") == "Complete")
+            await world.rest()
+
+    async def repair(world):
+        async with listening(monkeypatch, answer):
+            await world.until(lambda: secret()["data"] == wanted)
+            await world.until(lambda: world.condition("Progressing").get("reason") == "Complete")
+
+    services = [make_service_document()]
+    with_gateways(settle, prepare=lambda world: kube.put(make_gateway_document()), kube=kube, services=services)
+    wanted = secret()["data"]
+    edited = base64.b64encode(b'{"models": {}}').decode()
+    kube.put(secret() | {"data": wanted | {"models.json": edited}})  # while no operator runs
+    with_gateways(repair, kube=kube, services=services)
 
 
 @contextlib.asynccontextmanager

@@ -22,6 +22,10 @@ from rayloom_operator.objects.llmgateway.companions import (
 from rayloom_operator.objects.llmgateway.deployment import gateway_deployment
 from rayloom_operator.objects.tls.tls_secrets import llmgateway_secret
 
+# If a pod still has another models file after this time, somebody may have changed the Secret. The kubelet needs at
+# most two minutes to bring a new file.
+UNREAD_S = 150.0
+
 
 def gateway_plan(situation: GatewaySituation) -> Plan:
     """Returns the changes to make now; none while the spec cannot be read, so that existing objects stay."""
@@ -76,11 +80,13 @@ def _certificate(situation: GatewaySituation, gateway: LLMGateway) -> tuple[Mani
 def reapply_after_s(situation: GatewaySituation) -> float:
     """Returns the seconds until applied objects are applied again.
 
-    Secrets are not watched. While a pod waits for a volume, the interval is shorter, because somebody may have deleted
-    the Secret.
+    Secrets are not watched. The interval is shorter while a pod waits for a volume, because somebody may have deleted
+    the Secret, and while a pod has had another models file for long, because somebody may have changed the Secret.
     """
-    is_mounting = any(each.is_mounting for each in situation.pods)
-    return LATE_MOUNT_CHECK_S if is_mounting else REAPPLY_S
+    if any(each.is_mounting for each in situation.pods):
+        return LATE_MOUNT_CHECK_S
+    is_late = situation.unread_s is not None and situation.unread_s >= UNREAD_S
+    return UNREAD_S if is_late else REAPPLY_S
 
 
 def requeue_after_s(situation: GatewaySituation) -> float:
@@ -88,4 +94,6 @@ def requeue_after_s(situation: GatewaySituation) -> float:
     mono = situation.now.mono
     # The state of a pod that does not answer becomes Unknown once its last answer is too old.
     looks = (stale_after_s(each, mono) for each in situation.readings.values() if each.failing_since is not None)
-    return min(reapply_after_s(situation), REGULAR_S, *route_requeues(situation), *(each for each in looks if each > 0))
+    unread = () if situation.unread_s is None else (UNREAD_S - situation.unread_s,)
+    later: list[float] = [each for each in (*looks, *unread) if each > 0]
+    return min(reapply_after_s(situation), REGULAR_S, *route_requeues(situation), *later)

@@ -37,6 +37,8 @@ class GatewaySituation:
     unknown_kinds: frozenset[str] = frozenset()  # kinds of routes that the API server does not know
     readings: Mapping[str, Reading] = field(default_factory=dict)  # gateway pod -> its last answer to /status
     route_refusal: str = ""  # why the HTTPRoute or Ingress could not be written; known after the attempt
+    # Seconds for which a pod has had another models file than the present one; None if no pod has another file.
+    unread_s: float | None = None
 
     @property
     def num_ready(self) -> int:
@@ -60,6 +62,11 @@ class GatewaySituation:
         """The models file of each gateway pod, compared with the present file."""
         stored = stored_status(self.previous).pods
         return pod_models(self.pods, self.readings, stored, self.models_hash, self.now.mono)
+
+    @property
+    def has_unread(self) -> bool:
+        """True if a gateway pod has answered that it has another models file, or refuses its file."""
+        return any(each.state in ("Outdated", "Refused") for each in self.pod_models)
 
     @property
     def key_faults(self) -> tuple[KeyFault, ...]:

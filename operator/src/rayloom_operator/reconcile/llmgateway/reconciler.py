@@ -66,6 +66,8 @@ class GatewayReconciler:
         self._poller = poller
         # LLMGateway -> the models that its pods serve, according to the last spec that could be read.
         self._served: dict[ServiceKey, Served] = {}
+        # LLMGateway -> the hash of its models file, and the event loop time since which a pod has had another file.
+        self._unread_since: dict[ServiceKey, tuple[str, float]] = {}
         # The two callbacks do nothing, because an LLMGateway has no RayClusters and no engines to drain.
         self._applier = Applier(kube, drift, lambda key, name: None, lambda key, name, wanted: None)
         self._statuses = GatewayStatusWriter(kube)
@@ -75,6 +77,7 @@ class GatewayReconciler:
         self._applier.forget(key)
         self._statuses.forget(key)
         self._served.pop(key, None)
+        self._unread_since.pop(key, None)
         self._poller.follow(key, {})
 
     def served(self, key: ServiceKey) -> Served | None:
@@ -149,7 +152,18 @@ class GatewayReconciler:
             routes=self._drift.routes.of(key, object_name(key[1])),
             unknown_kinds=self._drift.unknown_kinds(),
         )
-        return with_closed_names(situation)
+        found = with_closed_names(situation)
+        return replace(found, unread_s=self._unread_s(key, found))
+
+    def _unread_s(self, key: ServiceKey, situation: GatewaySituation) -> float | None:
+        """Returns the seconds for which a pod has had another models file than the present one; None if none has."""
+        since = self._unread_since.pop(key, ("", 0.0))
+        if situation.gateway is None or not situation.has_unread:
+            return None
+        if since[0] != situation.models_hash:
+            since = situation.models_hash, situation.now.mono
+        self._unread_since[key] = since
+        return situation.now.mono - since[1]
 
     def _readings(self, key: ServiceKey, uid: str, pods: Sequence[Pod]) -> dict[str, Reading]:
         """Polls these gateway pods and no others of the LLMGateway. Returns pod -> its last answer to /status."""
