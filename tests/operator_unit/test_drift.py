@@ -53,6 +53,20 @@ def test_only_a_change_by_somebody_else_is_drift(wrote, events, is_drift):
     asyncio.run(story())
 
 
+def test_events_of_two_applies_in_quick_succession_are_no_drift():
+    async def story():
+        drift = Drift(FakeKube(), lambda _: None)
+        for version in ("1", "2"):
+            drift.wrote(KEY, service(version))
+        for version in ("1", "2"):
+            drift.reflectors[0].take("MODIFIED", service(version))
+        assert not drift.take(KEY)
+        drift.reflectors[0].take("MODIFIED", service("3"))
+        assert drift.take(KEY)
+
+    asyncio.run(story())
+
+
 def test_a_change_of_an_object_queues_its_service():
     async def story():
         queued = []

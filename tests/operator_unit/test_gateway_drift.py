@@ -5,9 +5,15 @@ import copy
 import msgspec
 import pytest
 
-from rayloom_operator.objects.companions import client_service
-from rayloom_operator.objects.gateway.companions import engines_service, gateway_budget, gateway_service
+from rayloom_operator.objects.companions import client_service, service_account
+from rayloom_operator.objects.gateway.companions import (
+    engines_service,
+    gateway_budget,
+    gateway_secret,
+    gateway_service,
+)
 from rayloom_operator.objects.gateway.deployment import gateway_deployment
+from rayloom_operator.objects.secret_digest import with_digest_of, without_digest
 from rayloom_operator.observe.applied_fields import SHAPES
 from rayloom_operator.observe.drift import Drift
 from rt_fake_kube import FakeKube
@@ -22,12 +28,18 @@ BEHIND = make_resolved(
 )
 SERVICE = BEHIND.service
 DEPLOYMENT = gateway_deployment(BEHIND, SERVICE.spec.gateway)
+OPERATOR_KEY = b"k" * 16
+ENGINES = with_digest_of([gateway_secret(SERVICE, OPERATOR_KEY)], engines_service(SERVICE), OPERATOR_KEY)
+ACCOUNT = with_digest_of([gateway_secret(SERVICE, OPERATOR_KEY)], service_account(SERVICE), OPERATOR_KEY)
 
 
 def as_returned(manifest):
     """The object with the fields that the API server and the controllers add."""
     found = copy.deepcopy(manifest)
     found["metadata"] |= {"uid": f"uid-{manifest['metadata']['name']}", "resourceVersion": "7", "generation": 1}
+    theirs = {"Service": "metallb.io/ip-allocated-from-pool", "ServiceAccount": "eks.amazonaws.com/role-arn"}
+    if found["kind"] in theirs:
+        found["metadata"].setdefault("annotations", {})[theirs[found["kind"]]] = "default"
     if found["kind"] != "Deployment":
         return found
     found["metadata"]["annotations"] = {"deployment.kubernetes.io/revision": "1"}
@@ -60,7 +72,14 @@ def is_right(manifest, found):
 
 @pytest.mark.parametrize(
     "manifest",
-    [DEPLOYMENT, gateway_service(SERVICE), engines_service(SERVICE), gateway_budget(SERVICE, SERVICE.spec.gateway)],
+    [
+        DEPLOYMENT,
+        gateway_service(SERVICE),
+        service_account(SERVICE),
+        ENGINES,
+        ACCOUNT,
+        gateway_budget(SERVICE, SERVICE.spec.gateway),
+    ],
     ids=lambda each: f"{each['kind']} {each['metadata']['name']}",
 )
 def test_defaults_of_the_api_server_are_right(manifest):
@@ -99,6 +118,14 @@ def test_an_edit_while_no_operator_ran_is_not_right(place, value):
         part = part[name]
     part[place[-1]] = value
     assert not is_right(DEPLOYMENT, found)
+
+
+@pytest.mark.parametrize("holder", [engines_service(SERVICE), service_account(SERVICE)], ids=lambda each: each["kind"])
+def test_an_object_without_the_digest_of_the_wanted_secrets_is_not_right(holder):
+    wanted, other = (with_digest_of([gateway_secret(SERVICE, key)], holder, key) for key in (OPERATOR_KEY, b"o" * 16))
+    for found in (other, without_digest(wanted), holder):
+        assert not is_right(wanted, as_returned(found))
+    assert is_right(wanted, as_returned(wanted))
 
 
 def test_the_status_of_a_deployment_is_no_drift_and_another_number_of_pods_is():

@@ -91,7 +91,7 @@ def test_an_llmgateway_names_the_services_that_its_pods_serve():
     )
 
     async def story(world):
-        await world.until(lambda: world.models_file.get("models"))
+        await world.until(lambda: world.kube.named("Deployment"))
         world.show_pods(2)
         await world.rest()
         (found,) = world.controller.serving(("team", "chat"))

@@ -56,6 +56,7 @@ class FakeKube:
         # If False, `managedFields` does not name the writer of `replicas`. The real API server omits this writer after
         # an apply that created the object without `replicas`.
         self.records_scale_manager = True
+        self._annotated = {}  # path -> names of the annotations in the last apply
         self._watches = []  # (path of the collection, params, queue)
         self._events = []  # (version, kind of event, path, object)
         self.put(make_definition())
@@ -126,8 +127,14 @@ class FakeKube:
         known = self.objects.get(path, {"metadata": {}})
         if manifest["metadata"].get("uid", known["metadata"].get("uid")) != known["metadata"].get("uid"):
             raise KubeError(CONFLICT, "uid mismatch: no object of that name has the uid that was given")
+        # An apply does not change the fields of other writers.
         kept = {"status": known["status"]} if "status" in known else {}
-        return self.put(kept | manifest)  # an apply does not change the fields of other writers
+        wanted = manifest["metadata"]
+        ours, self._annotated[path] = self._annotated.get(path, ()), tuple(wanted.get("annotations", ()))
+        theirs = {name: text for name, text in known["metadata"].get("annotations", {}).items() if name not in ours}
+        annotations = theirs | wanted.get("annotations", {})
+        meta = wanted | ({"annotations": annotations} if annotations else {})
+        return self.put(kept | manifest | {"metadata": meta})
 
     async def replace_status(self, manifest):
         path = path_of(manifest)

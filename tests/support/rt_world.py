@@ -35,9 +35,9 @@ def known(source):
 class World:
     """A running controller, and its cluster."""
 
-    def __init__(self, kube, leads):
+    def __init__(self, kube, leads, settings):
         self.kube, self.leads = kube, leads
-        self.controller = Controller(self.kube, SETTINGS, leads=leads)
+        self.controller = Controller(self.kube, settings, leads=leads)
 
     def ask_for(self, document):
         self.controller.set_service(self.kube.put(document), False)
@@ -63,11 +63,11 @@ class World:
             await asyncio.sleep(0.002)
 
 
-def with_world(story, *, prepare=lambda kube: None, leads=None, kube=None):
+def with_world(story, *, prepare=lambda kube: None, leads=None, kube=None, settings=None):
     """Runs `story` with a cluster that `prepare` has changed. `leads`: the controller leads once this event is set."""
 
     async def run():
-        world = World(kube or FakeKube(), leads)
+        world = World(kube or FakeKube(), leads, settings or SETTINGS)
         prepare(world.kube)
         work = asyncio.create_task(world.controller.run())
         waits = leads is not None and not leads.is_set()

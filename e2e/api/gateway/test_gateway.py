@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -238,6 +240,30 @@ def test_a_restarted_operator_writes_none_of_the_objects(
     assert it.objects["Deployment/chat-gateway"]["metadata"]["generation"] == generation + 1
 
 
+def test_a_restarted_operator_writes_nothing_if_nothing_has_changed(
+    world: World, operator: OperatorProcess, namespace: str
+) -> None:
+    it = Behind(world, namespace, gateway={"replicas": 2})
+    it.wait_ready(2)
+    # A change of a message alone is written up to 5 s later.
+    it.wait(lambda: time.monotonic() - operator.proxy.writes(namespace)[-1].at > _LAST_WRITE_S, "the last write")
+    world.stop_operators()
+    world.take_lease()
+    began = time.monotonic()
+    successor = world.start_operator()
+
+    def has_reconciled() -> bool:
+        found = re.findall(r"(?m)^rayloom_operator_(reconcile_total|queue_depth)\S* (\S+)$", successor.scrape())
+        num_reconciles = sum(float(number) for name, number in found if name == "reconcile_total")
+        return num_reconciles >= len(world.services) and ("queue_depth", "0.0") in found
+
+    it.wait(has_reconciled, "a reconcile of each service")
+    writes = [f"{each.method} {each.path}" for each in successor.proxy.writes(namespace, began)]
+    assert writes == []
+
+
+# Seconds after the last write to a service in its final state.
+_LAST_WRITE_S = 6.0
 # Objects whose status no controller writes.
 _SPECS = ("Service/chat-gateway", "Service/chat-engines", "Secret/key")
 

@@ -26,6 +26,7 @@ _KINDS = {
     "poddisruptionbudgets": "/apis/policy/v1",
     "networkpolicies": "/apis/networking.k8s.io/v1",
 }
+_DIGEST = "rayloom.dev/secrets"
 _LABELS = {"public": "yes"}
 _SELECTOR = {"matchLabels": _LABELS}
 _INGRESS = {"ingress": {"host": "llm.example.com", "path": "/v1", "tlsSecretName": "llm-tls"}}
@@ -97,6 +98,11 @@ class PublicGateway:
         path = f"/api/v1/namespaces/{self.namespace}/pods"
         found = self.world.request("GET", path, labelSelector="rayloom.dev/llmgateway=public")["items"]
         return {each["metadata"]["uid"] for each in found}
+
+    def annotations(self) -> dict[str, str]:
+        """The annotations of the ServiceAccount."""
+        found: dict[str, str] = self.objects()["serviceaccounts"]["metadata"].get("annotations", {})
+        return found
 
     def wait(self, is_so: Callable[[], object], what: str) -> None:
         wait_until(is_so, f"{self.namespace}: {what}", story=lambda: json.dumps(self.status, indent=1))
@@ -173,8 +179,36 @@ def test_what_somebody_changes_is_restored_and_a_deletion_leaves_nothing(
     it.wait(lambda: it.objects()["deployments"]["spec"]["replicas"] == 1, "one pod")
     world.delete(f"/api/v1/namespaces/{namespace}/services/public-llmgateway")
     it.wait(lambda: "services" in it.objects(), "the Service")
+    # Nobody but the operator's digest tells that the Secret exists.
+    found, secrets = it.objects(), f"/api/v1/namespaces/{namespace}/secrets"
+    world.delete(f"{secrets}/{found['secrets']['metadata']['name']}")
+    account = f"/api/v1/namespaces/{namespace}/serviceaccounts/public-llmgateway"
+    world.request("PATCH", account, {"metadata": {"annotations": {_DIGEST: None, "team": "a"}}}, content_type=MERGE)
+    it.wait(lambda: it.objects().get("secrets", {}).get("data") == found["secrets"]["data"], "the Secret")
+    digest = found["serviceaccounts"]["metadata"]["annotations"][_DIGEST]
+    it.wait(lambda: it.annotations() == {_DIGEST: digest, "team": "a"}, "the digest")
     world.request("DELETE", it.path, {"propagationPolicy": "Background"})
     wait_until(lambda: not it.objects() and not it.pods(), f"{namespace}: everything is gone")
+
+
+def test_a_restarted_operator_writes_the_secret_only_after_a_change_and_then_its_digest(
+    world: World, operator: OperatorProcess, namespace: str
+) -> None:
+    it = PublicGateway(world, namespace)
+    it.serve("chat")
+    it.apply(services=_SELECTOR, replicas=1)
+    world.wait_serving(namespace, "chat")
+    it.wait_condition("Progressing", "False", "Complete")
+    before = it.annotations()
+    world.stop_operators()
+    world.take_lease()
+    successor = world.start_operator()
+    it.serve("chat-next")
+    it.wait(lambda: it.names() == {"chat", "chat-next"}, "two services")
+    it.wait(lambda: it.annotations().get(_DIGEST) not in ("", None, before[_DIGEST]), "another digest")
+    writes = [(each.method, each.path.split("/")[-2]) for each in successor.proxy.writes("/public-llmgateway")]
+    ours = [each for each in writes if each[1] in ("secrets", "serviceaccounts")]
+    assert ours == [("PATCH", "serviceaccounts"), ("PUT", "secrets"), ("PATCH", "serviceaccounts")]
 
 
 def test_a_route_leads_to_the_url_and_ends_with_it(

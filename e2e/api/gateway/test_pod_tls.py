@@ -53,6 +53,10 @@ class Behind:
         found = self.world.objects(self.namespace, "chat", "rayclusters").values()
         return {each["metadata"]["uid"]: _mounted(_head(each)) for each in found}
 
+    def gateway_pods(self) -> list[Document]:
+        found = self.world.pods(self.namespace, "chat")
+        return [each for each in found if "rayloom.dev/gateway" in each["metadata"]["labels"]]
+
     def gateway_config(self) -> Document:
         deployment = self.world.objects(self.namespace, "chat", "deployments")["Deployment/chat-gateway"]
         annotations = deployment["spec"]["template"]["metadata"]["annotations"]
@@ -105,8 +109,9 @@ def test_tls_replaces_gateway_pods_and_no_engine_and_certificates_are_renewed(
         path = f"/api/v1/namespaces/{namespace}/secrets/{name}"
         content = world.request("GET", path)["data"]
         world.delete(path)
-        it.restart_operator(image, "--pod-tls=strict")
-        it.wait(lambda: _GATEWAYS in it.secrets(), "the deleted Secret")
+        for pod in it.gateway_pods():
+            world.delete(f"/api/v1/namespaces/{namespace}/pods/{pod['metadata']['name']}")
+        it.wait(lambda: _GATEWAYS in it.secrets(), "the deleted Secret, for which a pod waits")
         assert it.secrets()[_GATEWAYS]["data"] == content
 
         uid = it.secrets()[_ENGINES]["metadata"]["uid"]

@@ -51,13 +51,22 @@ class ServiceSpec(TypedDict, total=False):
     ports: list[ServicePort]
 
 
+SecretsAnnotation = TypedDict("SecretsAnnotation", {"rayloom.dev/secrets": str}, total=False)
+
+
+class HolderMetadata(AppliedMetadata, total=False):
+    """Metadata of an object that may have a digest of Secrets (`objects/secret_digest.py`)."""
+
+    annotations: SecretsAnnotation
+
+
 class AppliedService(TypedDict, total=False):
-    metadata: AppliedMetadata
+    metadata: HolderMetadata
     spec: ServiceSpec
 
 
 class AppliedServiceAccount(TypedDict, total=False):
-    metadata: AppliedMetadata
+    metadata: HolderMetadata
     automountServiceAccountToken: bool
 
 
@@ -286,4 +295,6 @@ def digest(kind: str, document: Manifest) -> int:
     """
     fields = msgspec.convert(document, SHAPES[kind])
     meta = {name: value for name, value in fields["metadata"].items() if name not in _NOT_APPLIED}
+    if not meta.get("annotations"):
+        meta.pop("annotations", None)  # all annotations are those of other clients
     return hash(msgspec.json.encode(fields | {"metadata": meta}, order="sorted"))

@@ -21,6 +21,7 @@ from rayloom_operator.kube.client import Kube
 from rayloom_operator.kube.reflector import Reflector, Watched, llmgateway_of, service_of
 from rayloom_operator.names import SERVICE_LABEL, Manifest, ServiceKey
 from rayloom_operator.objects.gateway.route import HTTP_ROUTE, ROUTE_VERSIONS
+from rayloom_operator.objects.secret_digest import has_digest
 from rayloom_operator.observe.applied_fields import SHAPES, WATCHED_SHAPES, digest
 from rayloom_operator.observe.deployments import Deployments
 from rayloom_operator.observe.routes import Routes
@@ -46,6 +47,7 @@ class Listed(NamedTuple):
     uid: str
     version: str
     digest: int
+    has_digest: bool = False  # of Secrets (`objects/secret_digest.py`)
 
 
 # (kind, name) -> object
@@ -185,12 +187,17 @@ class Drift:
             if is_gone:
                 self._listed.get(key, {}).pop((kind, name), None)
             else:
-                self._listed.setdefault(key, {})[kind, name] = Listed(uid, version, digest(kind, found))
-        if self._written.get(key, {}).get(uid) != version:
-            self._seen.setdefault(key, {})[uid] = version
-            # Without an entry in `_ours`, the next apply first reads the object's owner.
-            self._ours.get(key, {}).pop((kind, name), None)
-            self._on_change(key)
+                there = Listed(uid, version, digest(kind, found), has_digest(found))
+                self._listed.setdefault(key, {})[kind, name] = there
+        if self._written.get(key, {}).get(uid) == version:
+            # The event is about our last write, which has replaced the versions of earlier events. Two applies in quick
+            # succession cause an event with the version of the first apply after the second was answered.
+            self._seen.get(key, {}).pop(uid, None)
+            return
+        self._seen.setdefault(key, {})[uid] = version
+        # Without an entry in `_ours`, the next apply first reads the object's owner.
+        self._ours.get(key, {}).pop((kind, name), None)
+        self._on_change(key)
 
 
 def _version(kind: str, found: Manifest) -> str:

@@ -22,6 +22,7 @@ from rayloom_operator.objects.gateway.companions import (
     gateway_service,
 )
 from rayloom_operator.objects.gateway.deployment import gateway_deployment
+from rayloom_operator.objects.secret_digest import with_digest_of
 from rayloom_operator.objects.tls import files as tls_files
 from rayloom_operator.objects.tls.tls_secrets import service_secrets
 from rayloom_operator.resolve.resolved import Resolved
@@ -55,10 +56,10 @@ def gateway_objects(situation: Situation, resolved: Resolved) -> Iterator[Manife
     """Yields the objects to apply; nothing until the status names the gateway."""
     service, settings = resolved.service, situation.settings
     if stored_gateway(situation.previous) is not None and has_front_ports(situation, resolved):
-        # Head pods always mount the Secret, so it is needed even if no gateway pod is wanted.
-        yield gateway_secret(service, settings.operator_key)
-        yield engines_service(service)
-        yield from renewed_certificates(situation, service)
+        # Head pods always mount the Secrets, so they are needed even if no gateway pod is wanted.
+        secrets = (gateway_secret(service, settings.operator_key), *renewed_certificates(situation, service))
+        yield from secrets
+        yield with_digest_of(secrets, engines_service(service), settings.operator_key)
     gateway = service.spec.gateway
     if gateway is not None and gateway.replicas > 0 and is_announced(situation, resolved):
         yield gateway_service(service)

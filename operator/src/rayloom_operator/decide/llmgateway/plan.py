@@ -20,6 +20,7 @@ from rayloom_operator.objects.llmgateway.companions import (
     gateway_service,
 )
 from rayloom_operator.objects.llmgateway.deployment import gateway_deployment
+from rayloom_operator.objects.secret_digest import with_digest_of
 from rayloom_operator.objects.tls.tls_secrets import llmgateway_secret
 
 # If a pod still has another models file after this time, somebody may have changed the Secret. The kubelet needs at
@@ -56,13 +57,16 @@ def wanted_objects(situation: GatewaySituation) -> tuple[Manifest, ...]:
     settings = situation.settings
     keys = [each.entry.auth for each in situation.members if each.entry is not None]
     keys += [each.entry.auth for each in situation.aliases if each.entry is not None]
-    return (
+    secrets = (
         gateway_secret(gateway, situation.models_text, settings.operator_key),
-        gateway_account(gateway),
+        *_certificate(situation, gateway),
+    )
+    return (
+        *secrets,
+        with_digest_of(secrets, gateway_account(gateway), settings.operator_key),
         gateway_service(gateway),
         gateway_budget(gateway),
         gateway_policy(gateway, settings.namespace),
-        *_certificate(situation, gateway),
         gateway_deployment(
             gateway, settings.engine_image, [each for each in keys if each is not None], settings.pod_tls
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -16,8 +16,10 @@ from rayloom_operator.kube.client import Deposed, KubeUnreachable
 from rayloom_operator.names import GROUP_LABEL, Manifest, ServiceKey
 from rayloom_operator.objects.gateway.route import ROUTE_VERSIONS
 from rayloom_operator.objects.old_spec import KIND_OF_OLD_SPECS
+from rayloom_operator.objects.secret_digest import has_digest
 from rayloom_operator.observe.drift import Drift, ListedObjects
 from rayloom_operator.reconcile.apply.refusals import as_refusal
+from rayloom_operator.reconcile.apply.shared import SharedObjects, all_of
 from rayloom_operator.reconcile.apply.writer import ObjectWriter
 
 logger = logging.getLogger(__name__)
@@ -51,6 +53,7 @@ class ObjectApplier:
     def __init__(self, drift: Drift, writer: ObjectWriter) -> None:
         self._drift = drift
         self._writer = writer
+        self._shared = SharedObjects(writer)
         self._applied: dict[ServiceKey, _Applied] = {}
         self._route_refusals: dict[ServiceKey, str] = {}
 
@@ -62,6 +65,7 @@ class ObjectApplier:
         """Drops the state of a deleted service."""
         self._applied.pop(key, None)
         self._route_refusals.pop(key, None)
+        self._shared.forget(key)
         self._writer.forget(key)
         self._drift.forget(key)
 
@@ -79,9 +83,8 @@ class ObjectApplier:
         before = self._applied.pop(key, _Applied())
         hashes = {hash(msgspec.json.encode(each)): each for each in planned.wanted}
         if listed is not None:
-            right = frozenset(
-                number for number, each in hashes.items() if self._is_right(key, each, planned.new, listed)
-            )
+            self._shared.note_listed(key, listed)
+            right = self._find_right(key, hashes, planned.new, listed)
             before = _Applied(hashes=right, at=now, share=random.random())
         # A RayCluster or Job in the plan is always due: it is planned only while it does not exist.
         new = [each for number, each in hashes.items() if number not in before.hashes or each["kind"] in _LAST]
@@ -89,7 +92,8 @@ class ObjectApplier:
             self._log(key, new)
         after_s = max(interval_s * before.share, min(interval_s, _LEAST_S))
         is_all = self._is_drifted(key, planned) or not before.hashes or now - before.at >= after_s
-        await self._write(key, planned.wanted if is_all else new, planned.new)
+        due = planned.wanted if is_all else new
+        await self._write(key, due, planned.new, is_digest_new=any(map(has_digest, new)))
         if is_all and listed is None:
             before = _Applied(at=now)
         if self.route_refusal(key):
@@ -109,6 +113,16 @@ class ObjectApplier:
         has_shared = any(each["kind"] == "Service" for each in planned.wanted)
         return has_shared and self._drift.take(key)
 
+    def _find_right(
+        self, key: ServiceKey, hashes: Mapping[int, Manifest], new: frozenset[str], listed: ListedObjects
+    ) -> frozenset[int]:
+        """Returns the hashes of the objects that existed before this process and equal their manifests."""
+        right = {number for number, each in hashes.items() if self._is_right(key, each, new, listed)}
+        if any(has_digest(hashes[number]) for number in right):
+            # Secrets cannot be read. The object with their digest was written after them.
+            right |= {number for number, each in hashes.items() if _is_shared_secret(each)}
+        return frozenset(right)
+
     def _is_right(self, key: ServiceKey, manifest: Manifest, new: frozenset[str], listed: ListedObjects) -> bool:
         if manifest["kind"] == KIND_OF_OLD_SPECS:
             return manifest["metadata"]["name"] not in new
@@ -117,8 +131,13 @@ class ObjectApplier:
             return manifest["metadata"]["labels"][GROUP_LABEL] not in new
         return self._drift.is_right(key, manifest, listed)
 
-    async def _write(self, key: ServiceKey, due: Sequence[Manifest], new: frozenset[str]) -> None:
+    async def _write(
+        self, key: ServiceKey, due: Sequence[Manifest], new: frozenset[str], *, is_digest_new: bool
+    ) -> None:
         """Writes the objects in this order: shared objects, objects of each replica, RayClusters and Jobs, routes.
+
+        If a shared Secret cannot be written, all other objects that may exist are still written, so that a change by
+        somebody else is repaired. At the end, raises the failure.
 
         A route that cannot be written is no failure: `route_refusal` has the cause.
         """
@@ -133,16 +152,24 @@ class ObjectApplier:
                 of_replicas.setdefault(each["metadata"]["labels"][GROUP_LABEL], []).append(each)
             else:
                 shared.append(each)
-        await _all(self._writer.write(key, each, is_new=each["metadata"]["name"] in new) for each in shared)
-        # Each ConfigMap is followed by its Secret. If a shared object cannot be written, the line above raises. In
-        # this case no ConfigMap is written, so none is left without its Secret.
-        await _all(
+        failed = await self._shared.write(key, shared, new, is_digest_new=is_digest_new)
+        if failed.others:
+            # No ConfigMap of a replica is written, so none is left without its Secret.
+            raise failed.others[0]
+        if failed.secrets:
+            # The head pod of a new replica would wait for the Secret, and would keep its accelerators meanwhile.
+            of_replicas = {replica: parts for replica, parts in of_replicas.items() if replica not in new}
+            last = []
+        # Each ConfigMap is followed by its Secret.
+        await all_of(
             self._writer.write_parts(key, sorted(parts, key=_order_of_parts), is_new=replica in new)
             for replica, parts in of_replicas.items()
         )
         for each in last:
             await self._writer.write(key, each, is_new=True)
         await self._write_routes(key, routes)
+        if failed.secrets:
+            raise failed.secrets[0]
 
     async def _write_routes(self, key: ServiceKey, routes: Sequence[Manifest]) -> None:
         refusals = []
@@ -165,12 +192,9 @@ def _is_of_replica(manifest: Manifest) -> bool:
     return manifest["kind"] in _OF_REPLICAS and GROUP_LABEL in manifest["metadata"]["labels"]
 
 
+def _is_shared_secret(manifest: Manifest) -> bool:
+    return manifest["kind"] == "Secret" and not _is_of_replica(manifest)
+
+
 def _order_of_parts(manifest: Manifest) -> int:
     return _OF_REPLICAS.index(manifest["kind"])
-
-
-async def _all(steps: Iterable[Awaitable[None]]) -> None:
-    """Waits until all `steps` have ended, and then raises the first failure."""
-    for failure in await asyncio.gather(*steps, return_exceptions=True):
-        if failure is not None:
-            raise failure

@@ -1,0 +1,308 @@
+"""The digest of Secrets: what it covers, when an operator writes it, and when its successor trusts it."""
+
+import asyncio
+import base64
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from rayloom_operator.api.llmgateway.spec import parse_gateway
+from rayloom_operator.decide.changes.gateway import gateway_objects
+from rayloom_operator.decide.changes.plan import Plan
+from rayloom_operator.decide.conditions.accepted import VALID
+from rayloom_operator.decide.llmgateway.plan import wanted_objects
+from rayloom_operator.decide.llmgateway.situation import GatewaySituation, names_of
+from rayloom_operator.errors import OperatorError
+from rayloom_operator.kube.client import KubeError, KubeUnreachable
+from rayloom_operator.names import path_of
+from rayloom_operator.objects.companions import admin_secret, config_map, service_account
+from rayloom_operator.objects.gateway.companions import engines_service, gateway_secret
+from rayloom_operator.objects.gateway.deployment import gateway_deployment
+from rayloom_operator.objects.ray_cluster import ray_cluster
+from rayloom_operator.objects.secret_digest import SECRETS_ANNOTATION, has_digest, with_digest_of, without_digest
+from rayloom_operator.objects.tls.certificates import PERIOD
+from rayloom_operator.objects.tls.tls_secrets import service_secrets
+from rayloom_operator.observe.drift import Drift
+from rayloom_operator.reconcile.apply import objects
+from rayloom_operator.reconcile.apply.applier import Applier
+from rayloom_operator.times import Now
+from rt_fake_kube import FakeKube
+from rt_llmgateway import make_gateway_document, make_service_document
+from rt_operator import CLOCK, SETTINGS, make_resolved, make_service, make_serving, turn
+
+TLS = replace(SETTINGS, pod_tls="strict")
+BEHIND = make_resolved(gateway={"replicas": 2})
+
+
+def of_service(settings, wall):
+    before = turn(BEHIND, [make_serving(BEHIND)]).document
+    found = turn(BEHIND, [make_serving(BEHIND)], previous=before).situation
+    return list(gateway_objects(replace(found, settings=settings, now=replace(found.now, wall=wall)), BEHIND))
+
+
+def of_llmgateway(settings, wall):
+    gateway = parse_gateway(make_gateway_document())
+    members, aliases = names_of(gateway, (make_service_document(),))
+    situation = GatewaySituation(
+        now=Now(wall, 100.0),
+        settings=settings,
+        generation=1,
+        previous={},
+        gateway=gateway,
+        accepted=VALID,
+        members=members,
+        aliases=aliases,
+    )
+    return list(wanted_objects(situation))
+
+
+def digest(manifests):
+    (found,) = [each for each in manifests if has_digest(each)]
+    return found["metadata"]["annotations"][SECRETS_ANNOTATION]
+
+
+@pytest.mark.parametrize(
+    ("make", "holder"),
+    [(of_service, ("Service", "chat-engines")), (of_llmgateway, ("ServiceAccount", "public-llmgateway"))],
+)
+def test_one_object_that_users_do_not_edit_has_the_digest(make, holder):
+    found = make(TLS, CLOCK)
+    assert [(each["kind"], each["metadata"]["name"]) for each in found if has_digest(each)] == [holder]
+    assert digest(found) == digest(make(TLS, CLOCK + timedelta(seconds=1)))
+
+
+@pytest.mark.parametrize("make", [of_service, of_llmgateway])
+@pytest.mark.parametrize(
+    ("settings", "wall"),
+    [
+        (TLS, CLOCK + PERIOD),
+        (replace(TLS, previous_key=b"p" * 16), CLOCK),
+        (replace(TLS, operator_key=b"k" * 16), CLOCK),
+        (SETTINGS, CLOCK),
+    ],
+    ids=["renewed", "previous key", "key", "without TLS"],
+)
+def test_the_digest_covers_certificates(make, settings, wall):
+    before, after = make(TLS, CLOCK), make(settings, wall)
+    certificates = [
+        [each["data"] for each in found if each.get("type") == "kubernetes.io/tls"] for found in (before, after)
+    ]
+    assert certificates[0] != certificates[1]
+    assert digest(before) != digest(after)
+
+
+def changed(secret, field):
+    return secret | {"data": secret["data"] | {field: base64.b64encode(b"other").decode()}}
+
+
+SERVICE = make_service(gateway={})
+OPERATOR_KEY = b"k" * 16
+SECRETS = (gateway_secret(SERVICE, OPERATOR_KEY), *service_secrets(SERVICE, OPERATOR_KEY, b"", CLOCK))
+LATER_SECRETS = (SECRETS[0], *service_secrets(SERVICE, OPERATOR_KEY, b"", CLOCK + PERIOD))
+ENGINES = engines_service(SERVICE)
+
+
+def test_each_entry_of_each_secret_changes_the_digest():
+    found = {digest([with_digest_of(SECRETS, ENGINES, OPERATOR_KEY)])}
+    for number, secret in enumerate(SECRETS):
+        for field in secret["data"]:
+            others = [*SECRETS[:number], changed(secret, field), *SECRETS[number + 1 :]]
+            found.add(digest([with_digest_of(others, ENGINES, OPERATOR_KEY)]))
+        found.add(digest([with_digest_of([*SECRETS[:number], *SECRETS[number + 1 :]], ENGINES, OPERATOR_KEY)]))
+    # The digest itself, 2 + 3 + 3 entries, and three Secrets that are missing.
+    assert len(found) == 1 + 8 + 3
+
+
+def test_a_reader_of_the_digest_cannot_check_a_guess_of_a_secret():
+    ours, theirs = (digest([with_digest_of(SECRETS, ENGINES, key)]) for key in (OPERATOR_KEY, b""))
+    assert ours != theirs
+
+
+def test_other_annotations_of_the_object_stay():
+    theirs = ENGINES | {"metadata": ENGINES["metadata"] | {"annotations": {"team": "a"}}}
+    found = with_digest_of(SECRETS, theirs, OPERATOR_KEY)
+    assert found["metadata"]["annotations"] == {"team": "a", SECRETS_ANNOTATION: digest([found])}
+    assert without_digest(found)["metadata"]["annotations"] == {"team": "a", SECRETS_ANNOTATION: ""}
+    assert not has_digest(without_digest(found))
+
+
+KEY = ("team", "chat")
+REPLICA = "chat-abcd-0"
+OF_REPLICA = (config_map(BEHIND, "abcd"), admin_secret(SERVICE, "abcd", OPERATOR_KEY))
+CLUSTER = ray_cluster(BEHIND, "abcd", 0)
+ROUTE = {
+    "apiVersion": "networking.k8s.io/v1",
+    "kind": "Ingress",
+    "metadata": {**ENGINES["metadata"], "name": "chat-gateway"},
+}
+OTHERS = (service_account(SERVICE), gateway_deployment(BEHIND, BEHIND.service.spec.gateway), *OF_REPLICA, ROUTE)
+
+
+def planned(secrets=SECRETS, more=OTHERS, **fields):
+    return Plan(wanted=(*secrets, with_digest_of(secrets, ENGINES, OPERATOR_KEY), *more), **fields)
+
+
+@asynccontextmanager
+async def operator(kube):
+    """The applier of a new operator process, which has listed all objects."""
+    drift = Drift(kube, lambda _: None)
+    following = [asyncio.create_task(each.run()) for each in drift.reflectors]
+    await drift.listed()
+    yield Applier(kube, drift, lambda *_: None, lambda *_: None)
+    for each in following:
+        each.cancel()
+
+
+def stored_digest(kube):
+    return kube.objects[path_of(ENGINES)]["metadata"]["annotations"][SECRETS_ANNOTATION]
+
+
+def missing(kube, plan):
+    return [each["metadata"]["name"] for each in plan.wanted if path_of(each) not in kube.objects]
+
+
+@pytest.mark.parametrize("error", [KubeError(403, "exceeded quota"), KubeError(500, "etcd leader changed")], ids=str)
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_secret_that_cannot_be_written_keeps_no_other_object_from_being_repaired(number, error):
+    async def story():
+        kube, plan = FakeKube(), planned()
+        async with operator(kube) as applier:
+            await applier.carry_out(KEY, planned(new=frozenset({REPLICA})), 300)
+            assert missing(kube, plan) == [] and stored_digest(kube) == digest(plan.wanted)
+            for each in plan.wanted:
+                kube.remove(path_of(each))
+            name = SECRETS[number]["metadata"]["name"]
+            kube.refusals = {(verb, name): error for verb in ("create", "update")}
+            for _ in range(2):
+                with pytest.raises(OperatorError, match=str(error)):
+                    await applier.carry_out(KEY, plan, 0)
+                assert missing(kube, plan) == [name]
+                assert stored_digest(kube) == "", "the next operator writes the Secrets again"
+            kube.refusals = {}
+            await applier.carry_out(KEY, plan, 300)
+            assert missing(kube, plan) == [] and stored_digest(kube) == digest(plan.wanted)
+
+    asyncio.run(story())
+
+
+def test_no_replica_is_created_that_would_wait_for_a_secret():
+    async def story():
+        kube, plan = FakeKube(), planned(more=(*OTHERS, CLUSTER), new=frozenset({REPLICA}))
+        kube.refusals["create", SECRETS[0]["metadata"]["name"]] = KubeError(403, "exceeded quota")
+        async with operator(kube) as applier:
+            with pytest.raises(OperatorError):
+                await applier.carry_out(KEY, plan, 300)
+            assert missing(kube, plan)[1:] == [each["metadata"]["name"] for each in (*OF_REPLICA, CLUSTER)]
+            kube.refusals = {}
+            await applier.carry_out(KEY, plan, 300)
+            assert missing(kube, plan) == []
+
+    asyncio.run(story())
+
+
+def writes(kube):
+    """(verb, kind and name) of each write request."""
+    return [(verb, "/".join(path.split("/")[-2:])) for verb, path in kube.calls]
+
+
+def test_pods_are_created_after_what_they_need():
+    async def story():
+        kube, plan = FakeKube(), planned(more=(OTHERS[1], OTHERS[0]))
+        async with operator(kube) as applier:
+            await applier.carry_out(KEY, plan, 300)
+            assert writes(kube)[-1] == ("apply", "deployments/chat-gateway")
+            assert len(kube.calls) == len(plan.wanted), "a new service has no digest to remove"
+
+    asyncio.run(story())
+
+
+class Cut(FakeKube):
+    """A cluster that loses the connection once, right after it has stored the renewed certificate of engines."""
+
+    is_cut = False
+
+    async def replace(self, manifest):
+        await super().replace(manifest)
+        if self.is_cut and manifest == LATER_SECRETS[1]:
+            raise KubeUnreachable("the connection was cut after the API server had written the Secret")
+
+
+def test_the_digest_is_empty_while_secrets_change():
+    async def story():
+        kube = FakeKube()
+        async with operator(kube) as applier:
+            await applier.carry_out(KEY, planned(), 300)
+            kube.calls.clear()
+            await applier.carry_out(KEY, planned(LATER_SECRETS), 300)
+        names = [f"secrets/{each['metadata']['name']}" for each in LATER_SECRETS[1:]]
+        around = ("apply", "services/chat-engines")
+        assert writes(kube) == [around, *(("update", name) for name in names), around]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("is_second", [False, True], ids=["by the first operator", "by the second operator"])
+def test_after_an_interrupted_change_a_successor_that_wants_the_former_secrets_writes_them(is_second):
+    """The settings of the third operator are those of the first again."""
+
+    async def story():
+        kube, before = Cut(), planned()
+
+        async def change(applier):
+            kube.is_cut = True
+            with pytest.raises(KubeUnreachable):
+                await applier.carry_out(KEY, planned(LATER_SECRETS), 300)
+            assert stored_digest(kube) == ""
+
+        async with operator(kube) as applier:
+            await applier.carry_out(KEY, before, 300)
+            if not is_second:
+                await change(applier)
+        if is_second:
+            async with operator(kube) as applier:
+                await change(applier)
+        async with operator(kube) as applier:
+            await applier.carry_out(KEY, before, 300)
+        assert [kube.objects[path_of(each)]["data"] for each in SECRETS] == [each["data"] for each in SECRETS]
+        assert stored_digest(kube) == digest(before.wanted)
+
+    asyncio.run(story())
+
+
+def test_a_digest_that_cannot_be_removed_does_not_keep_certificates_from_being_renewed():
+    async def story():
+        kube, after = FakeKube(), planned(LATER_SECRETS)
+        async with operator(kube) as applier:
+            await applier.carry_out(KEY, planned(), 300)
+            kube.refusals["apply", "/chat-engines"] = KubeError(403, "a webhook forbids it")
+            with pytest.raises(OperatorError, match="a webhook forbids it"):
+                await applier.carry_out(KEY, after, 300)
+            assert kube.objects[path_of(LATER_SECRETS[1])]["data"] == LATER_SECRETS[1]["data"]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_secrets_that_are_trusted_by_their_digest_are_written_again_within_the_interval(monkeypatch, share):
+    monkeypatch.setattr(objects.random, "random", lambda: share)
+
+    async def story():
+        kube, plan, loop = FakeKube(), planned(), asyncio.get_running_loop()
+        async with operator(kube) as applier:
+            await applier.carry_out(KEY, plan, 300)
+        kube.remove(path_of(SECRETS[0]))
+        kube.put(changed(SECRETS[1], "tls.key"))
+        kube.calls.clear()
+        async with operator(kube) as applier:
+            began = loop.time()
+            for seconds, are_right in ((0, False), (300 * share - 1, False), (300 * share, True)):
+                monkeypatch.setattr(loop, "time", lambda seconds=seconds: began + seconds)
+                await applier.carry_out(KEY, plan, 300)
+                found = [kube.objects.get(path_of(each), {}).get("data") for each in SECRETS]
+                assert (found == [each["data"] for each in SECRETS]) is are_right
+                assert bool(kube.calls) is are_right
+            monkeypatch.undo()
+
+    asyncio.run(story())
