@@ -22,7 +22,7 @@ OF_SERVICES = {
     "ObjectApplier._applied",
     "Observer._new_pods",
     "RestingNames._gone_at",
-    "SharedObjects._with_digest",
+    "SharedObjects._digests",
     "WorkQueue._timers",
     "WritePace._paces",
 }

@@ -17,7 +17,7 @@ from rayloom_operator.decide.llmgateway.situation import GatewaySituation, names
 from rayloom_operator.errors import OperatorError
 from rayloom_operator.kube.client import KubeError, KubeUnreachable
 from rayloom_operator.names import path_of
-from rayloom_operator.objects.companions import admin_secret, config_map, service_account
+from rayloom_operator.objects.companions import admin_secret, client_service, config_map, service_account
 from rayloom_operator.objects.gateway.companions import engines_service, gateway_secret
 from rayloom_operator.objects.gateway.deployment import gateway_deployment
 from rayloom_operator.objects.ray_cluster import ray_cluster
@@ -239,6 +239,91 @@ def test_the_digest_is_empty_while_secrets_change():
         names = [f"secrets/{each['metadata']['name']}" for each in LATER_SECRETS[1:]]
         around = ("apply", "services/chat-engines")
         assert writes(kube) == [around, *(("update", name) for name in names), around]
+
+    asyncio.run(story())
+
+
+class Noting(FakeKube):
+    """A cluster that notes each digest that is written."""
+
+    def __init__(self):
+        super().__init__()
+        self.digests = []
+
+    async def apply(self, manifest, *, force=True):
+        stored = await super().apply(manifest, force=force)
+        if path_of(manifest) == path_of(ENGINES):
+            self.digests.append(stored_digest(self))
+        return stored
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_retry_after_the_failure_of_another_object_changes_neither_the_digest_nor_the_object_that_has_it(
+    is_restarted,
+):
+    async def story():
+        kube, plan = Noting(), planned(more=(*OTHERS[:2], CLUSTER))
+
+        async def fail_twice(applier):
+            before = kube.objects[path_of(ENGINES)]
+            kube.digests.clear()
+            kube.refusals["apply", path_of(CLUSTER)] = KubeError(403, "exceeded quota")
+            for number in range(3):
+                with pytest.raises(OperatorError, match="exceeded quota"):
+                    await applier.carry_out(KEY, plan, 300)
+                # Each retry applies all objects, and this one with equal content, so the API server writes nothing.
+                assert kube.digests == number * [digest(plan.wanted)]
+            assert without_versions(kube.objects[path_of(ENGINES)]) == without_versions(before)
+
+        async with operator(kube) as applier:
+            await applier.carry_out(KEY, planned(more=OTHERS[:2]), 300)
+            if not is_restarted:
+                await fail_twice(applier)
+        if is_restarted:
+            async with operator(kube) as applier:
+                await fail_twice(applier)
+
+    asyncio.run(story())
+
+
+def without_versions(found):
+    meta = {name: part for name, part in found["metadata"].items() if name != "resourceVersion"}
+    return found | {"metadata": meta}
+
+
+def test_after_a_write_of_the_digest_that_may_have_been_carried_out_the_next_change_empties_it_first():
+    class Lost(Noting):
+        is_lost = False
+
+        async def apply(self, manifest, *, force=True):
+            stored = await super().apply(manifest, force=force)
+            if self.is_lost and has_digest(manifest):
+                raise KubeError(504, "the request timed out")
+            return stored
+
+    async def story():
+        kube, after = Lost(), planned(LATER_SECRETS)
+        async with operator(kube) as applier:
+            kube.is_lost = True
+            with pytest.raises(OperatorError, match="timed out"):
+                await applier.carry_out(KEY, planned(), 300)
+            kube.is_lost = False
+            await applier.carry_out(KEY, after, 300)
+        assert kube.digests == [digest(planned().wanted), "", digest(after.wanted)]
+
+    asyncio.run(story())
+
+
+def test_a_copy_of_the_annotation_on_another_object_does_not_pass_for_the_digest():
+    async def story():
+        kube, after = Noting(), planned(LATER_SECRETS)
+        async with operator(kube) as applier:
+            await applier.carry_out(KEY, planned(), 300)
+        kube.put(with_digest_of(LATER_SECRETS, client_service(SERVICE), OPERATOR_KEY))
+        kube.digests.clear()
+        async with operator(kube) as applier:
+            await applier.carry_out(KEY, after, 300)
+        assert kube.digests == ["", digest(after.wanted)]
 
     asyncio.run(story())
 

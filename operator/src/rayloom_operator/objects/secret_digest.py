@@ -41,9 +41,14 @@ def without_digest(holder: Manifest) -> Manifest:
     return _annotated(holder, "")
 
 
+def digest_in(document: Manifest) -> str:
+    """Returns the digest in a manifest, or in an object that the API server returned; empty if it has none."""
+    return str(document["metadata"].get("annotations", {}).get(SECRETS_ANNOTATION, ""))
+
+
 def has_digest(document: Manifest) -> bool:
     """Returns whether a manifest, or an object that the API server returned, has a digest that is not empty."""
-    return bool(document["metadata"].get("annotations", {}).get(SECRETS_ANNOTATION))
+    return bool(digest_in(document))
 
 
 def _annotated(holder: Manifest, digest: str) -> Manifest:

@@ -21,7 +21,7 @@ from rayloom_operator.kube.client import Kube
 from rayloom_operator.kube.reflector import Reflector, Watched, llmgateway_of, service_of
 from rayloom_operator.names import SERVICE_LABEL, Manifest, ServiceKey
 from rayloom_operator.objects.gateway.route import HTTP_ROUTE, ROUTE_VERSIONS
-from rayloom_operator.objects.secret_digest import has_digest
+from rayloom_operator.objects.secret_digest import digest_in
 from rayloom_operator.observe.applied_fields import SHAPES, WATCHED_SHAPES, digest
 from rayloom_operator.observe.deployments import Deployments
 from rayloom_operator.observe.routes import Routes
@@ -47,7 +47,7 @@ class Listed(NamedTuple):
     uid: str
     version: str
     digest: int
-    has_digest: bool = False  # of Secrets (`objects/secret_digest.py`)
+    secrets_digest: str = ""  # digest of Secrets (`objects/secret_digest.py`); empty if the object has none
 
 
 # (kind, name) -> object
@@ -187,7 +187,7 @@ class Drift:
             if is_gone:
                 self._listed.get(key, {}).pop((kind, name), None)
             else:
-                there = Listed(uid, version, digest(kind, found), has_digest(found))
+                there = Listed(uid, version, digest(kind, found), digest_in(found))
                 self._listed.setdefault(key, {})[kind, name] = there
         if self._written.get(key, {}).get(uid) == version:
             # The event is about our last write, which has replaced the versions of earlier events. Two applies in quick

@@ -93,7 +93,7 @@ class ObjectApplier:
         after_s = max(interval_s * before.share, min(interval_s, _LEAST_S))
         is_all = self._is_drifted(key, planned) or not before.hashes or now - before.at >= after_s
         due = planned.wanted if is_all else new
-        await self._write(key, due, planned.new, is_digest_new=any(map(has_digest, new)))
+        await self._write(key, due, planned.new)
         if is_all and listed is None:
             before = _Applied(at=now)
         if self.route_refusal(key):
@@ -131,9 +131,7 @@ class ObjectApplier:
             return manifest["metadata"]["labels"][GROUP_LABEL] not in new
         return self._drift.is_right(key, manifest, listed)
 
-    async def _write(
-        self, key: ServiceKey, due: Sequence[Manifest], new: frozenset[str], *, is_digest_new: bool
-    ) -> None:
+    async def _write(self, key: ServiceKey, due: Sequence[Manifest], new: frozenset[str]) -> None:
         """Writes the objects in this order: shared objects, objects of each replica, RayClusters and Jobs, routes.
 
         If a shared Secret cannot be written, all other objects that may exist are still written, so that a change by
@@ -152,7 +150,7 @@ class ObjectApplier:
                 of_replicas.setdefault(each["metadata"]["labels"][GROUP_LABEL], []).append(each)
             else:
                 shared.append(each)
-        failed = await self._shared.write(key, shared, new, is_digest_new=is_digest_new)
+        failed = await self._shared.write(key, shared, new)
         if failed.others:
             # No ConfigMap of a replica is written, so none is left without its Secret.
             raise failed.others[0]

@@ -12,9 +12,12 @@ from typing import NamedTuple
 from rayloom_operator.errors import OperatorError
 from rayloom_operator.kube.client import Deposed, KubeUnreachable
 from rayloom_operator.names import Manifest, ServiceKey
-from rayloom_operator.objects.secret_digest import has_digest, without_digest
+from rayloom_operator.objects.secret_digest import digest_in, has_digest, without_digest
 from rayloom_operator.observe.drift import ListedObjects
 from rayloom_operator.reconcile.apply.writer import ObjectWriter
+
+# An object may have any digest: a write of the object has failed, but the API server may have carried it out.
+_UNKNOWN = "unknown"
 
 
 class Failures(NamedTuple):
@@ -29,23 +32,22 @@ class SharedObjects:
 
     def __init__(self, writer: ObjectWriter) -> None:
         self._writer = writer
-        self._with_digest: set[ServiceKey] = set()  # services with an object that may have a digest in the cluster
+        # Service -> the digest that its object has in the cluster, or _UNKNOWN. No entry if the digest is empty.
+        self._digests: dict[ServiceKey, str] = {}
 
     def forget(self, key: ServiceKey) -> None:
         """Drops the state of a deleted service."""
-        self._with_digest.discard(key)
+        self._digests.pop(key, None)
 
     def note_listed(self, key: ServiceKey, listed: ListedObjects) -> None:
-        """Notes whether an object that existed before this process has a digest."""
-        if any(each.has_digest for each in listed.values()):
-            self._with_digest.add(key)
+        """Notes the digest of an object that existed before this process."""
+        found = {each.secrets_digest for each in listed.values()} - {""}
+        if found:
+            # A user may have copied the annotation to another object.
+            self._digests[key] = found.pop() if len(found) == 1 else _UNKNOWN
 
-    async def write(
-        self, key: ServiceKey, due: Sequence[Manifest], new: frozenset[str], *, is_digest_new: bool
-    ) -> Failures:
-        """Writes each object, even if other writes fail, and returns the failures.
-
-        `new`: as in Plan. `is_digest_new`: the Secrets in `due` may differ from those in the cluster.
+    async def write(self, key: ServiceKey, due: Sequence[Manifest], new: frozenset[str]) -> Failures:
+        """Writes each object, even if other writes fail, and returns the failures. `new`: as in Plan.
 
         Raises KubeUnreachable or Deposed, because every further request would fail, too.
         """
@@ -57,7 +59,7 @@ class SharedObjects:
         failed = Failures([], [])
 
         async def write_secrets() -> None:
-            found = await self._write_secrets(key, secrets, holders, new, is_digest_new=is_digest_new)
+            found = await self._write_secrets(key, secrets, holders, new)
             failed.secrets.extend(found.secrets)
             failed.others.extend(found.others)
 
@@ -69,33 +71,36 @@ class SharedObjects:
         return failed
 
     async def _write_secrets(
-        self,
-        key: ServiceKey,
-        secrets: Sequence[Manifest],
-        holders: Sequence[Manifest],
-        new: frozenset[str],
-        *,
-        is_digest_new: bool,
+        self, key: ServiceKey, secrets: Sequence[Manifest], holders: Sequence[Manifest], new: frozenset[str]
     ) -> Failures:
         """Writes the Secrets, and then the object with their digest. If a Secret fails, the digest is empty."""
-        if secrets and is_digest_new and key in self._with_digest:
+        empty = [without_digest(each) for each in holders]
+        stored = self._digests.get(key, "")
+        if secrets and stored and any(digest_in(each) != stored for each in holders):
             # The old digest must not outlive the old Secrets. Otherwise, if the operator was killed between the two
             # writes, and the next operator wanted the old Secrets again, it would believe that they are there. A
             # failure is not reported here: the same object is written once more below.
-            await self._empty_digest(key, holders, new)
+            await self._write_holders(key, empty, new)
         failed = await self._write_each(key, secrets, new)
-        if failed:
-            return Failures(failed, await self._empty_digest(key, holders, new))
-        if holders:
-            self._with_digest.add(key)
-        return Failures([], await self._write_each(key, holders, new))
+        return Failures(failed, await self._write_holders(key, empty if failed else holders, new))
 
-    async def _empty_digest(
+    async def _write_holders(
         self, key: ServiceKey, holders: Sequence[Manifest], new: frozenset[str]
     ) -> list[OperatorError]:
-        failed = await self._write_each(key, map(without_digest, holders), new)
-        if holders and not failed:
-            self._with_digest.discard(key)
+        """Writes the object with a digest, and notes the digest. Returns the failures."""
+        failed: list[OperatorError] = []
+        for each in holders:
+            digest = digest_in(each)
+            if self._digests.get(key, "") != digest:
+                self._digests[key] = _UNKNOWN  # until the API server has answered that it has written the object
+            found = await self._write_each(key, [each], new)
+            failed += found
+            if found:
+                continue
+            if digest:
+                self._digests[key] = digest
+            else:
+                self._digests.pop(key, None)
         return failed
 
     async def _write_each(
