@@ -5,7 +5,8 @@ objects: of the Service NAME-engines of an LLMService, or of the ServiceAccount 
 after the Secrets. If the object has the digest, the operator has written these Secrets, and no others since.
 
 The digest does not show whether somebody else has changed or deleted a Secret. So every object is applied again each
-half hour, and every 10 s while a pod waits for a volume.
+half hour, and every 10 s while a pod waits for a volume. The Secret with a service's key is only recreated if it is
+deleted, because engines have read the key.
 """
 
 from __future__ import annotations
