@@ -9,9 +9,11 @@ from datetime import timedelta
 import pytest
 
 from rayloom_operator.api.llmgateway.spec import parse_gateway
+from rayloom_operator.api.status import Reason
 from rayloom_operator.decide.changes.gateway import gateway_objects
 from rayloom_operator.decide.changes.plan import Plan
 from rayloom_operator.decide.conditions.accepted import VALID
+from rayloom_operator.decide.decision import decide
 from rayloom_operator.decide.llmgateway.plan import wanted_objects
 from rayloom_operator.decide.llmgateway.situation import GatewaySituation, names_of
 from rayloom_operator.errors import OperatorError
@@ -25,6 +27,7 @@ from rayloom_operator.objects.secret_digest import SECRETS_ANNOTATION, has_diges
 from rayloom_operator.objects.tls.certificates import PERIOD
 from rayloom_operator.objects.tls.tls_secrets import service_secrets
 from rayloom_operator.observe.drift import Drift
+from rayloom_operator.observe.observed import Verdict
 from rayloom_operator.reconcile.apply import objects
 from rayloom_operator.reconcile.apply.applier import Applier
 from rayloom_operator.times import Now
@@ -239,6 +242,35 @@ def test_the_digest_is_empty_while_secrets_change():
         names = [f"secrets/{each['metadata']['name']}" for each in LATER_SECRETS[1:]]
         around = ("apply", "services/chat-engines")
         assert writes(kube) == [around, *(("update", name) for name in names), around]
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("reason", [Reason.INVALID_SPEC, Reason.NOT_ALLOWED])
+def test_certificates_that_are_written_while_the_spec_cannot_be_used_have_a_digest_too(reason):
+    """The operator's key changes while the spec cannot be used, and then back."""
+
+    def plan_of(key, **fields):
+        before = turn(BEHIND, [make_serving(BEHIND)]).document
+        found = turn(BEHIND, [make_serving(BEHIND)], previous=before).situation
+        return decide(replace(found, settings=replace(TLS, operator_key=key), **fields)).plan
+
+    unusable = {"resolved": None, "step": None, "accepted": Verdict(reason=reason, message="changed")}
+    before, during = plan_of(b"k" * 16), plan_of(b"o" * 16, **unusable)
+
+    async def story():
+        kube = FakeKube()
+        for plan in (before, during, before):
+            wanted = [each for each in plan.wanted if each["kind"] in ("Secret", "Service")]
+            async with operator(kube) as applier:
+                await applier.carry_out(KEY, Plan(wanted=tuple(wanted)), 300)
+            renewed = [each for each in wanted if "rayloom.dev/renewed" in each["metadata"]["labels"]]
+            assert [kube.objects[path_of(each)]["data"] for each in renewed] == [each["data"] for each in renewed]
+            assert stored_digest(kube) == digest(wanted) and len(renewed) == 2
+            kube.calls.clear()
+            async with operator(kube) as applier:
+                await applier.carry_out(KEY, Plan(wanted=tuple(wanted)), 300)
+            assert kube.calls == []
 
     asyncio.run(story())
 

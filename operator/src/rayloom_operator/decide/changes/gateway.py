@@ -54,30 +54,35 @@ def has_front_ports(situation: Situation, resolved: Resolved) -> bool:
 
 def gateway_objects(situation: Situation, resolved: Resolved) -> Iterator[Manifest]:
     """Yields the objects to apply; nothing until the status names the gateway."""
-    service, settings = resolved.service, situation.settings
+    service = resolved.service
     if stored_gateway(situation.previous) is not None and has_front_ports(situation, resolved):
         # Head pods always mount the Secrets, so they are needed even if no gateway pod is wanted.
-        secrets = (gateway_secret(service, settings.operator_key), *renewed_certificates(situation, service))
-        yield from secrets
-        yield with_digest_of(secrets, engines_service(service), settings.operator_key)
+        yield from _secrets_and_digest(situation, service)
     gateway = service.spec.gateway
     if gateway is not None and gateway.replicas > 0 and is_announced(situation, resolved):
         yield gateway_service(service)
         yield gateway_budget(service, gateway)
-        yield gateway_deployment(resolved, gateway, settings.pod_tls)
+        yield gateway_deployment(resolved, gateway, situation.settings.pod_tls)
         yield from gateway_route(situation, resolved).objects()
 
 
-def renewed_certificates(situation: Situation, service: LLMService) -> tuple[Manifest, ...]:
-    """Returns the Secrets with the present certificates of running engines and gateway pods.
+def renewed_secrets(situation: Situation, service: LLMService) -> tuple[Manifest, ...]:
+    """Returns the Secrets of engines and gateway pods, and the Service with their digest, if there are certificates.
 
     Engines and gateway pods keep running while the spec cannot be used, so their certificates must be renewed before
-    they expire.
+    they expire. A digest that did not cover the new certificates would make a later operator trust the old ones.
     """
-    settings = situation.settings
-    if settings.pod_tls == "off" or stored_gateway(situation.previous) is None:
+    if situation.settings.pod_tls == "off" or stored_gateway(situation.previous) is None:
         return ()
-    return service_secrets(service, settings.operator_key, settings.previous_key, situation.now.wall)
+    return _secrets_and_digest(situation, service)
+
+
+def _secrets_and_digest(situation: Situation, service: LLMService) -> tuple[Manifest, ...]:
+    settings = situation.settings
+    secrets: tuple[Manifest, ...] = (gateway_secret(service, settings.operator_key),)
+    if settings.pod_tls != "off":
+        secrets += service_secrets(service, settings.operator_key, settings.previous_key, situation.now.wall)
+    return (*secrets, with_digest_of(secrets, engines_service(service), settings.operator_key))
 
 
 def gateway_route(situation: Situation, resolved: Resolved) -> RoutePlan:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from rayloom_operator.api.spec import LLMService
 from rayloom_operator.decide.changes.deletion import Deletion
-from rayloom_operator.decide.changes.gateway import renewed_certificates
+from rayloom_operator.decide.changes.gateway import renewed_secrets
 from rayloom_operator.decide.changes.plan import Plan, replica_deletions
 from rayloom_operator.decide.changes.routes import Route
 from rayloom_operator.decide.situation import Situation
@@ -45,7 +45,7 @@ def held_plan(planned: Plan, service: LLMService, situation: Situation) -> Plan:
             # created.
             disruption_budget(service),
             network_policy(service, situation.settings.namespace),
-            *renewed_certificates(situation, service),
+            *renewed_secrets(situation, service),
         ),
         routes=(*kept, *off),
         deletions=(*deletions, *planned.deletions),

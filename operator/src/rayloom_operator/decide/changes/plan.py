@@ -19,7 +19,7 @@ from rayloom_operator.decide.changes.gateway import (
     gateway_deletions,
     gateway_objects,
     gateway_route,
-    renewed_certificates,
+    renewed_secrets,
 )
 from rayloom_operator.decide.changes.pod_label import PodLabel
 from rayloom_operator.decide.changes.routes import Route, route_changes
@@ -129,7 +129,7 @@ def _of_running_engines(situation: Situation) -> tuple[Manifest, ...]:
     service = situation.service
     if service is None or not situation.observed.replicas:
         return ()
-    return (disruption_budget(service), *renewed_certificates(situation, service))
+    return (disruption_budget(service), *renewed_secrets(situation, service))
 
 
 def _shared_objects(situation: Situation, resolved: Resolved, step: Step) -> tuple[Manifest, ...]:

@@ -109,7 +109,9 @@ class ObjectApplier:
             logger.info("%s/%s: apply %s", *key, names)
 
     def _is_drifted(self, key: ServiceKey, planned: Plan) -> bool:
-        # While the spec cannot be used, the plan has no shared objects. The drift stays noted until a plan has them.
+        # While the spec cannot be used, the plan may have no Service. The drift stays noted until a plan has one. If
+        # only the Service with the digest of Secrets is planned, drift of other objects may be forgotten: all of them
+        # are applied once a plan has them again.
         has_shared = any(each["kind"] == "Service" for each in planned.wanted)
         return has_shared and self._drift.take(key)
 
