@@ -271,6 +271,8 @@ def test_a_label_that_is_refused_is_no_fault_of_the_gateway(monkeypatch, caplog)
         (report(HASH), 30.0, REAPPLY_S, UNREAD_S - 30.0),
         (report(HASH), UNREAD_S, UNREAD_S, UNREAD_S),
         (report(HASH, refusal="no object"), UNREAD_S, UNREAD_S, UNREAD_S),
+        (report(refusal="no object"), UNREAD_S, UNREAD_S, UNREAD_S),
+        (report(problems=("models.a: no",)), None, REAPPLY_S, REGULAR_S),
     ],
 )
 def test_objects_are_applied_again_if_a_pod_does_not_get_the_present_list(said, unread_s, reapply_s, requeue_s):

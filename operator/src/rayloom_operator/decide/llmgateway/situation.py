@@ -65,8 +65,15 @@ class GatewaySituation:
 
     @property
     def has_unread(self) -> bool:
-        """True if a gateway pod has answered that it has another models file, or refuses its file."""
-        return any(each.state in ("Outdated", "Refused") for each in self.pod_models)
+        """True if a gateway pod has answered that it has another models file than the present one.
+
+        A pod that refuses a whole file has such a file, or cannot use the present one. A pod that refuses a part of the
+        present file has read it, for example a pod of an earlier release: another write of the file would not help.
+        """
+        reports = [fresh_report(self.readings.get(each.name), self.now.mono) for each in self.pods]
+        if any(each is not None and each.refusal for each in reports):
+            return True
+        return any(each.state == "Outdated" for each in self.pod_models)
 
     @property
     def key_faults(self) -> tuple[KeyFault, ...]:
