@@ -135,6 +135,30 @@ def test_a_refused_status_is_distinguished_from_a_recreated_object_by_its_uid(co
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(
+    ("codes", "methods", "raised"),
+    [
+        ([200], ["PUT"], None),
+        ([404, 201], ["PUT", "POST"], None),
+        ([404, 409], ["PUT", "POST"], 409),
+        ([403], ["PUT"], 403),
+    ],
+)
+def test_a_replacement_succeeds_only_if_its_content_was_written(codes, methods, raised, monkeypatch):
+    async def run():
+        async with serving(monkeypatch) as (server, kube):
+            server.codes = codes
+            found = None
+            try:
+                await kube.replace(MANIFEST)
+            except KubeError as error:
+                found = error.code
+            assert found == raised
+            assert [(method, body == MANIFEST) for method, body in server.taken] == [(each, True) for each in methods]
+
+    asyncio.run(run())
+
+
 def test_requests_are_counted_by_verb_and_code(monkeypatch):
     async def run():
         async with serving(monkeypatch) as (server, kube):

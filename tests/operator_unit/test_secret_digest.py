@@ -16,7 +16,7 @@ from rayloom_operator.decide.conditions.accepted import VALID
 from rayloom_operator.decide.decision import decide
 from rayloom_operator.decide.llmgateway.plan import wanted_objects
 from rayloom_operator.decide.llmgateway.situation import GatewaySituation, names_of
-from rayloom_operator.errors import OperatorError
+from rayloom_operator.errors import OperatorError, Refused
 from rayloom_operator.kube.client import KubeError, KubeUnreachable
 from rayloom_operator.names import path_of
 from rayloom_operator.objects.companions import admin_secret, client_service, config_map, service_account
@@ -210,6 +210,19 @@ def writes(kube):
     return [(verb, "/".join(path.split("/")[-2:])) for verb, path in kube.calls]
 
 
+def test_a_failure_on_which_a_user_has_to_act_is_raised_before_others():
+    async def story():
+        kube, account = FakeKube(), OTHERS[0]["metadata"]["name"]
+        kube.refusals["apply", path_of(OTHERS[0])] = KubeError(500, "etcd leader changed")
+        kube.refusals["create", SECRETS[0]["metadata"]["name"]] = KubeError(403, "exceeded quota")
+        async with operator(kube) as applier:
+            with pytest.raises(Refused, match="exceeded quota"):
+                await applier.carry_out(KEY, planned(), 300)
+            assert account in missing(kube, planned())
+
+    asyncio.run(story())
+
+
 def test_pods_are_created_after_what_they_need():
     async def story():
         kube, plan = FakeKube(), planned(more=(OTHERS[1], OTHERS[0]))
@@ -342,6 +355,20 @@ def test_after_a_write_of_the_digest_that_may_have_been_carried_out_the_next_cha
             kube.is_lost = False
             await applier.carry_out(KEY, after, 300)
         assert kube.digests == [digest(planned().wanted), "", digest(after.wanted)]
+
+    asyncio.run(story())
+
+
+def test_a_digest_that_is_not_listed_in_time_is_emptied_before_secrets_change():
+    async def story():
+        kube, after = Noting(), planned(LATER_SECRETS)
+        async with operator(kube) as applier:
+            await applier.carry_out(KEY, planned(), 300)
+        kube.digests.clear()
+        kube.refusals["list", "/services"] = KubeError(500, "etcd leader changed")
+        async with operator(kube) as applier:
+            await applier.carry_out(KEY, after, 300)
+        assert kube.digests == ["", digest(after.wanted)]
 
     asyncio.run(story())
 

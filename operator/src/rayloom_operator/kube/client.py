@@ -161,6 +161,8 @@ class Kube:
     async def replace(self, manifest: Manifest) -> None:
         """Replaces an object's whole content, or creates the object if it is missing.
 
+        Raises KubeError 409 if another client creates the object in between.
+
         The answer contains only the content that was sent. So the right to update an object is not a right to read it.
         """
         params = {"fieldManager": FIELD_MANAGER}
@@ -169,7 +171,9 @@ class Kube:
         except KubeError as error:
             if error.code != NOT_FOUND:
                 raise
-            await self.create(manifest)
+            if not await self.create(manifest):
+                # Another client has created the object in between, perhaps with other content.
+                raise KubeError(CONFLICT, f"another client has just created {path_of(manifest)}; retry") from error
 
     async def delete(
         self, path: str, uid: str = "", *, grace_s: int | None = None, is_foreground: bool = False

@@ -18,6 +18,8 @@ from collections.abc import Iterable
 from rayloom_operator.names import Manifest
 
 SECRETS_ANNOTATION = "rayloom.dev/secrets"
+# Kinds of the objects that have digests.
+HOLDER_KINDS = ("Service", "ServiceAccount")
 _DIGITS = 32
 
 

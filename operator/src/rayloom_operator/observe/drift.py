@@ -92,6 +92,10 @@ class Drift:
         for each in late:
             each.cancel()
 
+    def is_listed(self, kind: str) -> bool:
+        """Returns whether all objects of the kind were listed; False while a list is late or has failed."""
+        return self._reflectors[kind].is_synced.is_set()
+
     def unknown_kinds(self) -> frozenset[str]:
         """Returns the kinds that the API server does not know."""
         return frozenset(

@@ -22,7 +22,7 @@ from rayloom_operator.objects.ownership import is_owned
 from rayloom_operator.observe.drift import Drift
 from rayloom_operator.observe.observed import Pod
 from rayloom_operator.reconcile.apply.objects import ObjectApplier
-from rayloom_operator.reconcile.apply.refusals import as_refusal
+from rayloom_operator.reconcile.apply.refusals import as_refusal, most_urgent
 from rayloom_operator.reconcile.apply.scale import write_scale
 from rayloom_operator.reconcile.apply.writer import ObjectWriter, OnCluster
 
@@ -98,8 +98,8 @@ class Applier:
         if planned.scale is not None:
             logger.info("%s/%s: replicas %d", *key, planned.scale.after)
             has_scaled = await attempt(write_scale(self._kube, planned.scale))
-        # A Refused is raised before other errors, because a user has to read it. Other failures may pass in a retry.
-        for error in sorted(errors, key=lambda error: not isinstance(error, Refused)):
+        if errors:
+            error = most_urgent(errors)
             if isinstance(error, Refused):
                 error.has_scaled = has_scaled
             raise error

@@ -16,9 +16,9 @@ from rayloom_operator.kube.client import Deposed, KubeUnreachable
 from rayloom_operator.names import GROUP_LABEL, Manifest, ServiceKey
 from rayloom_operator.objects.gateway.route import ROUTE_VERSIONS
 from rayloom_operator.objects.old_spec import KIND_OF_OLD_SPECS
-from rayloom_operator.objects.secret_digest import has_digest
+from rayloom_operator.objects.secret_digest import HOLDER_KINDS, has_digest
 from rayloom_operator.observe.drift import Drift, ListedObjects
-from rayloom_operator.reconcile.apply.refusals import as_refusal
+from rayloom_operator.reconcile.apply.refusals import as_refusal, most_urgent
 from rayloom_operator.reconcile.apply.shared import SharedObjects, all_of
 from rayloom_operator.reconcile.apply.writer import ObjectWriter
 
@@ -83,7 +83,7 @@ class ObjectApplier:
         before = self._applied.pop(key, _Applied())
         hashes = {hash(msgspec.json.encode(each)): each for each in planned.wanted}
         if listed is not None:
-            self._shared.note_listed(key, listed)
+            self._shared.note_listed(key, listed, is_complete=all(map(self._drift.is_listed, HOLDER_KINDS)))
             right = self._find_right(key, hashes, planned.new, listed)
             before = _Applied(hashes=right, at=now, share=random.random())
         # A RayCluster or Job in the plan is always due: it is planned only while it does not exist.
@@ -155,7 +155,7 @@ class ObjectApplier:
         failed = await self._shared.write(key, shared, new)
         if failed.others:
             # No ConfigMap of a replica is written, so none is left without its Secret.
-            raise failed.others[0]
+            raise most_urgent([*failed.others, *failed.secrets])
         if failed.secrets:
             # The head pod of a new replica would wait for the Secret, and would keep its accelerators meanwhile.
             of_replicas = {replica: parts for replica, parts in of_replicas.items() if replica not in new}
@@ -169,7 +169,7 @@ class ObjectApplier:
             await self._writer.write(key, each, is_new=True)
         await self._write_routes(key, routes)
         if failed.secrets:
-            raise failed.secrets[0]
+            raise most_urgent(failed.secrets)
 
     async def _write_routes(self, key: ServiceKey, routes: Sequence[Manifest]) -> None:
         refusals = []

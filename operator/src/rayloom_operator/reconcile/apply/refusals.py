@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rayloom_operator.errors import OperatorError, Refused
 from rayloom_operator.kube.client import INVALID, NOT_FOUND, KubeError
 
@@ -15,6 +17,14 @@ _FIELDS_OF_TEMPLATES = (
     (".spec.workerGroupSpecs[0].template.", "spec.podTemplate.worker."),
 )
 _MAX_MESSAGE = 1000
+
+
+def most_urgent(errors: Iterable[OperatorError]) -> OperatorError:
+    """Returns the first Refused, because a user has to act on it; without a Refused, the first failure.
+
+    The other failures may pass in a retry.
+    """
+    return min(map(as_refusal, errors), key=lambda error: not isinstance(error, Refused))
 
 
 def as_refusal(error: OperatorError) -> OperatorError:

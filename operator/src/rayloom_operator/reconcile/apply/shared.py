@@ -16,7 +16,8 @@ from rayloom_operator.objects.secret_digest import digest_in, has_digest, withou
 from rayloom_operator.observe.drift import ListedObjects
 from rayloom_operator.reconcile.apply.writer import ObjectWriter
 
-# An object may have any digest: a write of the object has failed, but the API server may have carried it out.
+# The object may have any digest: it was not listed, or a write of it has failed, but the API server may have carried
+# the write out.
 _UNKNOWN = "unknown"
 
 
@@ -39,10 +40,15 @@ class SharedObjects:
         """Drops the state of a deleted service."""
         self._digests.pop(key, None)
 
-    def note_listed(self, key: ServiceKey, listed: ListedObjects) -> None:
-        """Notes the digest of an object that existed before this process."""
+    def note_listed(self, key: ServiceKey, listed: ListedObjects, *, is_complete: bool) -> None:
+        """Notes the digest of an object that existed before this process.
+
+        `is_complete`: all objects that may have a digest were listed.
+        """
         found = {each.secrets_digest for each in listed.values()} - {""}
-        if found:
+        if not is_complete:
+            self._digests[key] = _UNKNOWN
+        elif found:
             # A user may have copied the annotation to another object.
             self._digests[key] = found.pop() if len(found) == 1 else _UNKNOWN
 
