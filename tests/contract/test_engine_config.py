@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+
 from rayloom_engine.config import EngineConfig, parse_config
 from rayloom_engine.front.gateway.gateway_config import FRONT_FIELDS, parse_gateway_config
 from rayloom_operator.api.engine_args import EngineArgs
 from rayloom_operator.api.spec import parse
+from rayloom_operator.errors import SpecError
 from rayloom_operator.local.plan import GATEWAY_FIELDS, Ports, plan_processes
 from rayloom_operator.objects.engine_config import engine_config, pod_engine_config
 from rayloom_operator.resolve.resolved import resolve
@@ -13,7 +16,7 @@ from rayloom_operator.resolve.resolved import resolve
 # No manifest sets these fields. On one machine the engine chooses its executor and the ranks' port itself. A manifest
 # cannot name files with secrets (API keys come from the environment, the admin port is on loopback). The number of
 # engines on a machine is known to the program that starts them. Only the operator changes the adapters of a serving
-# engine.
+# engine. Each rank of a pod has a GPU; only `local --ranks-per-gpu` lets ranks share one.
 NOT_IN_MANIFESTS = {
     "executor",
     "ray_address",
@@ -30,6 +33,7 @@ NOT_IN_MANIFESTS = {
     "front_tls_ca_file",
     "front_tls_mode",
     "engines_on_host",
+    "ranks_per_gpu",
     "managed_adapters",
     "allow_runtime_lora_updating",
     "heartbeat_seconds",
@@ -203,6 +207,11 @@ def test_an_engine_in_a_pod_uses_ray_and_opens_its_ports_with_a_token():
         admin_port=8001,
         admin_token_file="/etc/rayloom/admin/token",
     )
+
+
+def test_a_manifest_cannot_let_ranks_share_a_gpu():
+    with pytest.raises(SpecError, match="ranksPerGpu"):
+        manifest(model={"source": "builtin://smollm2-135m"}, engine={"args": {"ranksPerGpu": 2}})
 
 
 def test_several_engines_on_this_machine_and_their_gateway_read_their_documents():

@@ -54,6 +54,26 @@ def test_the_api_name_is_the_last_part_of_the_model(model: str, name: str) -> No
         ({"ray_resources_per_rank": {"CPU": 1, "a": 0.00015}}, "steps of 0.0001; for a use 0.000[12], given"),
         ({"ray_resources_per_rank": {"CPU": float("inf")}}, "ray_resources_per_rank.CPU: .*finite number"),
         ({"ray_resources_per_rank": {"CPU": 1}, "device": "cuda"}, "device 'cuda' needs a GPU"),
+        ({"ranks_per_gpu": 0}, "ranks_per_gpu: .*greater than or equal to 1, given 0"),
+        (
+            {"ranks_per_gpu": 2, "tensor_parallel_size": 2, "device": "cpu"},
+            "ranks_per_gpu: 2 is for ranks on GPUs, and device is 'cpu'; remove one of the two",
+        ),
+        ({"ranks_per_gpu": 2}, "ranks_per_gpu: 2, but there is one rank; remove it, or raise tensor_"),
+        (
+            {"ranks_per_gpu": 3, "tensor_parallel_size": 2, "pipeline_parallel_size": 3},
+            "ranks_per_gpu: 3: the 6 ranks of tensor_parallel_size 2 x pipeline_parallel_size 3 cannot share GPUs "
+            "evenly, with one stage or whole stages on each; use 1, 2 or 6",
+        ),
+        ({"ranks_per_gpu": 4, "pipeline_parallel_size": 2}, "cannot share GPUs evenly, .*; use 1 or 2"),
+        (
+            {"ranks_per_gpu": 2, "tensor_parallel_size": 2, "ray_resources_per_rank": {"CPU": 1, "GPU": 1}},
+            "ray_resources_per_rank: with GPU 1, 2 ranks cannot share a GPU.*; use at most 0.5, or leave",
+        ),
+        (
+            {"ranks_per_gpu": 2, "tensor_parallel_size": 2, "ray_resources_per_rank": {"CPU": 1}},
+            "ray_resources_per_rank: with GPU 0, 2 ranks cannot share a GPU",
+        ),
         ({"ray_placement_strategy": "spread"}, "'STRICT_SPREAD' or 'STRICT_PACK', given 'spread'"),
     ],
 )

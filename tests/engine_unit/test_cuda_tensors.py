@@ -25,6 +25,7 @@ from rayloom_engine.kernels.triton import early_start
 from rayloom_engine.kv.cache import KvPages
 from rayloom_engine.models.empty import empty_model
 from rayloom_engine.models.shape import read_shape
+from rayloom_engine.parallel.host_exchange import HostGroup, HostLink
 from rayloom_engine.parallel.model_part import whole_part
 from rayloom_engine.parallel.tensor_group import OneRank
 from rayloom_engine.worker.gpu_sampler import GpuSampler
@@ -145,3 +146,43 @@ def test_a_choice_of_tokens_stays_on_its_device() -> None:
     names = ["scan_kernel", "add_kernel", "adjust_kernel", "thresholds_kernel", "draw_kernel", "reduce_kernel"]
     assert sorted(set(launched)) == sorted(names)
     assert launched[-2:] == ["scan_kernel", "reduce_kernel"], "a greedy row needs two launches"
+
+
+class HostMemoryOnly:
+    """A TensorGroup and a StageLink that accept contiguous CPU tensors alone."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
+        self._accept(part)
+        return part
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor | None:
+        self._accept(part)
+        return torch.cat([part, part], dim=1)
+
+    def receive(self, num_tokens: int) -> torch.Tensor:
+        return torch.empty(num_tokens, 8, dtype=torch.bfloat16)
+
+    def send(self, hidden_TD: torch.Tensor) -> None:
+        self._accept(hidden_TD)
+
+    def _accept(self, tensor: torch.Tensor) -> None:
+        assert tensor.device.type == "cpu" and tensor.is_contiguous()
+        self.num_calls += 1
+
+
+def test_ranks_that_share_a_gpu_exchange_copies_in_host_memory() -> None:
+    with fake_cuda():
+        host = HostMemoryOnly()
+        group, link = HostGroup(host), HostLink(host, "cuda")
+        part_TD = torch.empty(8, 3, device=CUDA, dtype=torch.bfloat16).t()
+        assert group.all_reduce(part_TD) is part_TD
+        whole_NV = group.gather(torch.empty(3, 5, device=CUDA))
+        assert whole_NV is not None
+        assert (whole_NV.device, whole_NV.shape) == (CUDA, (3, 10))
+        link.send(part_TD)
+        hidden_TD = link.receive(3)
+        assert (hidden_TD.device, hidden_TD.dtype, hidden_TD.shape) == (CUDA, torch.bfloat16, (3, 8))
+    assert host.num_calls == 3

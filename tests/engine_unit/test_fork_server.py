@@ -217,6 +217,19 @@ def test_each_rank_gets_an_accelerator_of_its_own(
     assert seen == expected.split()
 
 
+def test_ranks_share_accelerators_if_the_setting_says_so(
+    line: _Line, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_ranks, "visible_devices", lambda: ["5", "7"])
+    settings = {"device": "auto", "pipeline_parallel_size": 4, "ranks_per_gpu": 2}
+    line.ranks._config = load_config(config).model_copy(update=settings)
+    line.ranks.prepare(no_progress)
+    for rank in range(4):
+        line.ranks.start(rank, 1)
+    orders = [msgspec.json.decode(line.end.recv(4096), type=StartRank) for _ in range(4)]
+    assert [(order.rank, order.device) for order in orders] == [(0, "5"), (1, "5"), (2, "7"), (3, "7")]
+
+
 def test_a_launcher_that_was_away_reads_the_answer_before_it_judges(line: _Line) -> None:
     line.ranks.prepare(no_progress)
     line.ranks.start(0, 1)

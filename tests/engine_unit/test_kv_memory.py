@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import pytest
 
 from rayloom_engine.errors import ConfigError
-from rayloom_engine.kv.memory import GIB, KvDemand, RankMemory, SequenceBlocks, plan_kv_memory
+from rayloom_engine.kv.memory import GIB, KvDemand, RankMemory, SequenceBlocks, plan_kv_memory, share_of_gpu
 
 MIB = 1 << 20
 
@@ -121,3 +121,17 @@ def test_a_cpu_keeps_few_cached_blocks_at_first_but_a_whole_conversation() -> No
     assert _plan(max_model_len=1024).num_kept_blocks == 256
     assert _plan(max_model_len=1024, ranks_on_host=4).num_kept_blocks == 64  # again for the longest sequence
     assert _plan(is_cpu=False).num_kept_blocks is None
+
+
+@pytest.mark.parametrize(
+    ("free", "own", "num_sharing", "share"),
+    [
+        (70, 10, 1, 70),
+        (60, 10, 2, 30),  # the other rank has loaded 10 as well
+        (70, 10, 2, 30),  # the other rank has loaded nothing yet
+        (40, 10, 2, 20),  # another program uses 20
+        (30, 50, 2, 0),  # this rank's weights exceed its half
+    ],
+)
+def test_ranks_on_a_gpu_of_80_divide_its_memory(free: int, own: int, num_sharing: int, share: int) -> None:
+    assert share_of_gpu(free, 80, own, num_sharing) == share

@@ -48,6 +48,14 @@ def test_nodes_hold_stages_when_a_placement_exists(
         ({"tensor_parallel_size": 2}, 1, {"CPU": 1.0}),
         ({"device": "cuda"}, 0, {"CPU": 1.0, "GPU": 1.0}),
         ({"device": "cpu"}, 8, {"CPU": 1.0}),
+        ({"tensor_parallel_size": 2, "ranks_per_gpu": 2}, 1, {"CPU": 1.0, "GPU": 0.5}),
+        ({"tensor_parallel_size": 4, "ranks_per_gpu": 2}, 1, {"CPU": 1.0}),
+        ({"pipeline_parallel_size": 6, "ranks_per_gpu": 6, "device": "cuda"}, 0, {"CPU": 1.0, "GPU": 0.1666}),
+        (
+            {"tensor_parallel_size": 2, "ranks_per_gpu": 2, "ray_resources_per_rank": {"GPU": 0.25}},
+            1,
+            {"GPU": 0.25},
+        ),
         ({"ray_resources_per_rank": {"CPU": 2, "a100": 0.01}}, 8, {"CPU": 2.0, "a100": 0.01}),
     ],
 )
@@ -71,6 +79,15 @@ def test_missing_resources_are_named_node_by_node() -> None:
         "tensor_parallel_size 2 x pipeline_parallel_size 3: no room in the Ray cluster after 2 s for 3 x "
         "(2 CPU, 2 GPU). The nodes have too little: a has 4 CPU, 0 GPU, lacks 2 GPU; b has 1 CPU, 1 GPU, lacks 1 CPU, "
         "1 GPU. Add nodes, or lower one of the sizes"
+    )
+
+
+def test_too_few_gpus_could_be_shared_if_the_nodes_have_the_other_resources() -> None:
+    config = parse_config({"tensor_parallel_size": 2, "pipeline_parallel_size": 2})
+    text = shortage(config, [_node("a", CPU=4.0, GPU=1.0)], {"CPU": 1.0, "GPU": 1.0}, 2.0)
+    assert text.endswith(
+        "a has 4 CPU, 1 GPU, lacks 1 GPU. Add nodes, or lower one of the sizes, or let 4 ranks share an accelerator by "
+        "ranks_per_gpu: 4 (they exchange through host memory, which is slow)"
     )
 
 

@@ -1,4 +1,7 @@
-"""Sums and logits of ranks that share memory, in three processes on any number of cores, and the loss of a rank."""
+"""Sums and logits of ranks that share memory, in three processes on any number of cores, and the loss of a rank.
+
+With HostGroup, as for ranks that share a GPU, the ranks exchange copies of their parts.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,10 @@ import torch
 
 from rayloom_engine.parallel import shared_sums
 from rayloom_engine.parallel.group_abort import GroupAbort
+from rayloom_engine.parallel.host_exchange import HostGroup
 from rayloom_engine.parallel.process_group import Rendezvous, join_group, leave_group, open_store
 from rayloom_engine.parallel.shared_sums import SharedTensorGroup
+from rayloom_engine.parallel.tensor_group import TensorGroup
 from rt_forks import forking_context
 from rt_readable import is_readable
 
@@ -60,17 +65,25 @@ class RankOfTest:
                 return str(error)
         return ""
 
-    def sums(self, first_step: int, rows: list[int], dtype: torch.dtype) -> list[torch.Tensor]:
-        assert self._group is not None
+    def sums(
+        self, first_step: int, rows: list[int], dtype: torch.dtype, through_host: bool = False
+    ) -> list[torch.Tensor]:
         with torch.inference_mode():
-            return [
-                self._group.all_reduce(part_of(self._rank, first_step + index, num_rows, dtype)).clone()
-                for index, num_rows in enumerate(rows)
-            ]
+            parts = [part_of(self._rank, first_step + index, num_rows, dtype) for index, num_rows in enumerate(rows)]
+            if through_host:
+                parts = [part.t().contiguous().t() for part in parts]  # HostGroup accepts all layouts
+            group = self._tensor_group(through_host)
+            for part in parts:
+                assert group.all_reduce(part) is part
+            return parts
 
-    def gather(self, step: int, num_rows: int) -> torch.Tensor | None:
+    def gather(self, step: int, num_rows: int, through_host: bool = False) -> torch.Tensor | None:
+        part = part_of(self._rank, step, num_rows, width=WIDTHS[self._rank])
+        return self._tensor_group(through_host).gather(part)
+
+    def _tensor_group(self, through_host: bool) -> TensorGroup[torch.Tensor]:
         assert self._group is not None
-        return self._group.gather(part_of(self._rank, step, num_rows, width=WIDTHS[self._rank]))
+        return HostGroup(self._group) if through_host else self._group
 
     def wait_for(self, peer: int) -> None:
         """Returns when the peer's byte has arrived in this process. Then the peer waits for the other parts."""
@@ -153,19 +166,21 @@ def joined(ranks: Ranks) -> Ranks:
     return ranks
 
 
+@pytest.mark.parametrize("through_host", [False, True], ids=["", "through host memory"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_sums_are_bit_for_bit_those_in_order_of_ranks(dtype: torch.dtype, joined: Ranks) -> None:
+def test_sums_are_bit_for_bit_those_in_order_of_ranks(dtype: torch.dtype, through_host: bool, joined: Ranks) -> None:
     rows = [1, 16, 3, 2 * SLOT_ROWS + 1, 1, 7] + [1] * 300  # the fourth needs several slots
     expected = [sum_of(step, num_rows, dtype) for step, num_rows in enumerate(rows)]
-    for got in joined.ask_all("sums", 0, rows, dtype):
+    for got in joined.ask_all("sums", 0, rows, dtype, through_host):
         assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))
 
 
+@pytest.mark.parametrize("through_host", [False, True], ids=["", "through host memory"])
 @pytest.mark.parametrize("num_rows", [1, 16, 1024 * 1024 // max(WIDTHS) + 1])
-def test_logits_of_uneven_widths_meet_on_the_first_rank(num_rows: int, joined: Ranks) -> None:
+def test_logits_of_uneven_widths_meet_on_the_first_rank(num_rows: int, through_host: bool, joined: Ranks) -> None:
     """With the largest `num_rows`, the rows do not fit into a slot."""
     whole = torch.cat([part_of(rank, 7, num_rows, width=width) for rank, width in enumerate(WIDTHS)], dim=1)
-    first, *others = joined.ask_all("gather", 7, num_rows)
+    first, *others = joined.ask_all("gather", 7, num_rows, through_host)
     assert torch.equal(first, whole)
     assert others == [None] * (SIZE - 1)
 

@@ -175,9 +175,13 @@ def ids_by_request(outputs: dict[str, list[SequenceOutput]]) -> dict[str, list[i
 class RankProcesses:
     """A process for each rank. After `join`, this object is an executor. Raises if a rank reports a failure."""
 
-    def __init__(self, config: EngineConfig, context: Any = None) -> None:
-        """`context`: the multiprocessing context that starts the processes; None: forking_context()."""
+    def __init__(self, config: EngineConfig, context: Any = None, *, exchanges_on_host: bool = False) -> None:
+        """`context`: the multiprocessing context that starts the processes; None: forking_context().
+
+        `exchanges_on_host`: ranks exchange copies of their tensors, as ranks that share a GPU do.
+        """
         self._config = config
+        self._exchanges_on_host = exchanges_on_host
         self._context = context or forking_context()
         self.processes: dict[int, Any] = {}
         self._connections: dict[int, Connection] = {}
@@ -188,7 +192,8 @@ class RankProcesses:
     def start(self, rank: int) -> None:
         """Starts or restarts the process of a rank."""
         ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=_rank_process, args=(self._config, rank, theirs), daemon=True)
+        arguments = (self._config, rank, theirs, self._exchanges_on_host)
+        process = self._context.Process(target=_rank_process, args=arguments, daemon=True)
         process.start()
         theirs.close()
         self.processes[rank], self._connections[rank] = process, ours
@@ -272,7 +277,7 @@ class RankProcesses:
             process.join(60.0)
 
 
-def _rank_process(config: EngineConfig, number: int, connection: Connection) -> None:
+def _rank_process(config: EngineConfig, number: int, connection: Connection, exchanges_on_host: bool) -> None:
     """Runs a rank: loads the model, then answers one request after the other."""
     os.environ["OMP_NUM_THREADS"] = "1"
     rank: LoadedRank
@@ -286,6 +291,7 @@ def _rank_process(config: EngineConfig, number: int, connection: Connection) -> 
         config = new_config
         resolved, shape = find_model(config, no_progress)
         rank = load_rank(config, resolved, shape, no_progress, part=part_of(config, shape, number))
+        rank.exchanges_on_host = exchanges_on_host
 
     def open_a_store() -> int:
         nonlocal store

@@ -24,8 +24,12 @@ _epochs = itertools.count(1)
 class TwoRanks:
     """The processes are started for the first model, and restarted if one of them has failed."""
 
-    def __init__(self) -> None:
-        self._forks = WarmForks("rayloom_engine.models.on_transformers.model")
+    def __init__(
+        self, preload: str = "rayloom_engine.models.on_transformers.model", *, exchanges_on_host: bool = False
+    ) -> None:
+        """`preload`: a module that the ranks need. `exchanges_on_host`: as for RankProcesses."""
+        self._forks = WarmForks(preload)
+        self._exchanges_on_host = exchanges_on_host
         self._ranks: RankProcesses | None = None
         self.num_losses = 0
 
@@ -51,7 +55,7 @@ class TwoRanks:
             return []
         try:
             if self._ranks is None:
-                self._ranks = RankProcesses(config, self._forks)
+                self._ranks = RankProcesses(config, self._forks, exchanges_on_host=self._exchanges_on_host)
             else:
                 self._ranks.load(config)
             epoch = next(_epochs)

@@ -7,7 +7,6 @@ The operator writes it, `rayloom-engine --config FILE` reads it, and every field
 from __future__ import annotations
 
 import json
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from rayloom_engine.adapter_settings import AdapterSettings
 from rayloom_engine.errors import ConfigError
+from rayloom_engine.loopback import is_loopback
 from rayloom_engine.setting_conflicts import check_conflicts
 from rayloom_engine.tls_settings import TlsMode, TlsPaths, tls_paths
 
@@ -101,6 +101,12 @@ class EngineConfig(BaseModel):
         1, ge=1, description="Ranks that share each layer; which numbers work depends on the model's heads."
     )
     pipeline_parallel_size: int = Field(1, ge=1, description="Stages that share the layers.")
+    ranks_per_gpu: int = Field(
+        1,
+        ge=1,
+        description="Ranks that share a GPU, to try a model in parts on fewer GPUs than it has ranks. They divide the "
+        "GPU's memory, and exchange through host memory, which is slow. No effect on CPU.",
+    )
     executor: Executor = Field(
         "auto",
         description="Starter of ranks: uni = in the core's process (one rank), mp = as processes of this machine, "
@@ -119,7 +125,7 @@ class EngineConfig(BaseModel):
         None,
         min_length=1,
         description='Ray resources that a rank takes, a JSON object such as {"CPU": 1, "GPU": 1, "a100": 0.01}; names '
-        "of your own choose among mixed nodes. Default: a CPU, and a GPU where it computes on one.",
+        "of your own choose among mixed nodes. Default: a CPU, and where it computes on a GPU 1 / ranks_per_gpu of it.",
     )
     ray_placement_strategy: Literal["SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK"] = Field(
         "SPREAD", description="Ray's strategy of placing stages on nodes; the ranks of a stage always share a node."
@@ -353,19 +359,12 @@ class EngineConfig(BaseModel):
     @property
     def has_ui(self) -> bool:
         """True if the API port serves the built-in page."""
-        return _is_loopback(self.host) if self.ui is None else self.ui
+        return is_loopback(self.host) if self.ui is None else self.ui
 
     @property
     def api_model_name(self) -> str:
         """The model's name in the API: served_model_name, or the last part of `model`."""
         return self.served_model_name or self.model.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def parse_config(document: object) -> EngineConfig:

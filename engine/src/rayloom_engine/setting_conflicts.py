@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rayloom_engine.errors import ConfigError
+from rayloom_engine.gpu_sharing import gpu_per_rank, shareable_numbers
 
 if TYPE_CHECKING:
     from rayloom_engine.config import EngineConfig
@@ -47,8 +48,33 @@ def check_conflicts(config: EngineConfig) -> None:
         )
     if config.quantization == "int8":
         _check_quantization(config)
+    if config.ranks_per_gpu > 1:
+        _check_shared_gpus(config)
     if config.device == "cuda" and "GPU" not in (config.ray_resources_per_rank or {"GPU": 1.0}):
         raise ConfigError("EngineConfig: ray_resources_per_rank: device 'cuda' needs a GPU; add \"GPU\": 1")
+
+
+def _check_shared_gpus(config: EngineConfig) -> None:
+    """Raises ConfigError if ranks cannot share GPUs as ranks_per_gpu demands."""
+    given = f"EngineConfig: ranks_per_gpu: {config.ranks_per_gpu}"
+    if config.device == "cpu":
+        raise ConfigError(f"{given} is for ranks on GPUs, and device is 'cpu'; remove one of the two")
+    if config.world_size == 1:
+        raise ConfigError(f"{given}, but there is one rank; remove it, or raise tensor_ or pipeline_parallel_size")
+    numbers = shareable_numbers(config.tensor_parallel_size, config.pipeline_parallel_size)
+    if config.ranks_per_gpu not in numbers:
+        *others, most = numbers
+        raise ConfigError(
+            f"{given}: the {config.world_size} ranks of {config.parallelism} cannot share GPUs evenly, with one stage "
+            f"or whole stages on each; use {', '.join(map(str, others))} or {most}"
+        )
+    most_gpu = gpu_per_rank(config.ranks_per_gpu)
+    amount = (config.ray_resources_per_rank or {"GPU": most_gpu}).get("GPU", 0.0)
+    if not 0 < amount <= most_gpu:
+        raise ConfigError(
+            f"EngineConfig: ray_resources_per_rank: with GPU {amount:g}, {config.ranks_per_gpu} ranks cannot share a "
+            f"GPU, as ranks_per_gpu demands; use at most {most_gpu:g}, or leave ray_resources_per_rank out"
+        )
 
 
 def _check_quantization(config: EngineConfig) -> None:

@@ -66,6 +66,19 @@ class RankMemory:
     ranks_on_host: int = 1
 
 
+def share_of_gpu(free_bytes: int, total_bytes: int, own_bytes: int, num_sharing: int) -> int:
+    """Returns the free memory of a GPU for one of the `num_sharing` ranks that share the GPU.
+
+    `free_bytes`, `total_bytes`: of the GPU. `own_bytes`: the memory that this rank already has.
+
+    A rank may measure the free memory before another rank has loaded its weights. So a rank counts as free at most the
+    rest of its part of the whole memory.
+    """
+    if num_sharing == 1:
+        return free_bytes
+    return max(0, min(free_bytes // num_sharing, total_bytes // num_sharing - own_bytes))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvPlan:
     """The cache that a rank allocates."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rayloom_engine.config import EngineConfig
+from rayloom_engine.gpu_sharing import gpu_per_rank, shareable_numbers, sharing_advice
 
 Resources = Mapping[str, float]  # name of a Ray resource -> amount
 
@@ -23,8 +24,10 @@ def rank_resources(config: EngineConfig, num_gpus: float) -> dict[str, float]:
     """Returns the resources of one rank in a cluster that has `num_gpus` GPUs."""
     if config.ray_resources_per_rank is not None:
         return dict(config.ray_resources_per_rank)
-    uses_gpu = config.device == "cuda" or (config.device == "auto" and num_gpus >= config.world_size)
-    return {"CPU": 1.0, "GPU": 1.0} if uses_gpu else {"CPU": 1.0}
+    uses_gpu = config.device == "cuda" or (
+        config.device == "auto" and num_gpus * config.ranks_per_gpu >= config.world_size
+    )
+    return {"CPU": 1.0, "GPU": gpu_per_rank(config.ranks_per_gpu)} if uses_gpu else {"CPU": 1.0}
 
 
 def stage_resources(config: EngineConfig, per_rank: Resources) -> dict[str, float]:
@@ -62,8 +65,18 @@ def shortage(config: EngineConfig, nodes: Sequence[Node], per_rank: Resources, w
     if is_taken:
         return f"{needs}{where}. The nodes have enough, but others use it: {details}. End them, or add nodes"
     return f"{needs}{where}. The nodes have too little: {details}. Add nodes, or lower one of the sizes" + (
-        " or ray_resources_per_rank" if config.ray_resources_per_rank else ""
+        " or ray_resources_per_rank" if config.ray_resources_per_rank else _sharing(config, nodes, per_rank)
     )
+
+
+def _sharing(config: EngineConfig, nodes: Sequence[Node], per_rank: Resources) -> str:
+    """Returns the advice to let ranks share GPUs, if the nodes then have enough; else an empty text."""
+    totals = [node.total for node in nodes]
+    for number in shareable_numbers(config.tensor_parallel_size, config.pipeline_parallel_size):
+        stage = stage_resources(config, {**per_rank, "GPU": gpu_per_rank(number)})
+        if can_hold(totals, stage, config.pipeline_parallel_size, config.ray_placement_strategy):
+            return f", {sharing_advice(number)}"
+    return ""
 
 
 def _node(node: Node, stage: Resources, is_taken: bool) -> str:

@@ -15,10 +15,10 @@ from pathlib import Path
 import msgspec
 
 from rayloom_engine.config import EngineConfig
-from rayloom_engine.errors import ConfigError
 from rayloom_engine.launcher.fork_messages import MAX_MESSAGE_BYTES, Killed, KillRank, RankEnd, Ready, StartRank
 from rayloom_engine.launcher.starter import NO_CORE
 from rayloom_engine.models.checkpoint.progress import Progress
+from rayloom_engine.worker.device_shares import rank_devices
 from rayloom_engine.worker.machine import visible_devices
 
 _FORK_SERVER = ("-P", "-m", "rayloom_engine.launcher.fork_server")  # arguments of Python
@@ -50,16 +50,17 @@ class ProcessRanks:
         self._messages = msgspec.json.Decoder(Ready | Killed | RankEnd)
 
     def prepare(self, progress: Progress) -> None:
-        """If there are accelerators, assigns one to each rank. Raises ConfigError if there are too few.
+        """If there are accelerators, assigns them to the ranks. Raises ConfigError if there are too few.
 
         Returns once the fork server is ready or has ended. If it has ended, `start` will start another fork server.
         """
         if self._config.device != "cpu":
-            self._devices = visible_devices()
-        if 0 < len(self._devices) < self._config.world_size:
-            raise ConfigError(
-                f"{self._config.parallelism}: {self._config.world_size} ranks need an accelerator each, and this "
-                f"machine has {len(self._devices)}; lower one of them, or set device to cpu"
+            self._devices = rank_devices(
+                self._config,
+                visible_devices(),
+                self._config.world_size,
+                subject=self._config.parallelism,
+                remedy="lower one of them",
             )
         progress("import", 0, 0, "")
         self._start_server()

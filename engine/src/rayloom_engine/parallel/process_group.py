@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed import ProcessGroup as StageGroup  # the ranks that share one stage
 
+from rayloom_engine.parallel.backend import Backend
 from rayloom_engine.parallel.gloo_connections import Store, find_connections, socket_inodes
 from rayloom_engine.parallel.group_abort import GroupAbort
 from rayloom_engine.parallel.nccl_groups import NcclGroups, keep_process_after_errors
@@ -36,7 +37,7 @@ class Rendezvous:
     rank: int
     world_size: int
     ranks_per_stage: int = 1
-    device_type: str = "cpu"
+    backend: Backend = "gloo"
 
 
 def open_store(host: str) -> tuple[TCPStore, int]:
@@ -56,9 +57,9 @@ def join_group(rendezvous: Rendezvous, timeout_s: float, group_abort: GroupAbort
     Adds the waits in the new groups to `group_abort`.
 
     Returns the group of this rank's stage, or None if stages have one rank. The group of all ranks becomes torch's
-    default group. Both groups use NCCL for "cuda" and gloo for "cpu". Raises RuntimeError if other ranks do not join
-    within `timeout_s`. After such an error, or after the loss of a rank, call `leave_group` and join with a new store,
-    because a store remembers the ranks of its group.
+    default group. Both groups have the same backend. Raises RuntimeError if other ranks do not join within `timeout_s`.
+    After such an error, or after the loss of a rank, call `leave_group` and join with a new store, because a store
+    remembers the ranks of its group.
     """
     timeout = timedelta(seconds=timeout_s)
     store = TCPStore(rendezvous.host, rendezvous.port, is_master=False, wait_for_workers=False, timeout=timeout)
@@ -67,13 +68,13 @@ def join_group(rendezvous: Rendezvous, timeout_s: float, group_abort: GroupAbort
     given = os.environ.get(_INTERFACE_VARIABLE)
     if given is None and (interface := interface_towards(rendezvous.host)) is not None:
         os.environ[_INTERFACE_VARIABLE] = interface
-    is_nccl = rendezvous.device_type == "cuda"
+    is_nccl = rendezvous.backend == "nccl"
     if is_nccl:
         keep_process_after_errors()
     earlier = socket_inodes()
     try:
         dist.init_process_group(
-            "nccl" if is_nccl else "gloo",
+            rendezvous.backend,
             store=store,
             rank=rendezvous.rank,
             world_size=rendezvous.world_size,

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rayloom_engine.parallel.backend import Backend
 from rayloom_engine.parallel.group_abort import GroupAbort
 from rayloom_engine.parallel.process_group import StageGroup
 from rayloom_engine.parallel.process_sums import ProcessTensorGroup
@@ -36,14 +37,14 @@ _ABORTED = b"\1"  # written by this process itself
 
 
 def make_tensor_group(
-    stage_group: StageGroup, widths: tuple[int, ...], device_type: str, group_abort: GroupAbort
+    stage_group: StageGroup, widths: tuple[int, ...], backend: Backend, group_abort: GroupAbort
 ) -> TensorGroup[torch.Tensor]:
-    """Returns the fastest TensorGroup for the ranks of a stage: over shared memory on one CPU host, else over torch.
+    """Returns the fastest TensorGroup for the ranks of a stage: NCCL, else shared memory on one host, else gloo.
 
-    Every rank of the stage must call it at the same time. `widths`: as for ProcessTensorGroup. Adds the waits of sums
-    in shared memory to `group_abort`.
+    Every rank of the stage must call it at the same time. `widths`: as for ProcessTensorGroup. `backend`: of the
+    process group. Adds the waits of sums in shared memory to `group_abort`.
     """
-    if device_type == "cpu":
+    if backend == "gloo":
         try:
             group = SharedTensorGroup(stage_group, widths)
             group_abort.add(group)

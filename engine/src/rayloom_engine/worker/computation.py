@@ -149,8 +149,8 @@ class LoadedPart(Protocol):
     def progress(self) -> int:
         """Number of half layers that were computed without a call of the TensorGroup. Any thread may read it."""
 
-    def free_bytes(self) -> int:
-        """Returns the bytes of the device's memory that this process and others may still allocate."""
+    def free_bytes(self, num_sharing: int) -> int:
+        """Returns this process's share of the device's free memory, if `num_sharing` processes divide the memory."""
 
     def step_bytes(self, step: LargestStep) -> StepBytes:
         """Returns the bytes of the largest step, without weights, adapters and KV cache."""

@@ -9,8 +9,8 @@ import time
 
 from rayloom_engine.common.process import EXIT_CONFIG, EXIT_RANK_LOST
 from rayloom_engine.config import EngineConfig
-from rayloom_engine.errors import ConfigError
 from rayloom_engine.executor_choice import job_place
+from rayloom_engine.worker.device_shares import rank_devices
 from rayloom_engine.worker.machine import visible_devices
 from rayloom_engine.worker.rank_server import DIAL_SECONDS, RankPlace, RankServer
 
@@ -25,11 +25,9 @@ def serve_in_job(config: EngineConfig) -> int:
     """
     place = job_place(config, os.environ)
     devices = [] if config.device == "cpu" else visible_devices()
-    if 0 < len(devices) < place.ranks_on_host:
-        raise ConfigError(
-            f"executor: 'external': {place.ranks_on_host} ranks on this machine need an accelerator each, and it has "
-            f"{len(devices)}; start fewer on it, or set device to cpu"
-        )
+    devices = rank_devices(
+        config, devices, place.ranks_on_host, subject="executor: 'external'", remedy="start fewer on this machine"
+    )
     if devices:
         os.environ["CUDA_VISIBLE_DEVICES"] = devices[place.local_rank]
     signals: list[int] = []

@@ -136,8 +136,8 @@ class LibraryPart:
     def progress(self) -> int:
         return self.model.progress
 
-    def free_bytes(self) -> int:
-        return free_memory_bytes()
+    def free_bytes(self, num_sharing: int) -> int:
+        return free_memory_bytes() // num_sharing
 
     def step_bytes(self, step: LargestStep) -> StepBytes:
         library = self.model.library

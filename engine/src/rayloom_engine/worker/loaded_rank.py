@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.kv.memory import GIB, KvPlan
+from rayloom_engine.parallel.backend import choose_backend
 from rayloom_engine.parallel.group_abort import GroupAbort
 from rayloom_engine.parallel.shard import Shard
 from rayloom_engine.parallel.stage import Stage
@@ -28,12 +29,16 @@ class LoadedRank:
         kv: KvPlan,
         num_step_tokens: int,
         forms: Forms | None = None,
+        ranks_per_gpu: int = 1,
     ) -> None:
-        """`forms`: None, except on the rank that samples."""
+        """`forms`: None, except on the rank that samples. `ranks_per_gpu`: the setting."""
         self.loaded = loaded
         self.kv = kv  # the KV cache that fits on this rank; all ranks use the size of the smallest
         self.num_step_tokens = num_step_tokens
         self.device_type = loaded.device_type
+        self.backend = choose_backend(loaded.device_type, ranks_per_gpu)  # of the process group that this rank joins
+        # True if gloo, which exchanges CPU tensors, must exchange tensors of another device.
+        self.exchanges_on_host = self.backend == "gloo" and loaded.device_type != "cpu"
         self.dtype = loaded.dtype
         self.quantization = loaded.quantization
         self.compute_dtype = loaded.compute_dtype
@@ -56,7 +61,7 @@ class LoadedRank:
         return self.loaded.part.shard
 
     def link(self) -> StageLink[Any] | None:
-        """Returns the link to the neighbour stages; None if the model has one stage.
+        """Returns the link to the neighbour stages; None if the model has one stage. `runner` takes it.
 
         This process must have joined the process group.
         """
@@ -66,8 +71,9 @@ class LoadedRank:
         from rayloom_engine.parallel.process_link import HiddenStates, ProcessGroupLink
 
         part = self.loaded.part
+        device_type = "cpu" if self.exchanges_on_host else self.device_type
         link = ProcessGroupLink(
-            HiddenStates.of(self.loaded.shape.hidden_size, self.hidden_dtype, self.device_type),
+            HiddenStates.of(self.loaded.shape.hidden_size, self.hidden_dtype, device_type),
             previous_rank=part.rank_in(stage.index - 1),
             next_rank=part.rank_in(stage.index + 1),
             depth=stage.count,
@@ -81,14 +87,14 @@ class LoadedRank:
     def tensor_group(self, stage_group: StageGroup | None, group_abort: GroupAbort) -> TensorGroup[Any] | None:
         """Returns the TensorGroup over the group that `join_group` returned; None for a stage of one rank.
 
-        `group_abort` can end the waits of the TensorGroup.
+        `runner` takes it. `group_abort` can end the waits of the TensorGroup.
         """
         if stage_group is None:
             return None
         from rayloom_engine.parallel.shared_sums import make_tensor_group
 
         widths = self.shard.widths(self.loaded.shape.vocab_size)
-        group = make_tensor_group(stage_group, widths, self.device_type, group_abort)
+        group = make_tensor_group(stage_group, widths, self.backend, group_abort)
         if not self.loaded.has_numpy_arrays:
             return group
         from rayloom_engine.parallel.numpy_bridge import NumpyGroup
@@ -108,11 +114,33 @@ class LoadedRank:
         if self.forms is not None:
             self.forms.load_when_idle(lambda: self.activity.advance)
         self.activity.restart()  # all ranks begin an epoch together, so their counts can be compared from here on
-        watched = None if link is None else WatchedLink(link, self.activity)
-        if group is not None or self.shard.count == 1:
-            group = WatchedGroup(group or OneRank(), self.activity)
+        watched_link = self._watched_link(link) if link is not None else None
+        watched_group = self._watched_group(group) if group is not None else None
+        if self.shard.count == 1:
+            watched_group = WatchedGroup(OneRank(), self.activity)
         loaded = self.loaded
-        return Runner(self._computation, loaded.shape, loaded.part, epoch, watched, group, self.forms)
+        return Runner(self._computation, loaded.shape, loaded.part, epoch, watched_link, watched_group, self.forms)
+
+    def _watched_link(self, link: StageLink[Any]) -> StageLink[Any]:
+        """Returns a link for the arrays of this rank. The activity counts its waits for other ranks.
+
+        A copy to host memory waits for this rank's own device, so the activity does not count it.
+        """
+        watched = WatchedLink(link, self.activity)
+        if not self.exchanges_on_host:
+            return watched
+        from rayloom_engine.parallel.host_exchange import HostLink
+
+        return HostLink(watched, self.device_type)
+
+    def _watched_group(self, group: TensorGroup[Any]) -> TensorGroup[Any]:
+        """Returns a group for the arrays of this rank, as `_watched_link` does."""
+        watched = WatchedGroup(group, self.activity)
+        if not self.exchanges_on_host:
+            return watched
+        from rayloom_engine.parallel.host_exchange import HostGroup
+
+        return HostGroup(watched)
 
     def _allocate(self, num_blocks: int) -> RankComputation[Any]:
         try:

@@ -355,7 +355,7 @@ class RankServer:
             rank=self._place.rank,
             world_size=self._config.world_size,
             ranks_per_stage=self._config.tensor_parallel_size,
-            device_type=loaded.device_type,
+            backend=loaded.backend,
         )
         self._group_abort.begin(ticket)
         stage_group = join_group(rendezvous, _GROUP_SECONDS, self._group_abort)

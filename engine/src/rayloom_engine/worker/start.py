@@ -144,6 +144,8 @@ def load_rank(
     if part.stage.is_last and part.shard.is_first:  # this rank samples
         forms = forms_of(resolved, shape)
     loaded = load_part(PartToLoad(resolved.path, shape, part), config, num_threads, os.environ, progress)
+    if config.ranks_per_gpu > 1 and loaded.device_type == "cpu":
+        logger.warning("ranks_per_gpu %d has no effect, because this rank computes on the CPU", config.ranks_per_gpu)
     return_free_memory()  # the memory of the plain matrices, which are not needed after they are packed
     progress("kv_cache", 0, 0, "")
     num_step_tokens = config.max_num_batched_tokens or (
@@ -158,6 +160,7 @@ def load_rank(
         kv=kv,
         num_step_tokens=num_step_tokens,
         forms=forms,
+        ranks_per_gpu=config.ranks_per_gpu,
     )
 
 
@@ -173,7 +176,13 @@ def _import_groups() -> None:
 
     A rank imports these modules before it loads, because the later join waits only seconds for other ranks.
     """
-    from rayloom_engine.parallel import numpy_bridge, process_group, process_link, shared_sums  # noqa: F401
+    from rayloom_engine.parallel import (  # noqa: F401
+        host_exchange,
+        numpy_bridge,
+        process_group,
+        process_link,
+        shared_sums,
+    )
 
 
 def _plan_cache(config: EngineConfig, loaded: LoadedPart, num_step_tokens: int, ranks_on_host: int) -> KvPlan:
@@ -192,8 +201,8 @@ def _plan_cache(config: EngineConfig, loaded: LoadedPart, num_step_tokens: int, 
     # A step has at most `max_num_seqs` rows of logits, or the rows of one draft if these are more.
     num_drafted = config.num_speculative_tokens if config.speculation != "off" else 0
     num_rows = max(config.max_num_seqs, 1 + num_drafted)
-    num_sharing = ranks_on_host * config.engines_on_host
-    free_bytes = loaded.free_bytes() // num_sharing if is_cpu else loaded.free_bytes()
+    num_sharing = ranks_on_host * config.engines_on_host if is_cpu else config.ranks_per_gpu
+    free_bytes = loaded.free_bytes(num_sharing)
     # Without a window, no context is longer than the free memory has KV blocks.
     most_len = free_bytes // demand.block_bytes * BLOCK_SIZE if shape.attention_span is None else demand.wanted_len
     step = LargestStep(num_tokens=num_step_tokens, num_rows=num_rows, context_len=min(demand.wanted_len, most_len))

@@ -26,6 +26,7 @@ from rayloom_engine.kernels.target import Target
 from rayloom_engine.kernels.triton.choice import uses_triton
 from rayloom_engine.kv.cache import KvPages
 from rayloom_engine.kv.layout import KvLayout
+from rayloom_engine.kv.memory import share_of_gpu
 from rayloom_engine.models.adapters.memory import adapter_bytes
 from rayloom_engine.models.adapters.support import needs_native
 from rayloom_engine.models.checkpoint.progress import Progress
@@ -197,9 +198,11 @@ class TorchPart:
     def progress(self) -> int:
         return 0
 
-    def free_bytes(self) -> int:
+    def free_bytes(self, num_sharing: int) -> int:
         device = self.model.kernels.target.device
-        return free_memory_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
+        if device.type == "cpu":
+            return free_memory_bytes() // num_sharing
+        return share_of_gpu(*torch.cuda.mem_get_info(device), torch.cuda.memory_reserved(device), num_sharing)
 
     def step_bytes(self, step: LargestStep) -> StepBytes:
         num_bytes = step_bytes(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import time
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,6 +20,7 @@ from rayloom_engine.front.operations.adapters_endpoint import put_adapters
 from rayloom_engine.front.operations.health import health, metrics
 from rayloom_engine.front.operations.lifecycle import Lifecycle
 from rayloom_engine.front.operations.managed_adapters import ManagedAdapters
+from rayloom_engine.loopback import is_loopback
 from rayloom_engine.status import State
 
 
@@ -70,8 +70,7 @@ def is_own_request(host: str, origin: str | None) -> bool:
     if origin is not None:
         return False
     try:
-        name = urlsplit(f"//{host}").hostname or ""
-        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+        return is_loopback(urlsplit(f"//{host}").hostname or "")
     except ValueError:
         return False
 
