@@ -53,6 +53,24 @@ def test_each_engine_gets_as_many_accelerators_as_it_has_ranks():
     assert gateway.environment == {}
 
 
+def test_ranks_share_accelerators_only_if_local_is_given_a_number():
+    service = make_service(replicas=2, parallelism={"tensor": 2, "pipeline": 2})
+    *engines, gateway = plan_processes(
+        service, folder=FOLDER, gateway=GATEWAY, engines=ENGINES, devices=("3", "1", "0", "2", "7"), ranks_per_gpu=2
+    )
+
+    assert [plan.environment for plan in engines] == [
+        {"CUDA_VISIBLE_DEVICES": "3,1"},
+        {"CUDA_VISIBLE_DEVICES": "0,2"},
+    ]
+    assert [plan.document.get("ranks_per_gpu") for plan in (*engines, gateway)] == [2, 2, None]
+    assert [plan.document.get("ranks_per_gpu") for plan in plans()] == [None, None, None]
+    assert replicas_problem(service, tuple("0123"), ranks_per_gpu=2) is None
+    assert "need 2 accelerators each, and this machine has 3; use at most 1 replicas" in (
+        replicas_problem(service, tuple("012"), ranks_per_gpu=2) or ""
+    )
+
+
 def test_engines_on_a_cpu_get_no_accelerator():
     assert [plan.environment for plan in plans(devices=("0",), engine={"args": {"device": "cpu"}})] == [{}, {}, {}]
     assert [plan.environment for plan in plans()] == [{}, {}, {}]

@@ -98,6 +98,8 @@ def _add_local_flags(local: argparse.ArgumentParser) -> None:
     local.add_argument("--port", type=_port, default=8000, help="API port; 0 picks a free one (default: %(default)s)")
     admin_help = "admin port on loopback; 0 picks a free one (default: %(default)s)"
     local.add_argument("--admin-port", type=_port, default=8001, help=admin_help)
+    share_help = "ranks of an engine that share an accelerator, to try a manifest on fewer of them; slow (default: 1)"
+    local.add_argument("--ranks-per-gpu", type=_ranks_per_gpu, default=1, metavar="N", help=share_help)
     no_sample = "do not ask a sample question once the engine serves"
     local.add_argument("--no-sample", dest="has_sample", action="store_false", help=no_sample)
 
@@ -177,6 +179,13 @@ def _port(text: str) -> int:
     if not 0 <= port <= 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port; use a number from 0 to 65535")
     return port
+
+
+def _ranks_per_gpu(text: str) -> int:
+    number = int(text) if text.isdecimal() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of ranks; use 1 or more")
+    return number
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -53,18 +53,18 @@ def visible_devices(environment: Mapping[str, str], num_present: int) -> tuple[s
     return tuple(names[: names.index("-1")] if "-1" in names else names)
 
 
-def replicas_problem(service: LLMService, devices: Sequence[str]) -> str | None:
+def replicas_problem(service: LLMService, devices: Sequence[str], ranks_per_gpu: int = 1) -> str | None:
     """Returns the reason why a machine with `devices` cannot run the engines; None if there is no such reason."""
     number = service.spec.replicas
     if number == 0:
         return "spec.replicas: 0 suspends the service; use 1 or more to serve it on this machine"
     if number == 1 or not _uses_devices(service, devices):
         return None
-    num_ranks = _num_ranks(service)
-    most = len(devices) // num_ranks
+    num_needed = _num_devices(service, ranks_per_gpu)
+    most = len(devices) // num_needed
     if number <= most:
         return None
-    each = "an accelerator" if num_ranks == 1 else f"{num_ranks} accelerators"
+    each = "an accelerator" if num_needed == 1 else f"{num_needed} accelerators"
     cure = f"use at most {most} replicas" if most else "use a machine with more of them"
     return (
         f"spec.replicas: {number} engines need {each} each, and this machine has {len(devices)}; {cure}, or set "
@@ -73,26 +73,33 @@ def replicas_problem(service: LLMService, devices: Sequence[str]) -> str | None:
 
 
 def plan_processes(
-    service: LLMService, *, folder: Path, gateway: Ports, engines: Sequence[Ports], devices: Sequence[str]
+    service: LLMService,
+    *,
+    folder: Path,
+    gateway: Ports,
+    engines: Sequence[Ports],
+    devices: Sequence[str],
+    ranks_per_gpu: int = 1,
 ) -> tuple[ProcessPlan, ...]:
     """Returns the plans of the engines, then the gateway's plan. `folder` contains the key file; the gateway stores
     the tokenizer there.
 
-    Each engine gets as many of the `devices` as it has ranks. The caller checks with `replicas_problem` that there are
-    enough devices.
+    Each engine gets as many of the `devices` as it has ranks, or fewer if ranks share devices. The caller checks with
+    `replicas_problem` that there are enough devices.
     """
     key = str(folder / KEY_FILE)
-    num_ranks = _num_ranks(service)
+    num_own = _num_devices(service, ranks_per_gpu)
+    shared = {"engines_on_host": len(engines), **sharing_document(ranks_per_gpu)}
     plans = []
     for index, place in enumerate(engines):
-        own = devices[index * num_ranks : (index + 1) * num_ranks] if _uses_devices(service, devices) else ()
+        own = devices[index * num_own : (index + 1) * num_own] if _uses_devices(service, devices) else ()
         front = {"front_host": place.host, "front_port": place.front_port, "front_key_file": key}
         plans.append(
             ProcessPlan(
                 name=f"engine-{index}",
                 command="serve",
                 place=place,
-                document={**_engine_document(service, place), **front, "engines_on_host": len(engines)},
+                document={**_engine_document(service, place), **front, **shared},
                 environment={_DEVICES: ",".join(own)} if own else {},
             )
         )
@@ -106,12 +113,19 @@ def plan_processes(
     return (*plans, own_plan)
 
 
+def sharing_document(ranks_per_gpu: int) -> dict[str, int]:
+    """Returns the fields of an engine's document that let its ranks share accelerators. No manifest has such fields."""
+    return {"ranks_per_gpu": ranks_per_gpu} if ranks_per_gpu > 1 else {}
+
+
 def _engine_document(service: LLMService, place: Ports) -> dict[str, Any]:
     return dict(engine_config(service, host=place.host, port=place.port, admin_port=place.admin_port))
 
 
-def _num_ranks(service: LLMService) -> int:
-    return (service.spec.parallelism.tensor or 1) * (service.spec.parallelism.pipeline or 1)
+def _num_devices(service: LLMService, ranks_per_gpu: int) -> int:
+    """Returns the number of accelerators that an engine's ranks need."""
+    num_ranks = (service.spec.parallelism.tensor or 1) * (service.spec.parallelism.pipeline or 1)
+    return -(-num_ranks // ranks_per_gpu)
 
 
 def _uses_devices(service: LLMService, devices: Sequence[str]) -> bool:

@@ -24,7 +24,7 @@ from rayloom_operator.engines.status import EngineStatus
 from rayloom_operator.errors import EngineEnded, EngineUnavailable, OperatorError, SpecError
 from rayloom_operator.local.client import base_url, read_status
 from rayloom_operator.local.display import StartupDisplay
-from rayloom_operator.local.plan import LOOPBACK, replicas_problem, visible_devices
+from rayloom_operator.local.plan import LOOPBACK, replicas_problem, sharing_document, visible_devices
 from rayloom_operator.local.ports import claimable_port
 from rayloom_operator.local.process import LocalProcess, find_engine
 from rayloom_operator.local.several import LocalRun, serve_several
@@ -37,18 +37,19 @@ _POLL_INTERVAL_S = 0.1
 _STOP_GRACE_S = 2.5
 
 
-def serve_local(*, manifest: Path, host: str, port: int, admin_port: int, has_sample: bool) -> int:
+def serve_local(*, manifest: Path, host: str, port: int, admin_port: int, ranks_per_gpu: int, has_sample: bool) -> int:
     """Serves until a stop signal arrives or the engine exits. Returns the exit code, which is 0 after a stop signal.
 
-    Port 0 picks a free port. With `has_sample` one sample request is sent once the engine serves. Raises SpecError for
-    a manifest that cannot be served locally, and EngineUnavailable if the engine cannot be started.
+    Port 0 picks a free port. `ranks_per_gpu`: the engine's setting, which no manifest has. With `has_sample` one sample
+    request is sent once the engine serves. Raises SpecError for a manifest that cannot be served locally, and
+    EngineUnavailable if the engine cannot be started.
     """
     signals = StopSignals()
     signals.install()
     service = load_service(manifest)
     environment = {**os.environ, **{variable.name: variable.value for variable in service.spec.engine.env}}
     devices = visible_devices(environment, len(glob.glob("/dev/nvidia[0-9]*")))
-    _check(service, environment, devices)
+    _check(service, environment, devices, ranks_per_gpu)
     if has_template(service.spec.pod_template):
         print("spec.podTemplate has no effect without a cluster: there are no pods.", file=sys.stderr, flush=True)
     command = find_engine()
@@ -60,6 +61,7 @@ def serve_local(*, manifest: Path, host: str, port: int, admin_port: int, has_sa
             host=host,
             port=port,
             admin_port=admin_port,
+            ranks_per_gpu=ranks_per_gpu,
             has_sample=has_sample,
         )
         return serve_several(run, command, signals)
@@ -68,10 +70,11 @@ def serve_local(*, manifest: Path, host: str, port: int, admin_port: int, has_sa
 
     folder = Path(tempfile.mkdtemp(prefix="rayloom-local-"))
     config_path = folder / "config.json"
-    config_path.write_text(
-        json.dumps(engine_config(service, host=host, port=port, admin_port=admin_port), indent=2) + "\n",
-        encoding="utf-8",
-    )
+    document = {
+        **engine_config(service, host=host, port=port, admin_port=admin_port),
+        **sharing_document(ranks_per_gpu),
+    }
+    config_path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     arguments = [str(command), "serve", "--config", str(config_path)]
     engine = LocalProcess("the engine", arguments, folder / "engine.log", environment)
     is_stop_requested = False
@@ -99,7 +102,9 @@ def serve_local(*, manifest: Path, host: str, port: int, admin_port: int, has_sa
             shutil.rmtree(folder)
 
 
-def _check(service: LLMService, environment: Mapping[str, str], devices: Sequence[str] = ()) -> None:
+def _check(
+    service: LLMService, environment: Mapping[str, str], devices: Sequence[str] = (), ranks_per_gpu: int = 1
+) -> None:
     """Raises SpecError if the spec needs a cluster, or more than `devices`.
 
     tokenSecretRef is accepted: the engine reads HF_TOKEN instead.
@@ -119,7 +124,7 @@ def _check(service: LLMService, environment: Mapping[str, str], devices: Sequenc
         problems.append(
             "spec.auth: Secrets exist only in a cluster; set RAYLOOM_API_KEYS to the keys, separated by commas"
         )
-    if (problem := replicas_problem(service, devices)) is not None:
+    if (problem := replicas_problem(service, devices, ranks_per_gpu)) is not None:
         problems.append(problem)
     if problems:
         raise SpecError(tuple(problems))

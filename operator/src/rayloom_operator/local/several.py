@@ -49,6 +49,7 @@ class LocalRun:
     host: str
     port: int
     admin_port: int
+    ranks_per_gpu: int
     has_sample: bool
 
 
@@ -97,7 +98,12 @@ class Several:
         triples = [own[index : index + 3] for index in range(0, len(own), 3)]
         engines = [_place(*triple) for triple in triples]
         plans = plan_processes(
-            run.service, folder=folder, gateway=_place(api, admin), engines=engines, devices=run.devices
+            run.service,
+            folder=folder,
+            gateway=_place(api, admin),
+            engines=engines,
+            devices=run.devices,
+            ranks_per_gpu=run.ranks_per_gpu,
         )
         self._members = [
             Member(
