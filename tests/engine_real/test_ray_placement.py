@@ -6,29 +6,38 @@ import importlib
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rayloom_engine.config import EngineConfig, parse_config
 from rayloom_engine.errors import ConfigError, EngineDead, EngineError
+from rayloom_engine.launcher import ray_ranks
 from rayloom_engine.launcher.ray_ranks import RayRanks
 from rayloom_engine.models.checkpoint.progress import no_progress
+from rayloom_engine.worker.rank_server import RankPlace
 from rt_equal_tokens import ARGUMENTS, tokens_of_one_rank, tokens_of_ranks, uneven_checkpoint
 from rt_server import running_server
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
+def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     cluster = Cluster()
     for _ in range(2):
         cluster.add_node(num_cpus=2, num_gpus=0, object_store_memory=80 << 20, include_dashboard=False)
-    yield cluster.address
+    yield cluster
     cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def address(cluster: Any) -> str:
+    return str(cluster.address)
 
 
 def _config(address: str, **changes: object) -> EngineConfig:
@@ -50,6 +59,45 @@ def test_the_ranks_of_a_stage_share_a_node_and_the_stages_are_apart(address: str
         assert (tmp_path / "placed").exists(), "for the next launcher"
     finally:
         ranks.close()
+
+
+@pytest.mark.slow  # it starts six processes
+def test_ray_puts_exactly_the_wanted_number_of_ranks_on_each_gpu(
+    cluster: Any, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray counts GPUs, and does not use them, so a node can have two without a GPU in the machine."""
+
+    class Noting:
+        def run(self, _: str, place: RankPlace) -> None:
+            import ray
+
+            path = tmp_path / f"new-{place.rank}"
+            path.write_text(",".join(map(str, ray.get_gpu_ids())))
+            path.rename(tmp_path / f"rank-{place.rank}")
+            threading.Event().wait()  # keeps its part of the GPU until the test ends
+
+    monkeypatch.setattr(ray_ranks, "RankActor", Noting)
+    node = cluster.add_node(num_cpus=0, num_gpus=2, object_store_memory=80 << 20, include_dashboard=False)
+    config = _config(
+        address,
+        device="cuda",
+        tensor_parallel_size=6,
+        ranks_per_gpu=3,
+        ray_resources_per_rank={"GPU": 0.3333},
+    )
+    ranks = RayRanks(config, tmp_path, "token", 1)
+    try:
+        ranks.prepare(no_progress)
+        for rank in range(6):
+            ranks.start(rank, 1)
+        deadline = time.monotonic() + 120.0
+        while len(found := list(tmp_path.glob("rank-*"))) < 6:
+            assert time.monotonic() < deadline, f"ranks with a GPU: {sorted(path.name for path in found)}"
+            ranks.wait(0.1)
+        assert sorted(path.read_text() for path in found) == ["0", "0", "0", "1", "1", "1"]
+    finally:
+        ranks.close()
+        cluster.remove_node(node)
 
 
 @pytest.mark.slow

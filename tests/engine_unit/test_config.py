@@ -68,11 +68,28 @@ def test_the_api_name_is_the_last_part_of_the_model(model: str, name: str) -> No
         ({"ranks_per_gpu": 4, "pipeline_parallel_size": 2}, "cannot share GPUs evenly, .*; use 1 or 2"),
         (
             {"ranks_per_gpu": 2, "tensor_parallel_size": 2, "ray_resources_per_rank": {"CPU": 1, "GPU": 1}},
-            "ray_resources_per_rank: with GPU 1, 2 ranks cannot share a GPU.*; use at most 0.5, or leave",
+            "ray_resources_per_rank: with GPU 1, Ray does not put 2 ranks on a GPU, as ranks_per_gpu demands; use at "
+            "most 0.5 and more than 1/3, or leave ray_resources_per_rank out",
+        ),
+        (
+            {"ranks_per_gpu": 2, "tensor_parallel_size": 4, "ray_resources_per_rank": {"GPU": 0.25}},
+            "with GPU 0.25, Ray does not put 2 ranks on a GPU, .*; use at most 0.5 and more than 1/3",
+        ),
+        (
+            {"ranks_per_gpu": 2, "tensor_parallel_size": 2, "ray_resources_per_rank": {"GPU": 0.5001}},
+            "with GPU 0.5001, Ray does not put 2 ranks on a GPU",
+        ),
+        (
+            {"ranks_per_gpu": 2, "tensor_parallel_size": 2, "ray_resources_per_rank": {"GPU": 0.3333}},
+            "with GPU 0.3333, Ray does not put 2 ranks on a GPU",
         ),
         (
             {"ranks_per_gpu": 2, "tensor_parallel_size": 2, "ray_resources_per_rank": {"CPU": 1}},
-            "ray_resources_per_rank: with GPU 0, 2 ranks cannot share a GPU",
+            'ray_resources_per_rank: ranks_per_gpu 2 needs a part of a GPU for each rank; add "GPU": 0.5',
+        ),
+        (
+            {"tensor_parallel_size": 2, "ray_resources_per_rank": {"GPU": 0.5}},
+            "with GPU 0.5, ranks could share a GPU, and ranks_per_gpu is 1; use 1, or set ranks_per_gpu to the number",
         ),
         ({"ray_placement_strategy": "spread"}, "'STRICT_SPREAD' or 'STRICT_PACK', given 'spread'"),
     ],
@@ -80,6 +97,21 @@ def test_the_api_name_is_the_last_part_of_the_model(model: str, name: str) -> No
 def test_a_mistake_is_named_with_the_given_value(document: object, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         parse_config(document)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"ranks_per_gpu": 2, "tensor_parallel_size": 4, "ray_resources_per_rank": {"GPU": 0.3334}},
+        {"ranks_per_gpu": 3, "tensor_parallel_size": 3, "ray_resources_per_rank": {"GPU": 0.3333}},
+        {"tensor_parallel_size": 2, "ray_resources_per_rank": {"GPU": 2}},
+        {"tensor_parallel_size": 2, "ray_resources_per_rank": {"CPU": 1}},
+        {"ray_resources_per_rank": {"GPU": 0.5}},  # of one rank, which shares with no other rank of this engine
+        {"tensor_parallel_size": 2, "ray_resources_per_rank": {"GPU": 0.5}, "device": "cpu"},
+    ],
+)
+def test_a_rank_may_take_a_part_of_a_gpu_that_gives_the_gpu_its_number_of_ranks(document: dict[str, object]) -> None:
+    assert parse_config(document).ray_resources_per_rank == document["ray_resources_per_rank"]
 
 
 def test_the_error_of_an_unusable_file_has_the_cause(tmp_path: Path) -> None:

@@ -76,7 +76,8 @@ def test_too_few_devices_are_refused_with_the_number_of_ranks_that_could_share_o
         _devices(devices, tensor_parallel_size=4, ranks_per_gpu=ranks_per_gpu)
     assert str(refusal.value) == (
         f"SUBJECT: 4 ranks need {need}; REMEDY, set device to cpu, or let {enough} ranks share an accelerator by "
-        f"ranks_per_gpu: {enough} (they exchange through host memory, which is slow)"
+        f"ranks_per_gpu: {enough}, on a command line --ranks-per-gpu {enough} (they exchange through host memory, "
+        "which is slow)"
     )
 
 

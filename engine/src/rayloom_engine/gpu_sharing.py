@@ -23,9 +23,17 @@ def gpu_per_rank(ranks_per_gpu: int) -> float:
     return _UNITS // ranks_per_gpu / _UNITS
 
 
+def ranks_on_gpu(amount: float) -> int:
+    """Returns the number of ranks that Ray puts on one GPU, if each takes `amount` of a GPU (at most 1)."""
+    return _UNITS // round(amount * _UNITS)
+
+
 def sharing_advice(number: int) -> str:
-    """Returns the end of a sentence that lists remedies for too few GPUs: `number` ranks could share each GPU."""
+    """Returns the end of a sentence that lists remedies for too few GPUs: `number` ranks could share each GPU.
+
+    It is for ranks on one machine. Pods have no such setting, but `rayloom-operator local` has the flag.
+    """
     return (
-        f"or let {number} ranks share an accelerator by ranks_per_gpu: {number} (they exchange through host memory, "
-        "which is slow)"
+        f"or let {number} ranks share an accelerator by ranks_per_gpu: {number}, on a command line "
+        f"--ranks-per-gpu {number} (they exchange through host memory, which is slow)"
     )

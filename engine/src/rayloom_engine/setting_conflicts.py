@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rayloom_engine.errors import ConfigError
-from rayloom_engine.gpu_sharing import gpu_per_rank, shareable_numbers
+from rayloom_engine.gpu_sharing import gpu_per_rank, ranks_on_gpu, shareable_numbers
 
 if TYPE_CHECKING:
     from rayloom_engine.config import EngineConfig
@@ -50,6 +50,8 @@ def check_conflicts(config: EngineConfig) -> None:
         _check_quantization(config)
     if config.ranks_per_gpu > 1:
         _check_shared_gpus(config)
+    if config.ray_resources_per_rank is not None and config.world_size > 1 and config.device != "cpu":
+        _check_gpu_of_rank(config.ray_resources_per_rank.get("GPU"), config.ranks_per_gpu)
     if config.device == "cuda" and "GPU" not in (config.ray_resources_per_rank or {"GPU": 1.0}):
         raise ConfigError("EngineConfig: ray_resources_per_rank: device 'cuda' needs a GPU; add \"GPU\": 1")
 
@@ -68,12 +70,31 @@ def _check_shared_gpus(config: EngineConfig) -> None:
             f"{given}: the {config.world_size} ranks of {config.parallelism} cannot share GPUs evenly, with one stage "
             f"or whole stages on each; use {', '.join(map(str, others))} or {most}"
         )
-    most_gpu = gpu_per_rank(config.ranks_per_gpu)
-    amount = (config.ray_resources_per_rank or {"GPU": most_gpu}).get("GPU", 0.0)
-    if not 0 < amount <= most_gpu:
+
+
+def _check_gpu_of_rank(amount: float | None, ranks_per_gpu: int) -> None:
+    """Raises ConfigError if Ray would put another number of ranks on a GPU than ranks_per_gpu.
+
+    Each rank plans for 1 / ranks_per_gpu of the GPU's memory. `amount`: GPU of ray_resources_per_rank.
+    """
+    part = gpu_per_rank(ranks_per_gpu)
+    if amount is None:
+        if ranks_per_gpu > 1:
+            raise ConfigError(
+                f"EngineConfig: ray_resources_per_rank: ranks_per_gpu {ranks_per_gpu} needs a part of a GPU for each "
+                f'rank; add "GPU": {part:g}'
+            )
+    elif ranks_per_gpu == 1:
+        if amount < 1:
+            raise ConfigError(
+                f"EngineConfig: ray_resources_per_rank: with GPU {amount:g}, ranks could share a GPU, and "
+                "ranks_per_gpu is 1; use 1, or set ranks_per_gpu to the number of ranks on a GPU"
+            )
+    elif amount > 1 or ranks_on_gpu(amount) != ranks_per_gpu:
         raise ConfigError(
-            f"EngineConfig: ray_resources_per_rank: with GPU {amount:g}, {config.ranks_per_gpu} ranks cannot share a "
-            f"GPU, as ranks_per_gpu demands; use at most {most_gpu:g}, or leave ray_resources_per_rank out"
+            f"EngineConfig: ray_resources_per_rank: with GPU {amount:g}, Ray does not put {ranks_per_gpu} ranks on a "
+            f"GPU, as ranks_per_gpu demands; use at most {part:g} and more than 1/{ranks_per_gpu + 1}, or leave "
+            "ray_resources_per_rank out"
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rayloom_engine.config import EngineConfig
-from rayloom_engine.gpu_sharing import gpu_per_rank, shareable_numbers, sharing_advice
+from rayloom_engine.gpu_sharing import gpu_per_rank
 
 Resources = Mapping[str, float]  # name of a Ray resource -> amount
 
@@ -35,12 +35,26 @@ def stage_resources(config: EngineConfig, per_rank: Resources) -> dict[str, floa
 
     The ranks of a stage communicate in every layer, so they share a node. Different stages communicate once a step.
     """
-    return {name: round(amount * config.tensor_parallel_size, 4) for name, amount in per_rank.items()}
+    stage = {name: round(amount * config.tensor_parallel_size, 4) for name, amount in per_rank.items()}
+    if "GPU" in stage and 1 < config.ranks_per_gpu <= config.tensor_parallel_size:
+        # Whole GPUs. Otherwise six ranks with 0.3333 GPU each would get 1.9998 GPUs: one, and 0.9998 of another, which
+        # has room for two ranks only.
+        stage["GPU"] = float(config.tensor_parallel_size // config.ranks_per_gpu)
+    return stage
 
 
 def num_stages_on(node: Resources, stage: Resources) -> int:
     """Returns how many stages fit on a node with these resources."""
-    return min(round(node.get(name, 0.0) * _UNITS) // round(amount * _UNITS) for name, amount in stage.items())
+    return min(_num_shares(name, node.get(name, 0.0), amount) for name, amount in stage.items())
+
+
+def _num_shares(name: str, available: float, amount: float) -> int:
+    """Returns how many stages get `amount` of a resource. A part of a GPU is always on one GPU."""
+    has, takes = round(available * _UNITS), round(amount * _UNITS)
+    if name != "GPU" or takes >= _UNITS:
+        return has // takes
+    num_whole, rest = divmod(has, _UNITS)
+    return num_whole * (_UNITS // takes) + rest // takes
 
 
 def can_hold(nodes: Iterable[Resources], stage: Resources, num_stages: int, strategy: str) -> bool:
@@ -65,18 +79,8 @@ def shortage(config: EngineConfig, nodes: Sequence[Node], per_rank: Resources, w
     if is_taken:
         return f"{needs}{where}. The nodes have enough, but others use it: {details}. End them, or add nodes"
     return f"{needs}{where}. The nodes have too little: {details}. Add nodes, or lower one of the sizes" + (
-        " or ray_resources_per_rank" if config.ray_resources_per_rank else _sharing(config, nodes, per_rank)
+        " or ray_resources_per_rank" if config.ray_resources_per_rank else ""
     )
-
-
-def _sharing(config: EngineConfig, nodes: Sequence[Node], per_rank: Resources) -> str:
-    """Returns the advice to let ranks share GPUs, if the nodes then have enough; else an empty text."""
-    totals = [node.total for node in nodes]
-    for number in shareable_numbers(config.tensor_parallel_size, config.pipeline_parallel_size):
-        stage = stage_resources(config, {**per_rank, "GPU": gpu_per_rank(number)})
-        if can_hold(totals, stage, config.pipeline_parallel_size, config.ray_placement_strategy):
-            return f", {sharing_advice(number)}"
-    return ""
 
 
 def _node(node: Node, stage: Resources, is_taken: bool) -> str:
