@@ -60,6 +60,12 @@ def test_a_job_on_one_machine_stays_on_it() -> None:
         ({"RANK": "", "MASTER_ADDR": ""}, "needs RANK, MASTER_ADDR in the environment; start it with torchrun"),
         ({"RANK": "one"}, "is no number: .*'one'"),
         ({"WORLD_SIZE": "3"}, "WORLD_SIZE 3, but tensor_parallel_size 2 x pipeline_parallel_size 2 needs 4 ranks"),
+        (
+            {"LOCAL_WORLD_SIZE": "5"},
+            "LOCAL_RANK 1 and LOCAL_WORLD_SIZE 5 cannot be in a job of WORLD_SIZE 4; use LOCAL_RANK < LOCAL_WORLD_SIZE",
+        ),
+        ({"LOCAL_RANK": "2"}, "LOCAL_RANK 2 and LOCAL_WORLD_SIZE 2 cannot be in a job of WORLD_SIZE 4"),
+        ({"LOCAL_RANK": "-1"}, "LOCAL_RANK -1 and LOCAL_WORLD_SIZE 2 cannot be"),
         ({"RAYLOOM_RANK_TOKEN": "short"}, r"RAYLOOM_RANK_TOKEN=\$\(openssl rand -hex 32\)"),
         ({"MASTER_PORT": "65535"}, "MASTER_PORT 65535 has no next port; set rank_port"),
     ],

@@ -101,6 +101,9 @@ def test_a_rank_of_a_job_gets_the_device_of_its_local_rank(monkeypatch: pytest.M
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "7"
     with pytest.raises(ConfigError, match=r"'external': 4 ranks need an accelerator each, .* has 2; start fewer on"):
         job.serve_in_job(parse_config(sizes))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "9")
+    with pytest.raises(ConfigError, match="LOCAL_WORLD_SIZE 9 cannot be in a job of WORLD_SIZE 4"):
+        job.serve_in_job(parse_config(sizes))
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,11 @@ def job_place(config: EngineConfig, environ: Mapping[str, str]) -> JobPlace:
             f"executor: 'external': the job has WORLD_SIZE {world_size}, but {config.parallelism} needs "
             f"{config.world_size} ranks; start as many, or change one of the sizes"
         )
+    if not 0 <= local_rank < ranks_on_host <= world_size:
+        raise ConfigError(
+            f"executor: 'external': LOCAL_RANK {local_rank} and LOCAL_WORLD_SIZE {ranks_on_host} cannot be in a job of "
+            f"WORLD_SIZE {world_size}; use LOCAL_RANK < LOCAL_WORLD_SIZE <= WORLD_SIZE, as torchrun does"
+        )
     if config.rank_port == 0 and port == 65535:
         raise ConfigError("executor: 'external': MASTER_PORT 65535 has no next port; set rank_port")
     token = environ.get(_TOKEN_VARIABLE, "")

@@ -24,7 +24,7 @@ def rank_devices(
     if len(devices) >= num_needed:
         return [devices[rank // per_gpu] for rank in range(num_ranks)]
     need = "need an accelerator each" if per_gpu == 1 else f"need {num_needed} accelerators, {per_gpu} ranks on each"
-    # The greatest possible number is the number of all ranks, so there is always one.
+    # There is always one: the greatest possible number is that of all ranks, and no machine has more ranks than that.
     numbers = shareable_numbers(config.tensor_parallel_size, config.pipeline_parallel_size)
     enough = next(number for number in numbers if number * len(devices) >= num_ranks)
     raise ConfigError(
