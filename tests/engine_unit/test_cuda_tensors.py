@@ -29,6 +29,7 @@ from rayloom_engine.parallel.host_exchange import HostGroup, HostLink
 from rayloom_engine.parallel.model_part import whole_part
 from rayloom_engine.parallel.tensor_group import OneRank
 from rayloom_engine.worker.gpu_sampler import GpuSampler
+from rayloom_engine.worker.torch_computation import TorchPart
 from rt_slots import make_slot
 from rt_tiny import VARIANTS, WITH_EXPERTS, make_batch, tiny_variant
 
@@ -173,7 +174,16 @@ class HostMemoryOnly:
         self.num_calls += 1
 
 
-def test_ranks_that_share_a_gpu_exchange_copies_in_host_memory() -> None:
+def test_ranks_that_share_a_gpu_exchange_copies_in_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer may read a copy at once, so a copy to host memory must be complete; the GPU orders copies to itself."""
+    copies: list[tuple[str, str, bool]] = []
+    copy = torch.Tensor.copy_
+
+    def noted_copy(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        copies.append((source.device.type, target.device.type, non_blocking))
+        return copy(target, source, non_blocking)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", noted_copy)
     with fake_cuda():
         host = HostMemoryOnly()
         group, link = HostGroup(host), HostLink(host, "cuda")
@@ -186,3 +196,24 @@ def test_ranks_that_share_a_gpu_exchange_copies_in_host_memory() -> None:
         hidden_TD = link.receive(3)
         assert (hidden_TD.device, hidden_TD.dtype, hidden_TD.shape) == (CUDA, torch.bfloat16, (3, 8))
     assert host.num_calls == 3
+    to_host = ("cuda", "cpu", False)
+    assert copies == [to_host, ("cpu", "cuda", True), to_host, to_host]
+
+
+@pytest.mark.parametrize(
+    ("free", "num_sharing", "own_free"),
+    [(60, 1, 60), (60, 2, 30), (70, 2, 30), (40, 2, 20)],
+)
+def test_a_rank_plans_with_its_part_of_the_memory_of_its_gpu(
+    free: int, num_sharing: int, own_free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The GPU has 80 bytes, of which torch has reserved 10 in this process."""
+    shape = read_shape(tiny_variant(tmp_path, "llama"))
+    with fake_cuda():
+        kernels = choose_kernels(Target(device=CUDA, compute_dtype=torch.bfloat16, backend="plain"))
+        model, _ = empty_model(shape, whole_part(shape.num_layers), kernels)
+    part = TorchPart(model=model, num_bytes_read=0, dtype="bfloat16", compute_dtype="bfloat16")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: {CUDA: (free, 80)}[device])
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: {CUDA: 10}[device])
+    assert part.device_type == "cuda"
+    assert part.free_bytes(num_sharing) == own_free

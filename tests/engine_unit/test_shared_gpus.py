@@ -8,13 +8,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 import pytest
+import torch
 
 from rayloom_engine.config import parse_config
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.models.checkpoint.progress import no_progress
+from rayloom_engine.parallel import host_exchange
 from rayloom_engine.parallel.backend import choose_backend
+from rayloom_engine.parallel.process_link import ProcessGroupLink
 from rayloom_engine.worker import job, torch_computation
 from rayloom_engine.worker.device_shares import rank_devices
 from rayloom_engine.worker.loaded_rank import LoadedRank
@@ -119,24 +123,112 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_variant(tmp_path_factory.mktemp("tiny"), "llama")
 
 
-def test_ranks_on_a_gpu_divide_its_memory_but_not_by_the_ranks_of_the_host(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Weights and blocks are on the CPU here, and the rank plans as on a GPU."""
+class MakeRank(Protocol):
+    def __call__(self, ranks_per_gpu: int, free_bytes: int = 8 << 20) -> LoadedRank: ...
+
+
+@pytest.fixture
+def rank_on_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRank:
+    """Loads rank 0 of two stages of two ranks. Weights and blocks are on the CPU; in all else the rank is on a GPU."""
     monkeypatch.setenv("RAYLOOM_CPU_ISA", "torch")
     monkeypatch.setattr(TorchPart, "device_type", "cuda")
 
-    def rank(free_bytes: int, ranks_per_gpu: int) -> LoadedRank:
+    def rank(ranks_per_gpu: int, free_bytes: int = 8 << 20) -> LoadedRank:
         monkeypatch.setattr(torch_computation, "free_memory_bytes", lambda: free_bytes)
-        config = stage_config(folder, 2, num_kv_blocks=None, max_num_seqs=512, max_num_batched_tokens=16)
+        settings = {"num_kv_blocks": None, "max_num_seqs": 512, "max_num_batched_tokens": 16}
+        config = stage_config(folder, 2, tensor_parallel_size=2, **settings)
         config = config.model_copy(update={"ranks_per_gpu": ranks_per_gpu})
         resolved, shape = find_model(config, no_progress)
         return load_rank(config, resolved, shape, no_progress, part=part_of(config, shape, 0), ranks_on_host=4)
 
-    alone, half, shared = (rank(*place) for place in ((8 << 20, 1), (4 << 20, 1), (8 << 20, 2)))
+    return rank
+
+
+def test_ranks_on_a_gpu_divide_its_memory_but_not_by_the_ranks_of_the_host(rank_on_gpu: MakeRank) -> None:
+    alone, half, shared = rank_on_gpu(1), rank_on_gpu(1, 4 << 20), rank_on_gpu(2)
     assert 0 < shared.kv.num_blocks == half.kv.num_blocks < alone.kv.num_blocks
     assert (alone.backend, alone.exchanges_on_host) == ("nccl", False)
     assert (shared.backend, shared.exchanges_on_host) == ("gloo", True)
+
+
+class Peers:
+    """A TensorGroup and a StageLink of one rank. Notes each call, and whether the rank's activity counts it a wait."""
+
+    def __init__(self, rank: LoadedRank, notes: list[tuple[str, bool]]) -> None:
+        self._rank = rank
+        self._notes = notes
+
+    def all_reduce(self, part: torch.Tensor) -> torch.Tensor:
+        self._notes.append(("sum", self._rank.activity.waits))
+        return part
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        self._notes.append(("gather", self._rank.activity.waits))
+        return part
+
+    def receive(self, num_tokens: int) -> torch.Tensor:
+        self._notes.append(("receive", self._rank.activity.waits))
+        return torch.empty(num_tokens, 1)
+
+    def send(self, hidden_TD: torch.Tensor) -> None:
+        self._notes.append(("send", self._rank.activity.waits))
+
+
+def _notes_of_exchanges(rank: LoadedRank, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[tuple[str, bool]]]:
+    """Exchanges tensors as a rank's steps do. Returns the classes of group and link, outermost first, and the notes.
+
+    A note is a call of a peer or a copy to host memory, and whether the activity counted it a wait for a peer.
+    """
+    notes: list[tuple[str, bool]] = []
+    copy = host_exchange._host_copy
+
+    def noted_copy(tensor: torch.Tensor) -> torch.Tensor:
+        notes.append(("copy", rank.activity.waits))
+        return copy(tensor)
+
+    monkeypatch.setattr(host_exchange, "_host_copy", noted_copy)
+    peers = Peers(rank, notes)
+    runner = rank.runner(4, 1, peers, peers)
+    assert runner._link is not None
+    runner._group.all_reduce(torch.ones(2, 3))
+    runner._group.gather(torch.ones(2, 3))
+    runner._link.send(torch.ones(2, 3))
+    assert not rank.activity.waits
+    classes = []
+    for outermost, name in ((runner._group, "_group"), (runner._link, "_link")):
+        each: object = outermost
+        while each is not peers:
+            classes.append(type(each).__name__)
+            each = getattr(each, name)
+    return classes, notes
+
+
+def test_a_copy_to_host_memory_is_no_wait_for_another_rank(
+    rank_on_gpu: MakeRank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a rank whose own GPU hangs would look like one that waits for a peer, and would not be replaced."""
+    classes, notes = _notes_of_exchanges(rank_on_gpu(2), monkeypatch)
+    assert classes == ["HostGroup", "WatchedGroup", "HostLink", "WatchedLink"]
+    copied = ("copy", False)
+    assert notes == [copied, ("sum", True), copied, ("gather", True), copied, ("send", True)]
+
+
+def test_ranks_with_a_gpu_each_make_no_copies(rank_on_gpu: MakeRank, monkeypatch: pytest.MonkeyPatch) -> None:
+    classes, notes = _notes_of_exchanges(rank_on_gpu(1), monkeypatch)
+    assert classes == ["WatchedGroup", "WatchedLink"]
+    assert notes == [("sum", True), ("gather", True), ("send", True)]
+
+
+def test_hidden_states_of_ranks_that_share_a_gpu_arrive_in_host_memory_and_are_copied_to_the_gpu(
+    rank_on_gpu: MakeRank,
+) -> None:
+    alone, shared = rank_on_gpu(1), rank_on_gpu(2)
+    links = [alone.link(), shared.link()]
+    assert all(isinstance(link, ProcessGroupLink) for link in links)
+    assert [link._form.device.type for link in links] == ["cuda", "cpu"]
+    link = shared._watched_link(links[1])
+    assert isinstance(link, host_exchange.HostLink)
+    assert link._device.type == "cuda"
 
 
 @pytest.fixture(scope="module")
