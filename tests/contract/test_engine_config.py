@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 from rayloom_engine.config import EngineConfig, parse_config
+from rayloom_engine.errors import ConfigError
 from rayloom_engine.front.gateway.gateway_config import FRONT_FIELDS, parse_gateway_config
 from rayloom_operator.api.engine_args import EngineArgs
 from rayloom_operator.api.spec import parse
 from rayloom_operator.errors import SpecError
-from rayloom_operator.local.plan import GATEWAY_FIELDS, Ports, plan_processes
+from rayloom_operator.local.plan import GATEWAY_FIELDS, Ports, plan_processes, shareable_numbers
 from rayloom_operator.objects.engine_config import engine_config, pod_engine_config
 from rayloom_operator.resolve.resolved import resolve
 
@@ -212,6 +213,18 @@ def test_an_engine_in_a_pod_uses_ray_and_opens_its_ports_with_a_token():
 def test_a_manifest_cannot_let_ranks_share_a_gpu():
     with pytest.raises(SpecError, match="ranksPerGpu"):
         manifest(model={"source": "builtin://smollm2-135m"}, engine={"args": {"ranksPerGpu": 2}})
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 1), (6, 1), (1, 4), (4, 3), (3, 4)])
+def test_local_advises_only_numbers_of_ranks_per_gpu_that_the_engine_accepts(sizes):
+    tensor, pipeline = sizes
+    for number in range(2, tensor * pipeline + 2):
+        document = {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline, "ranks_per_gpu": number}
+        if number in shareable_numbers(tensor, pipeline):
+            assert parse_config(document).ranks_per_gpu == number
+        else:
+            with pytest.raises(ConfigError, match="ranks_per_gpu"):
+                parse_config(document)
 
 
 def test_several_engines_on_this_machine_and_their_gateway_read_their_documents():

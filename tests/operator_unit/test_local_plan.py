@@ -105,7 +105,21 @@ def test_no_accelerator_is_given_twice_and_too_few_are_refused(num_devices, num_
         (
             {"replicas": 3, "parallelism": {"tensor": 2, "pipeline": 2}},
             tuple("01234567"),
-            "spec.replicas: 3 engines need 4 accelerators each, and this machine has 8; use at most 2 replicas, or set "
+            "spec.replicas: 3 engines need 4 accelerators each, and this machine has 8; use at most 2 replicas, set "
+            "spec.engine.args.device to cpu, or let 2 ranks of an engine share an accelerator by --ranks-per-gpu 2, "
+            "which is slow",
+        ),
+        (
+            {"replicas": 2, "parallelism": {"tensor": 3, "pipeline": 2}},
+            ("0", "1"),
+            "spec.replicas: 2 engines need 6 accelerators each, and this machine has 2; use a machine with more of "
+            "them, set spec.engine.args.device to cpu, or let 6 ranks of an engine share an accelerator by "
+            "--ranks-per-gpu 6, which is slow",
+        ),
+        (
+            {"replicas": 3, "parallelism": {"tensor": 2}},
+            ("0", "1"),
+            "spec.replicas: 3 engines need 2 accelerators each, and this machine has 2; use at most 1 replicas, or set "
             "spec.engine.args.device to cpu",
         ),
         (

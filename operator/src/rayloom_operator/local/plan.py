@@ -65,10 +65,14 @@ def replicas_problem(service: LLMService, devices: Sequence[str], ranks_per_gpu:
     if number <= most:
         return None
     each = "an accelerator" if num_needed == 1 else f"{num_needed} accelerators"
-    cure = f"use at most {most} replicas" if most else "use a machine with more of them"
+    cures = [f"use at most {most} replicas" if most else "use a machine with more of them"]
+    cures.append("set spec.engine.args.device to cpu")
+    if (enough := _enough_on_each(service, len(devices))) is not None:
+        cures.append(f"let {enough} ranks of an engine share an accelerator by --ranks-per-gpu {enough}, which is slow")
+    *others, last = cures
     return (
-        f"spec.replicas: {number} engines need {each} each, and this machine has {len(devices)}; {cure}, or set "
-        "spec.engine.args.device to cpu"
+        f"spec.replicas: {number} engines need {each} each, and this machine has {len(devices)}; {', '.join(others)}, "
+        f"or {last}"
     )
 
 
@@ -116,6 +120,23 @@ def plan_processes(
 def sharing_document(ranks_per_gpu: int) -> dict[str, int]:
     """Returns the fields of an engine's document that let its ranks share accelerators. No manifest has such fields."""
     return {"ranks_per_gpu": ranks_per_gpu} if ranks_per_gpu > 1 else {}
+
+
+def shareable_numbers(tensor: int, pipeline: int) -> tuple[int, ...]:
+    """Returns the numbers of ranks per accelerator that an engine with these sizes accepts."""
+    num_ranks = tensor * pipeline
+    return tuple(
+        number
+        for number in range(1, num_ranks + 1)
+        if num_ranks % number == 0 and (tensor % number == 0 or number % tensor == 0)
+    )
+
+
+def _enough_on_each(service: LLMService, num_devices: int) -> int | None:
+    """Returns the least number of ranks per accelerator with which all engines have enough; None if there is none."""
+    numbers = shareable_numbers(service.spec.parallelism.tensor or 1, service.spec.parallelism.pipeline or 1)
+    enough = (number for number in numbers if service.spec.replicas * _num_devices(service, number) <= num_devices)
+    return next(enough, None)
 
 
 def _engine_document(service: LLMService, place: Ports) -> dict[str, Any]:
