@@ -17,7 +17,8 @@ from rayloom_operator.resolve.resolved import resolve
 # No manifest sets these fields. On one machine the engine chooses its executor and the ranks' port itself. A manifest
 # cannot name files with secrets (API keys come from the environment, the admin port is on loopback). The number of
 # engines on a machine is known to the program that starts them. Only the operator changes the adapters of a serving
-# engine. Each rank of a pod has a GPU; only `local --ranks-per-gpu` lets ranks share one.
+# engine. Each rank of a pod has a GPU; only `local --ranks-per-gpu` lets ranks share one. The operator refuses draft
+# models, because it does not count their memory.
 NOT_IN_MANIFESTS = {
     "executor",
     "ray_address",
@@ -40,6 +41,8 @@ NOT_IN_MANIFESTS = {
     "heartbeat_seconds",
     "api_key_file",
     "admin_token_file",
+    "draft_model",
+    "draft_quantization",
 }
 
 ARGS = {

@@ -1,6 +1,8 @@
-"""The built-in model gives the same answers with n-gram speculation, and copies texts and records in fewer steps."""
+"""The built-in model gives the same answers with speculation, and copies texts and records in fewer steps."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from rayloom_engine.llm import LLM, RequestOutput
 from rayloom_engine.sampling_params import SamplingParams
@@ -56,3 +58,20 @@ def test_answers_are_the_same_in_fewer_steps() -> None:
     assert [answer.outputs[0].finish_reason for answer in got[-3:-1]] == ["stop"] * 2
     assert stats.accepted_tokens > 130
     assert stats.num_steps < num_steps - 130
+
+
+def test_the_models_own_weights_in_int8_draft_greedy_and_sampled_answers() -> None:
+    requests = (REQUESTS[0], REQUESTS[4])
+    own = {"speculation": "draft", "draft_model": "builtin://smollm2-135m", "draft_quantization": "int8"}
+    with LLM(**own, **SETTINGS) as llm:
+        got = [llm.chat([messages], params, use_tqdm=False)[0] for messages, params in requests]
+        drafted = llm.stats()
+        without = [replace(params, speculation=False) for _, params in requests]
+        expected = [
+            llm.chat([messages], params, use_tqdm=False)[0]
+            for (messages, _), params in zip(requests, without, strict=True)
+        ]
+        assert llm.stats().draft_tokens == drafted.draft_tokens
+    assert [answer.outputs[0].token_ids for answer in got] == [answer.outputs[0].token_ids for answer in expected]
+    # The costs of this machine decide how many tokens are drafted.
+    assert drafted.accepted_tokens > 0.7 * drafted.draft_tokens > 0

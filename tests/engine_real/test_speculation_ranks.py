@@ -1,4 +1,7 @@
-"""Answers with grammars and drafts from ranks that divide a model: the same tokens, also if a rank is killed."""
+"""Answers with grammars and drafts from ranks that divide a model: the same tokens, also if a rank is killed.
+
+The drafts are n-grams, or those of a draft model on the rank that samples.
+"""
 
 from __future__ import annotations
 
@@ -63,3 +66,21 @@ def test_shards_and_stages_verify_drafts_of_answers_with_grammars_across_a_kill(
         assert max(received) < NUM_TOKENS * 3 / 4, f"the fault came too late: {received}"
         assert _answers(streams, threads) == expected
         assert len(server.status()["recoveries"]) == 1
+
+
+def test_a_rank_with_a_draft_model_is_killed(tmp_path: Path, three_layers: str) -> None:
+    shards = ("--executor", "mp", "--tensor-parallel-size", "2")
+    draft = ("--speculation", "draft", "--draft-model", three_layers)
+    with breakable_server(tmp_path, "--model", three_layers, *ARGUMENTS, *shards, *draft) as server:
+        expected = _answers(*_streams(server, speculation=False, max_tokens=100))
+        kill = aim(server, "rank 0", "killed")
+        with slow_steps(tmp_path):
+            streams, threads = _streams(server, max_tokens=100)
+            wait_until(
+                lambda: all(len(stream.tokens) >= 12 for stream in streams), 60.0, lambda: f"{streams}", every_s=0.005
+            )
+            kill()
+        assert _answers(streams, threads) == expected
+        assert len(server.status()["recoveries"]) == 1
+        drafted = server.status()["speculation"]
+        assert drafted["accepted_tokens"] > 0, f"{drafted}"

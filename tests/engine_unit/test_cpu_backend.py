@@ -145,7 +145,7 @@ def test_bfloat16_weights_stay_bfloat16_on_every_cpu(
     rank, _ = load(folder, caplog, dtype="bfloat16")
     assert (rank.dtype, rank.compute_dtype) == ("bfloat16", {"avx512": "bfloat16", "avx2": "float32"}[isa])
     assert rank.weight_bytes == read_shape(folder).weight_bytes(2)
-    pages = rank._allocate(3)._cache.pages
+    pages = rank._allocate(rank.loaded, 3)._cache.pages
     assert {each.dtype for each in pages} == {ELEMENTS["bfloat16"]}
     functions = library_functions()
     assert functions is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -70,3 +71,16 @@ def test_a_job_is_shown_with_the_ranks_place_in_it(
     code, text = _doctor(capsys, "--pipeline-parallel-size", "2")
     assert code == 0
     assert "job             rank 1, 2 ranks on this machine, core at 127.0.0.1:29501\n" in text
+
+
+def test_the_draft_model_is_checked_as_the_model_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    code, text = _doctor(capsys, "--speculation", "draft", "--draft-model", "builtin://smollm2-135m")
+    assert code == 0, text
+    assert "draft model     builtin://smollm2-135m: LlamaForCausalLM, 135 M parameters, 30 layers" in text
+    code, text = _doctor(capsys, "--speculation", "draft", "--draft-model", str(tmp_path / "none"))
+    assert code == EXIT_CONFIG
+    assert f"draft model     {tmp_path / 'none'} cannot be used" in text
+    assert "problem: draft_model: no model" in text

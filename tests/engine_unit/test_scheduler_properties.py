@@ -13,7 +13,8 @@ plan or several plans in flight, with and without placeholders.
 - logprobs of a prompt are complete, and each is reported once
 - a sequence whose grammar is not built yet delays no other sequence, and gets its tokens afterwards
 - drafts change no token and leave nothing behind, whether they are right or wrong, also if their KV is NaN, or if the
-  masks of their sequence are late
+  masks of their sequence are late. They come from a drafter in the core, or from a draft model on the rank, whatever
+  drafts cost, and if the draft model does not answer or lags behind
 - a block that a later token sees is never released, and with a window no sequence holds more blocks than it needs
 """
 
@@ -42,6 +43,10 @@ from rt_scheduler import (
 
 # Prompts are drawn from two letters, so that shared prefixes are common.
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=20).map(tuple)
+
+# Measured seconds of a draft token, of a pass of the draft model, and of a prompt's token in the draft model, where a
+# decode takes 1 s: drafts pay, each of these costs is too high, and only the first cost is known.
+DRAFT_COSTS = ((0.05, 0.1, 0.01), (2.0, 0.1, 0.01), (0.05, 2.0, 0.01), (0.05, 0.1, 50.0), (0.05, None, None))
 
 THINKING = ThinkingBudget(num_tokens=1, start="", ends=("x",), end_ids=(1,))
 
@@ -125,6 +130,8 @@ def _arrival(
     guesses=None,
     num_guesses=1,
     late_masks=False,
+    draft_costs=None,
+    withholds=False,
 )
 # The sequence whose turn it is finds no free block, so a sequence is preempted. The plan is still empty. Then the other
 # sequences must compute.
@@ -145,6 +152,8 @@ def _arrival(
     guesses=None,
     num_guesses=1,
     late_masks=False,
+    draft_costs=None,
+    withholds=False,
 )
 # A sequence with a sliding window is postponed because its mask is missing. It must keep the blocks that its newest
 # token sees.
@@ -165,6 +174,8 @@ def _arrival(
     guesses=None,
     num_guesses=1,
     late_masks=False,
+    draft_costs=None,
+    withholds=False,
 )
 # A result names a slot whose mask is not ready. The slot's sequence was not postponed, because there is no block for
 # its token.
@@ -185,6 +196,8 @@ def _arrival(
     guesses=None,
     num_guesses=1,
     late_masks=False,
+    draft_costs=None,
+    withholds=False,
 )
 @settings(max_examples=400, deadline=None, print_blob=True)
 @given(
@@ -204,6 +217,8 @@ def _arrival(
     guesses=st.one_of(st.none(), st.lists(st.integers(0, 3).map(bool), min_size=1, max_size=7)),
     num_guesses=st.integers(1, 9),
     late_masks=st.booleans(),
+    draft_costs=st.one_of(st.none(), st.sampled_from(DRAFT_COSTS)),
+    withholds=st.booleans(),
 )
 def test_every_history_ends_with_the_right_tokens_and_empty_books(
     arrivals,
@@ -222,18 +237,33 @@ def test_every_history_ends_with_the_right_tokens_and_empty_books(
     guesses,
     num_guesses,
     late_masks,
+    draft_costs,
+    withholds,
 ) -> None:
     sizes = {"max_num_batched_tokens": budget, "max_num_seqs": max_num_seqs, "depth": depth, "window": window}
     sizes["num_kept_blocks"] = num_kept
     sizes["num_ahead"] = 0 if guesses else min(num_ahead, depth - 1)
+    has_draft_model = num_guesses % 3 == 0
     if guesses:  # True: the draft token at this position is right
-        sizes["speculation"] = SpeculationConfig(num_tokens=num_guesses, min_ngram=1, max_ngram=1)
-        sizes["make_drafter"] = lambda: GuessingDrafter(guesses)
+        sizes["speculation"] = SpeculationConfig(
+            num_tokens=num_guesses, min_ngram=1, max_ngram=1, has_draft_model=has_draft_model
+        )
+        sizes["make_drafter"] = None if has_draft_model else lambda: GuessingDrafter(guesses)
         sizes["grammars"] = GuessedGrammars()
     scheduler = make_scheduler(num_blocks, **sizes)
     # `token_s`: seconds for a prompt's token, where a decode takes 1 s. None: costs are unknown, so
     # no step has a limit of time.
-    costs = None if token_s is None else StepSeconds(decode_only=((1, 1.0),), token_s=token_s, pair_s=token_s / 10)
+    draft_token_s, pass_s, draft_prompt_s = draft_costs or (None, None, None)
+    costs = None
+    if token_s is not None:
+        costs = StepSeconds(
+            decode_only=((1, 1.0),),
+            token_s=token_s,
+            pair_s=token_s / 10,
+            draft_token_s=draft_token_s,
+            passes=() if pass_s is None else ((1, pass_s),),
+            draft_prompt_s=draft_prompt_s,
+        )
     in_flight = deque()
     keys: dict[str, bytes] = {}
     build_steps: dict[str, int] = {}
@@ -243,6 +273,8 @@ def test_every_history_ends_with_the_right_tokens_and_empty_books(
         build_steps=build_steps,
         nan_in_drafts=num_guesses % 2 == 0,
         late_masks=late_masks,
+        guesses=guesses if guesses and has_draft_model else (),
+        withholds=withholds,
     )
     outputs = []
     prompts: dict[str, tuple[int, ...]] = {}  # prompts of the requests that want logprobs
@@ -316,7 +348,8 @@ def test_every_history_ends_with_the_right_tokens_and_empty_books(
         scheduler.check_integrity()
         for sequence in scheduler.unfinished():
             assert len(sequence.held_block_ids) <= scheduler.config.most_blocks(
-                sequence.num_tokens + (num_guesses if guesses else scheduler.config.num_ahead)
+                # a draft, and the proposal of the next draft
+                sequence.num_tokens + (2 * num_guesses if guesses else scheduler.config.num_ahead)
             )
         step += 1
         assert step < 6000, "starved"

@@ -180,7 +180,7 @@ def test_a_rank_keeps_the_keys_of_its_own_heads(tensor: int, tmp_path: Path) -> 
     (whole,) = load_stages(stage_config(folder))
     for rank in _load_ranks(folder, tensor):
         assert rank.kv.block_bytes == whole.kv.block_bytes // 2
-        pages = rank._allocate(3)._cache.pages
+        pages = rank._allocate(rank.loaded, 3)._cache.pages
         assert sum(each.nbytes for each in pages) == 3 * rank.kv.block_bytes
 
 

@@ -7,7 +7,7 @@ import pytest
 from rayloom_engine.core.decoding import DecodingParams, ThinkingBudget
 from rayloom_engine.core.planning.step_drafts import draft_cost
 from rayloom_engine.core.scheduler import Scheduler
-from rayloom_engine.core.speculation.drafter import SpeculationConfig
+from rayloom_engine.core.speculation.drafter import Drafter, SpeculationConfig
 from rayloom_engine.core.step import SlotStep, StepPlan
 from rayloom_engine.core.step_seconds import StepSeconds
 from rt_scheduler import (
@@ -291,6 +291,41 @@ def test_many_decodes_get_no_drafts() -> None:
     scheduler, rank = _scheduler(max_num_seqs=20, num_blocks=40, max_num_batched_tokens=60), SimulatedRank()
     _decoding(scheduler, rank, *(make_sequence(f"{number}", (number, 7), max_tokens=9) for number in range(17)))
     assert not any(_drafts(scheduler.schedule()))
+
+
+def test_a_draft_token_that_costs_too_much_is_tried_every_64_steps() -> None:
+    costs = StepSeconds(decode_only=((1, 1.0),), token_s=0.1, pair_s=0.0, draft_token_s=9.0)
+    scheduler, rank = _scheduler(num_blocks=60, window=8), SimulatedRank(window=8)
+    _decoding(scheduler, rank, make_sequence("a", PROMPT, max_tokens=200))
+    drafts = []
+    while scheduler.has_unfinished:
+        plan = scheduler.schedule(costs)
+        drafts += _drafts(plan)
+        scheduler.update(rank.run(plan))
+    # 199 tokens after the first; each of the three accepted draft tokens saves a step.
+    assert [step for step, num in enumerate(drafts, 1) if num] == [64, 128, 192]
+    assert (sum(drafts), len(drafts)) == (3, 196)
+
+
+def test_a_trial_searches_two_sequences_and_without_a_draft_the_next_trial_waits_for_eight_steps() -> None:
+    searched = []
+
+    class Searched(Drafter):
+        def draft(self, token_ids, cost, most, fit=None):
+            searched.append(token_ids[0])
+            return ()
+
+    costs = StepSeconds(decode_only=((1, 1.0),), token_s=0.1, pair_s=0.0, draft_token_s=9.0)
+    scheduler = make_scheduler(80, speculation=NGRAMS, make_drafter=lambda: Searched(NGRAMS, 99))
+    rank = SimulatedRank()
+    _decoding(scheduler, rank, *(make_sequence(f"{number}", (number,), max_tokens=90) for number in range(3)))
+    found = {}
+    for step in range(1, 89):
+        searched.clear()
+        scheduler.update(rank.run(scheduler.schedule(costs)))
+        if searched:
+            found[step] = [*searched]
+    assert found == {64: [0, 1], 72: [2, 0], 80: [1, 2], 88: [0, 1]}
 
 
 def test_n_grams_of_the_sequence_itself_are_the_default() -> None:

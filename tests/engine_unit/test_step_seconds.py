@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayloom_engine.core.step import SlotStep, StepPlan
+from rayloom_engine.core.step import DraftWork, SlotStep, StepPlan
 from rayloom_engine.core.step_seconds import StepMeter, StepSeconds
 from rayloom_engine.core.step_work import StepWork
 
@@ -185,3 +185,66 @@ def test_every_cost_is_positive_and_more_decodes_never_cost_less_than_the_neares
         assert costs.pair_s > 0
         assert list(costs.decode_only) == sorted(costs.decode_only)
         assert costs.decode_s(num_decodes) >= min(seconds for _, seconds in costs.decode_only) > 0
+
+
+def _decode_plan(num_decodes: int) -> StepPlan:
+    slots = tuple(SlotStep(slot=slot, start=50, num_tokens=1, samples=True) for slot in range(num_decodes))
+    return StepPlan(step_id=1, epoch=1, slots=slots)
+
+
+def test_a_pass_of_the_draft_model_is_known_after_three_steps_and_is_no_part_of_a_decode() -> None:
+    meter = StepMeter(WORK)
+    _run(meter, _plan(0, (0, 10)), 1.2)
+    for num_known in range(3):
+        meter.submitted(_decode_plan(2))
+        meter.ended(0.5, DraftWork(proposal_s=0.2, num_passes=4, num_served=2))
+        costs = meter.costs()
+        assert costs is not None
+        assert costs.pass_s(2) == (pytest.approx(0.05) if num_known == 2 else None)
+        assert costs.decode_s(2) == 0.5
+
+
+def test_passes_for_few_and_for_many_slots_have_times_of_their_own() -> None:
+    meter = StepMeter(WORK)
+    _run(meter, _plan(0, (0, 10)), 1.2)
+    for num_served, pass_s in [(32, 0.8), (2, 0.1), (3, 0.1)] * 3:
+        meter.submitted(_decode_plan(32))
+        meter.ended(0.5, DraftWork(proposal_s=2 * pass_s, num_passes=2, num_served=num_served))
+    costs = meter.costs()
+    assert costs is not None
+    assert costs.passes == ((3, 0.1), (32, 0.8)), "2 and 3 have the same bit length"
+    assert [costs.pass_s(num) for num in (1, 3, 31, 32, 64)] == [0.1, 0.1, 0.1, 0.8, 0.8]
+
+
+def test_only_passes_that_the_rank_has_computed_are_measured() -> None:
+    meter = StepMeter(WORK)
+    _run(meter, _plan(0, (0, 10)), 1.2)
+    for _ in range(5):
+        meter.submitted(_decode_plan(2))
+        # The slots were asked for proposals, but the draft model has only caught up with 20 tokens.
+        meter.ended(0.5, DraftWork(catch_up_s=0.4, num_catch_up_tokens=20))
+    costs = meter.costs()
+    assert costs is not None
+    assert (costs.pass_s(2), costs.draft_prompt_s) == (None, pytest.approx(0.02))
+
+
+def test_a_pass_of_a_few_tokens_does_not_show_the_time_of_a_prompts_token() -> None:
+    meter = StepMeter(WORK)
+    _run(meter, _plan(0, (0, 10)), 1.2)
+    for num_tokens, known in ((15, None), (16, 0.02), (3, 0.02)):
+        meter.submitted(_decode_plan(2))
+        meter.ended(0.5, DraftWork(catch_up_s=0.32, num_catch_up_tokens=num_tokens))
+        costs = meter.costs()
+        assert costs is not None
+        assert costs.draft_prompt_s == known
+
+
+def test_the_draft_model_makes_the_tokens_of_a_prompt_slower() -> None:
+    meter = StepMeter(WORK)
+    _run(meter, _plan(1), 0.5)
+    chunk = SlotStep(slot=0, start=0, num_tokens=10, samples=True)
+    meter.submitted(StepPlan(step_id=1, epoch=1, slots=(chunk,)))  # 1,200 operations
+    meter.ended(1.0, DraftWork(catch_up_s=0.2, num_catch_up_tokens=20))  # also tokens that it had left out
+    costs = meter.costs()
+    assert costs is not None
+    assert (costs.token_s, costs.draft_prompt_s) == (pytest.approx(0.1), pytest.approx(0.01))

@@ -176,6 +176,13 @@ def test_every_kind_of_source_is_accepted(source):
             {"ngramMin": 6},
             "spec.engine.args: ngramMin (default 2) is more than ngramMax (default 5): lower it, or raise the other",
         ),
+        (
+            "spec.engine.args.speculation",
+            "draft",
+            "spec.engine.args.speculation: draft is not possible in a manifest, because the operator does not count "
+            "the memory of a draft model: use ngram or off; the flag --draft-model of rayloom-engine serve needs no "
+            "manifest",
+        ),
         ("spec.drainSeconds", -1, "spec.drainSeconds: -1 is too small; use 0 or more"),
         (
             "spec.routers",

@@ -15,8 +15,10 @@ from rayloom_engine.core.sequence import Origin, Sequence
 from rayloom_engine.core.speculation.drafter import Drafter, Fit, SpeculationConfig
 from rayloom_engine.core.step import (
     BrokenAdapter,
+    DraftWork,
     NewSlot,
     PromptLogprobs,
+    Proposal,
     SampledToken,
     SlotStep,
     StepPlan,
@@ -83,13 +85,20 @@ class SimulatedRank:
         build_steps: dict[str, int] | None = None,
         nan_in_drafts: bool = False,
         late_masks: bool = False,
+        guesses: SequenceOf[bool] = (),
+        withholds: bool = False,
     ) -> None:
         """`window`: number of positions that a token reads, its own included. `keys`: request id -> cache key.
 
         `build_steps`: request id -> number of steps until its grammar is built. The rank counts these numbers down.
         `nan_in_drafts`: True: the KV of a third of the wrong draft tokens is NaN. `late_masks`: True: some tokens of
-        sequences with masks are postponed once, and some of their drafts are verified in part.
+        sequences with masks are postponed once, and some of their drafts are verified in part. `guesses`: the rank has
+        a draft model whose tokens are right at these positions, as in GuessingDrafter. `withholds`: True: the draft
+        model does not answer a third of the questions, and half of these slots lag behind.
         """
+        self._guesses = guesses
+        self._withholds = withholds
+        self.num_proposed_tokens = 0
         self._late_masks = late_masks
         self._were_late: set[tuple[str, int]] = set()  # (request id, number of its tokens) of late masks
         self.num_postponed_drafts = 0
@@ -148,7 +157,8 @@ class SimulatedRank:
                 if self._gives_nan(ids, content):
                     content = (*content, POISON)
                 self._content[self._place(table, position)] = self._key(new), content
-        sampled, accepted, dirty, parts, corrupt, postponed, broken = [], [], [], [], [], [], []
+        sampled, accepted, dirty, parts, corrupt, postponed, broken, proposals = [], [], [], [], [], [], [], []
+        lagging, whole_blocks = [], []
         for step in plan.slots:
             new, ids, table = self._slots[step.slot]
             if new.adapter_slot >= 0 and not self._adapters[new.adapter_slot]:
@@ -187,6 +197,12 @@ class SimulatedRank:
                 self._unsent[step.slot].extend(tokens)
                 if is_dirty:
                     dirty.append(step.slot)
+                elif self._withholds and next_token([*ids, 9]) % 3 == 0:
+                    if step.num_proposals and next_token([*ids, 10]) % 2:
+                        lagging.append(step.slot)
+                elif proposed := self._proposed(step, [*ids, *tokens], table):
+                    proposals.append(Proposal(step.slot, proposed))
+                    whole_blocks += table[seen_from // self._block_size : len(ids) // self._block_size]
             elif step.samples and step.slot not in postponed:
                 self._unsent[step.slot].append(0)
         return StepResult(
@@ -199,8 +215,19 @@ class SimulatedRank:
             corrupt_slots=tuple(corrupt),
             broken_adapters=tuple(broken),
             postponed_slots=tuple(postponed),
+            proposals=tuple(proposals),
+            draft_work=DraftWork(lagging_slots=tuple(lagging), whole_blocks=tuple(whole_blocks)),
             waiting_slots=tuple(self._slots_that_wait()),
         )
+
+    def _proposed(self, step: SlotStep, ids: SequenceOf[int], table: list[int]) -> tuple[int, ...]:
+        """The draft model's tokens after `ids`, as far as the slot has blocks for their KV."""
+        if not self._guesses or not step.num_proposals:
+            return ()
+        room = len(table) * self._block_size - len(ids) + 1
+        found = guessed(ids, min(step.num_proposals, room), self._guesses)
+        self.num_proposed_tokens += len(found)
+        return found
 
     def _is_late(self, new: NewSlot, ids: SequenceOf[int]) -> bool:
         """True if the slot's mask is not ready: its grammar is not built, or the step had no time for the mask."""
@@ -295,6 +322,15 @@ class GuessedGrammars:
         return tuple(expected_ids(token_ids, min(num, 2))) if turn == "forced" else ()
 
 
+def guessed(token_ids: SequenceOf[int], num: int, is_right: SequenceOf[bool]) -> tuple[int, ...]:
+    """Returns `num` tokens after `token_ids`. `is_right`: as in GuessingDrafter."""
+    ids = list(token_ids)
+    for _ in range(num):
+        token_id = next_token(ids)
+        ids.append(token_id if is_right[len(ids) % len(is_right)] else (token_id + 1) % VOCAB)
+    return tuple(ids[len(token_ids) :])
+
+
 class GuessingDrafter(Drafter):
     """Drafts that are right at some positions of the sequence and wrong at the others."""
 
@@ -304,11 +340,7 @@ class GuessingDrafter(Drafter):
         self._is_right = is_right
 
     def draft(self, token_ids: SequenceOf[int], cost: float, most: int, fit: Fit | None = None) -> tuple[int, ...]:
-        ids = list(token_ids)
-        for _ in range(most):
-            is_right = self._is_right[len(ids) % len(self._is_right)]
-            ids.append(next_token(ids) if is_right else (next_token(ids) + 1) % VOCAB)
-        found = tuple(ids[len(token_ids) :])
+        found = guessed(token_ids, most, self._is_right)
         return found if fit is None else fit(found, most)
 
 

@@ -29,6 +29,7 @@ from rayloom_engine.parallel.model_part import ModelPart
 from rayloom_engine.parallel.process_group import Rendezvous, join_group, leave_group, open_store
 from rayloom_engine.parallel.stage import make_stages
 from rayloom_engine.worker.draft_forms import DraftForms
+from rayloom_engine.worker.draft_model import DraftModel
 from rayloom_engine.worker.forms import Forms
 from rayloom_engine.worker.loaded_rank import LoadedRank
 from rayloom_engine.worker.masks import Masks
@@ -92,6 +93,18 @@ class StagesInARow:
     def masks(self) -> Masks:
         """The masks of the stage that samples."""
         return self._runners[-1]._masks
+
+    @property
+    def draft_model(self) -> DraftModel:
+        """The draft model of the stage that samples."""
+        found = self._runners[-1].draft_model
+        assert found is not None
+        return found
+
+    @property
+    def has_no_draft_model(self) -> bool:
+        """True also after the draft model has failed."""
+        return self._runners[-1].draft_model is None
 
     def run(self, plan: StepPlan) -> StepResult:
         results = [runner.run(plan) for runner in self._runners]

@@ -196,7 +196,10 @@ def speculation_of(config: EngineConfig) -> SpeculationConfig | None:
     if config.speculation == "off":
         return None
     return SpeculationConfig(
-        num_tokens=config.num_speculative_tokens, min_ngram=config.ngram_min, max_ngram=config.ngram_max
+        num_tokens=config.num_speculative_tokens,
+        min_ngram=config.ngram_min,
+        max_ngram=config.ngram_max,
+        has_draft_model=config.speculation == "draft",
     )
 
 

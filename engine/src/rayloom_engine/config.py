@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rayloom_engine.adapter_settings import AdapterSettings
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.loopback import is_loopback
 from rayloom_engine.setting_conflicts import check_conflicts
+from rayloom_engine.setting_types import ModelSource, RayResources
 from rayloom_engine.tls_settings import TlsMode, TlsPaths, tls_paths
 
 DType = Literal["auto", "bfloat16", "float16", "float32"]
@@ -36,9 +37,8 @@ class EngineConfig(BaseModel):
 
     version: Literal["v1"] = Field("v1", description="Version of this document.")
 
-    model: str = Field(
+    model: ModelSource = Field(
         "builtin://smollm2-135m",
-        min_length=1,
         description="builtin://NAME, hf://ORG/NAME, file:///PATH, a local path (folder or .gguf file) or a hub id.",
     )
     revision: str | None = Field(None, description="Hub revision (branch, tag or commit). Default: main.")
@@ -121,9 +121,8 @@ class EngineConfig(BaseModel):
     ray_runtime_env: dict[str, Any] | None = Field(
         None, description="Ray's runtime environment of every rank, a JSON object."
     )
-    ray_resources_per_rank: dict[str, Annotated[float, Field(ge=0.0001, allow_inf_nan=False)]] | None = Field(
+    ray_resources_per_rank: RayResources | None = Field(
         None,
-        min_length=1,
         description='Ray resources that a rank takes, a JSON object such as {"CPU": 1, "GPU": 1, "a100": 0.01}; names '
         "of your own choose among mixed nodes. Default: a CPU, and where it computes on a GPU 1 / ranks_per_gpu of it.",
     )
@@ -161,11 +160,19 @@ class EngineConfig(BaseModel):
         description="Send the rank its next step before the result of the last one is read. A new request may wait one "
         "step longer. No effect with several ranks, with executor uni, or with speculation.",
     )
-    speculation: Literal["off", "ngram"] = Field(
+    speculation: Literal["off", "ngram", "draft"] = Field(
         "off",
-        description="ngram: draft next tokens from repetitions in a sequence's own text, and verify several in one "
-        "step while that saves time. The tokens are the same on the CPU library, and in float32; otherwise rounding "
-        "can change a token, as batching can.",
+        description="ngram: draft next tokens from repetitions in a sequence's own text; draft: let `draft_model` "
+        "propose them. Several are verified in one step while that saves time. The tokens are the same on the CPU "
+        "library, and in float32; otherwise rounding can change a token, as batching can.",
+    )
+    draft_model: ModelSource | None = Field(
+        None,
+        description="Model that proposes draft tokens, written like `model`. It has the same tokenizer and is much "
+        "smaller. The rank that samples holds all of it. Needs speculation draft.",
+    )
+    draft_quantization: Quantization = Field(
+        "auto", description="Form of the draft model's weights in memory, as `quantization` is for the model."
     )
     num_speculative_tokens: int = Field(7, ge=1, le=64, description="Most draft tokens of a sequence in a step.")
     ngram_min: int = Field(
@@ -319,21 +326,6 @@ class EngineConfig(BaseModel):
         description="Restarts of a process, or losses of ranks, within 10 minutes before the engine gives up.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
-
-    @field_validator("model")
-    @classmethod
-    def _model_has_no_blank(cls, model: str) -> str:
-        if model != model.strip():
-            raise ValueError("remove the blanks around the model's name")
-        return model
-
-    @field_validator("ray_resources_per_rank")
-    @classmethod
-    def _ray_can_count(cls, amounts: dict[str, float] | None) -> dict[str, float] | None:
-        for name, amount in (amounts or {}).items():
-            if amount != round(amount, 4):
-                raise ValueError(f"Ray counts in steps of 0.0001; for {name} use {round(amount, 4)}")
-        return amounts
 
     @property
     def world_size(self) -> int:

@@ -52,6 +52,7 @@ def check_conflicts(config: EngineConfig) -> None:
         _check_shared_gpus(config)
     if config.ray_resources_per_rank is not None and config.world_size > 1 and config.device != "cpu":
         _check_gpu_of_rank(config.ray_resources_per_rank.get("GPU"), config.ranks_per_gpu)
+    _check_draft_model(config)
     if config.device == "cuda" and "GPU" not in (config.ray_resources_per_rank or {"GPU": 1.0}):
         raise ConfigError("EngineConfig: ray_resources_per_rank: device 'cuda' needs a GPU; add \"GPU\": 1")
 
@@ -95,6 +96,27 @@ def _check_gpu_of_rank(amount: float | None, ranks_per_gpu: int) -> None:
             f"EngineConfig: ray_resources_per_rank: with GPU {amount:g}, Ray does not put {ranks_per_gpu} ranks on a "
             f"GPU, as ranks_per_gpu demands; use at most {part:g} and more than 1/{ranks_per_gpu + 1}, or leave "
             "ray_resources_per_rank out"
+        )
+
+
+def _check_draft_model(config: EngineConfig) -> None:
+    """Raises ConfigError if only one of the settings `speculation: draft` and `draft_model` is given."""
+    if config.speculation == "draft" and config.draft_model is None:
+        raise ConfigError(
+            "EngineConfig: draft_model: speculation is 'draft', so a draft model is needed; set draft_model to a small "
+            "model with the same tokenizer, or use speculation ngram"
+        )
+    if config.speculation == "draft":
+        return
+    if config.draft_model is not None:
+        raise ConfigError(
+            f"EngineConfig: draft_model: it has no effect, because speculation is {config.speculation!r}; set "
+            "speculation to draft, or remove draft_model"
+        )
+    if config.draft_quantization != "auto":
+        raise ConfigError(
+            "EngineConfig: draft_quantization: it is for a draft model, and speculation is "
+            f"{config.speculation!r}; remove it, or set speculation to draft and draft_model"
         )
 
 

@@ -1,4 +1,4 @@
-"""`rayloom-engine bench speculation`: tokens per second of CPU time with n-gram speculation and without, at one stream.
+"""`rayloom-engine bench speculation`: tokens per second of CPU time with speculation and without, at one stream.
 
 Both engines are in this process, without HTTP. They answer the same requests in turn, so a busy moment of the machine
 slows both engines. CPU time does not include the time of other programs. The bench checks that the tokens are the same.
@@ -36,24 +36,28 @@ class PairedFigures:
     """The measurements of one workload; lists have an entry for each request."""
 
     off_tok_s: list[float] = field(default_factory=list)  # tokens per second of CPU time
-    ngram_tok_s: list[float] = field(default_factory=list)
+    on_tok_s: list[float] = field(default_factory=list)
     draft_tokens: int = 0
     accepted_tokens: int = 0
     num_tokens: int = 0
     off_steps: int = 0
-    ngram_steps: int = 0
+    on_steps: int = 0
     num_different: int = 0  # requests whose tokens differ between the two engines
 
     @property
     def ratio(self) -> float:
         """Median over the requests: the speed with speculation, divided by the speed without."""
-        return statistics.median(on / off for on, off in zip(self.ngram_tok_s, self.off_tok_s, strict=True))
+        return statistics.median(on / off for on, off in zip(self.on_tok_s, self.off_tok_s, strict=True))
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
     parser.add_argument("--model", default=EngineConfig().model, help="the checkpoint")
     parser.add_argument("--dtype", default="auto", choices=("auto", "bfloat16", "float32"), help="type of the weights")
+    parser.add_argument("--draft-model", metavar="SOURCE", help="model that drafts (default: n-grams draft)")
+    parser.add_argument(
+        "--draft-quantization", default="auto", choices=("auto", "none", "int8"), help="weights of the draft model"
+    )
     parser.add_argument("--threads", type=int, default=1, help="compute threads (default 1)")
     parser.add_argument("--requests", type=int, default=8, help="requests of each workload (default 8)")
     parser.add_argument("--tokens", type=int, default=128, help="tokens of an answer (default 128)")
@@ -74,44 +78,49 @@ def run(args: argparse.Namespace) -> int:
         "device": "cpu",
         "enable_prefix_caching": False,
     }
-    with LLM(args.model, **settings) as off, LLM(args.model, speculation="ngram", **settings) as ngram:
-        for llm in (off, ngram):  # a first request, in which each engine measures the costs of its steps
+    speculation = {"speculation": "ngram"}
+    if args.draft_model is not None:
+        speculation = {
+            "speculation": "draft",
+            "draft_model": args.draft_model,
+            "draft_quantization": args.draft_quantization,
+        }
+    with LLM(args.model, **settings) as off, LLM(args.model, **speculation, **settings) as on:
+        for llm in (off, on):  # a first request, in which each engine measures the costs of its steps
             _answer(llm, conversations("chat", 1)[0], SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True))
         found = {
-            name: _measure(
-                off, ngram, kind, num_requests, SamplingParams(temperature=temperature, max_tokens=num_tokens)
-            )
+            name: _measure(off, on, kind, num_requests, SamplingParams(temperature=temperature, max_tokens=num_tokens))
             for name, (kind, temperature) in WORKLOADS.items()
         }
-    print(_table(found))
+    print(_table(found, speculation["speculation"]))
     if args.json is not None:
         document = {name: {**asdict(figures), "ratio": figures.ratio} for name, figures in found.items()}
         args.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     return 1 if any(figures.num_different for figures in found.values()) else 0
 
 
-def _measure(off: LLM, ngram: LLM, kind: str, num_requests: int, settings: SamplingParams) -> PairedFigures:
+def _measure(off: LLM, on: LLM, kind: str, num_requests: int, settings: SamplingParams) -> PairedFigures:
     """Sends the conversations of a kind to both engines. `settings`: those of all requests."""
     figures = PairedFigures()
     form = form_of(kind)
     chats = conversations(kind, num_requests)
-    for llm in (off, ngram) if form is not None else ():  # builds the grammar
+    for llm in (off, on) if form is not None else ():  # builds the grammar
         _answer(llm, chats[0], replace(settings, max_tokens=1, structured_outputs=form))
-    before = ngram.stats()
+    before = on.stats()
     off_before = off.stats().num_steps
     for number, messages in enumerate(chats):
         params = replace(settings, seed=number, ignore_eos=form is None, structured_outputs=form)
-        order = (off, ngram) if number % 2 else (ngram, off)
-        answers = {llm is ngram: _answer(llm, messages, params) for llm in order}
-        for is_ngram, speeds in ((False, figures.off_tok_s), (True, figures.ngram_tok_s)):
-            speeds.append(len(answers[is_ngram][0]) / answers[is_ngram][1])
+        order = (off, on) if number % 2 else (on, off)
+        answers = {llm is on: _answer(llm, messages, params) for llm in order}
+        for is_on, speeds in ((False, figures.off_tok_s), (True, figures.on_tok_s)):
+            speeds.append(len(answers[is_on][0]) / answers[is_on][1])
         figures.num_tokens += len(answers[True][0])
         figures.num_different += answers[True][0] != answers[False][0]
         print(f"request {number + 1} of {len(chats)}: ratio {figures.ratio:.2f}", file=sys.stderr, flush=True)
-    after = ngram.stats()
+    after = on.stats()
     figures.draft_tokens = after.draft_tokens - before.draft_tokens
     figures.accepted_tokens = after.accepted_tokens - before.accepted_tokens
-    figures.ngram_steps = after.num_steps - before.num_steps
+    figures.on_steps = after.num_steps - before.num_steps
     figures.off_steps = off.stats().num_steps - off_before
     return figures
 
@@ -123,17 +132,18 @@ def _answer(llm: LLM, messages: Messages, params: SamplingParams) -> tuple[tuple
     return answer.outputs[0].token_ids, time.process_time() - began
 
 
-def _table(found: dict[str, PairedFigures]) -> str:
+def _table(found: dict[str, PairedFigures], kind: str) -> str:
+    """`kind`: the value of the setting `speculation`."""
     rows = [
         (
             name,
             f"{statistics.median(figures.off_tok_s):.1f}",
-            f"{statistics.median(figures.ngram_tok_s):.1f}",
+            f"{statistics.median(figures.on_tok_s):.1f}",
             f"{figures.ratio:.2f}x",
-            f"{min(map(_quotient, figures.ngram_tok_s, figures.off_tok_s)):.2f}x",
+            f"{min(map(_quotient, figures.on_tok_s, figures.off_tok_s)):.2f}x",
             f"{figures.draft_tokens / figures.num_tokens:.2f}",
             f"{figures.accepted_tokens / figures.num_tokens:.2f}",
-            f"{figures.off_steps / figures.ngram_steps:.2f}x",
+            f"{figures.off_steps / figures.on_steps:.2f}x",
             str(figures.num_different),
         )
         for name, figures in found.items()
@@ -141,7 +151,7 @@ def _table(found: dict[str, PairedFigures]) -> str:
     header = (
         "workload",
         "off, tok/CPU s",
-        "ngram, tok/CPU s",
+        f"{kind}, tok/CPU s",
         "ratio",
         "least ratio",
         "drafted",

@@ -7,7 +7,7 @@ import json
 import types
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -170,6 +170,8 @@ def _kind(annotation: Any) -> tuple[Callable[[str], Any], list[str] | None, bool
     """Returns (type of one value, choices, whether the field is a list) for a field's annotation."""
     if get_origin(annotation) in (Union, types.UnionType):
         annotation = next(part for part in get_args(annotation) if part is not type(None))
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
     if get_origin(annotation) is Literal:
         return str, list(get_args(annotation)), False
     if get_origin(annotation) is dict:

@@ -8,12 +8,17 @@ import os
 import platform
 import socket
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
 from rayloom_engine.cli.arguments import add_config_arguments, config_from
 from rayloom_engine.common.process import EXIT_CONFIG
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.errors import ConfigError, ModelError
 from rayloom_engine.executor_choice import choose_executor, job_place
+
+if TYPE_CHECKING:
+    from rayloom_engine.models.checkpoint.source import ResolvedModel
+    from rayloom_engine.models.shape import ModelShape
 
 _GIB = 1 << 30
 _PACKAGES = ("torch", "ray", "triton")
@@ -103,21 +108,54 @@ def _model(config: EngineConfig, problems: list[str]) -> list[tuple[str, str]]:
     from rayloom_engine.worker.start import find_model
 
     if config.model.startswith("hf://"):
-        return [("model", f"{config.model} (on the hub, not looked up)")]
+        rows = [("model", f"{config.model} (on the hub, not looked up)")]
+        return [*rows, ("draft model", f"{config.draft_model} (not looked up)")] if config.draft_model else rows
     try:
         resolved, shape = find_model(config, no_progress)
     except (ModelError, ConfigError) as error:
         problems.append(str(error))
         return [("model", f"{config.model} cannot be served")]
-    itemsize = 4 if "float32" in (config.dtype, shape.checkpoint_dtype) else 2
-    weights = shape.weight_bytes(itemsize)
-    if weights > free_memory_bytes() and not glob.glob("/dev/nvidia[0-9]*"):
+    weights = _weight_bytes(config, shape)
+    rows = [("model", f"{config.model}: {_facts(config, shape)}"), ("folder", str(resolved.path))]
+    draft_rows, draft_weights = _draft_model(config, resolved, shape, problems)
+    if weights + draft_weights > free_memory_bytes() and not glob.glob("/dev/nvidia[0-9]*"):
+        of_draft = f" and {draft_weights / _GIB:.1f} GiB of the draft model's" if draft_weights else ""
         problems.append(
-            f"model: {weights / _GIB:.1f} GiB of weights do not fit into the memory that is free; free some, or take "
-            "a smaller model"
+            f"model: {weights / _GIB:.1f} GiB of weights{of_draft} do not fit into the memory that is free; free some, "
+            "or take a smaller model"
         )
-    facts = f"{shape.architecture}, {shape.num_parameters / 1e6:.0f} M parameters, {shape.num_layers} layers"
-    return [("model", f"{config.model}: {facts}, {weights / _GIB:.2f} GiB of weights"), ("folder", str(resolved.path))]
+    return [*rows, *draft_rows]
+
+
+def _draft_model(
+    config: EngineConfig, target: ResolvedModel, target_shape: ModelShape, problems: list[str]
+) -> tuple[list[tuple[str, str]], int]:
+    """Returns the rows of the draft model, and the bytes of its weights; nothing if there is none."""
+    from rayloom_engine.models.checkpoint.progress import no_progress
+    from rayloom_engine.worker.draft_loading import find_draft
+
+    name = config.draft_model
+    if name is None:
+        return [], 0
+    if name.startswith("hf://"):
+        return [("draft model", f"{name} (on the hub, not looked up)")], 0
+    try:
+        found = find_draft(config, target, target_shape, no_progress)
+    except (ModelError, ConfigError) as error:
+        problems.append(str(error))
+        return [("draft model", f"{name} cannot be used")], 0
+    assert found is not None, "setting_conflicts.py demands speculation draft"
+    return [("draft model", f"{name}: {_facts(config, found.shape)}")], _weight_bytes(config, found.shape)
+
+
+def _facts(config: EngineConfig, shape: ModelShape) -> str:
+    weights = _weight_bytes(config, shape) / _GIB
+    parameters = f"{shape.num_parameters / 1e6:.0f} M parameters"
+    return f"{shape.architecture}, {parameters}, {shape.num_layers} layers, {weights:.2f} GiB of weights"
+
+
+def _weight_bytes(config: EngineConfig, shape: ModelShape) -> int:
+    return shape.weight_bytes(4 if "float32" in (config.dtype, shape.checkpoint_dtype) else 2)
 
 
 def _ports(config: EngineConfig, problems: list[str]) -> list[tuple[str, str]]:

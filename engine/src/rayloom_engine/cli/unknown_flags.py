@@ -52,7 +52,10 @@ _ELSEWHERE = {
     "--enable-lora": "use --lora NAME=PATH, or --allow-runtime-lora-updating",
     "--lora-paths": "use --lora",
     "--model-impl": "use --model-backend native or transformers",
-    "--speculative-config": "use --speculation ngram, with --num-speculative-tokens, --ngram-min and --ngram-max",
+    "--speculative-config": "use --speculation ngram, with --num-speculative-tokens, --ngram-min and --ngram-max, or "
+    "--speculation draft with --draft-model",
+    "--speculative-model": "use --speculation draft with --draft-model",
+    "--speculative-draft-model-path": "use --speculation draft with --draft-model",
     "--ssl-keyfile": _BY_GATEWAY,
     "--ssl-certfile": _BY_GATEWAY,
 }

@@ -66,7 +66,7 @@ class StepTimes:
     num_steps: int = 0
     num_tokens: int = 0
     token_counts: list[int] = field(default_factory=lambda: [0] * (len(STEP_TOKEN_BOUNDS) + 1))
-    forward: float = 0.0
+    forward: float = 0.0  # forward passes, also those of the draft model
     sample: float = 0.0
     host: float = 0.0  # all other work of a step (scheduling, input preparation, update), without waits for other steps
 
@@ -159,20 +159,21 @@ class Engine:
             self._meter.forget()
             raise
         self.forecast.ended(result.forward_s)
-        self._meter.ended(result.forward_s + result.sample_s - result.waited_s)
+        self._meter.ended(result.forward_s + result.sample_s - result.waited_s, result.draft_work)
         outputs = self.scheduler.update(result)
         now = self._clock()
         # A chunk of a prompt counts, too: no token is sampled, but the tokens of the chunk have passed through all
         # ranks.
         self.last_token_at = now
         times.num_steps += 1
-        times.forward += result.forward_s
+        forward_s = result.forward_s + (0.0 if result.draft_work is None else result.draft_work.seconds)
+        times.forward += forward_s
         times.sample += result.sample_s
         # Host time is the time of this call without the ranks' work. If at most one plan is in flight, the ranks
         # compute only during this call. So the times of forward pass and sampling are subtracted. If several plans may
         # be in flight, the ranks also compute between calls. So only the wait for the result is subtracted.
         is_alone = self.scheduler.config.depth == 1
-        times.host += now - started - (result.forward_s + result.sample_s if is_alone else waited)
+        times.host += now - started - (forward_s + result.sample_s if is_alone else waited)
         return [output for output in outputs if not is_probe(output.sequence_id)]
 
     def load(self) -> SchedulerLoad:

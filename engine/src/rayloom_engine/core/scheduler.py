@@ -37,7 +37,7 @@ all slots are used by other adapters, the sequence waits, and other sequences ma
 With `speculation`, a step of decodes also computes drafts: guesses of the tokens after the newest token. The ranks
 sample at every position of a draft. The result has the guesses before the first wrong guess, and one more token. Until
 the result arrives, the draft is in flight (`Sequence.num_drafts`): its tokens do not count as known tokens or as
-computed tokens.
+computed tokens. With a draft model, a plan also asks the sampling rank to propose the tokens of the next draft.
 
 A sequence is postponed while the sampling rank builds the sequence's grammar. The step's result then has no token for
 this sequence. When the grammar is built, a later step computes the sequence's newest token again. Until then the other
@@ -58,8 +58,8 @@ from rayloom_engine.core.planning.admission import Admission
 from rayloom_engine.core.planning.running import RunningSequences
 from rayloom_engine.core.planning.spans import Span, spans_of
 from rayloom_engine.core.planning.step_builder import InFlight, StepBuilder, fair_share
-from rayloom_engine.core.planning.step_drafts import StepDrafts
 from rayloom_engine.core.planning.step_planner import StepPlanner
+from rayloom_engine.core.planning.step_proposals import drafts_of
 from rayloom_engine.core.planning.waiting_queue import WaitingQueue
 from rayloom_engine.core.probe import is_probe
 from rayloom_engine.core.scheduler_config import SchedulerConfig
@@ -96,9 +96,7 @@ class Scheduler:
         queues = self._sequences, self._running, self._waiting
         self._admission = Admission(config, *queues, self.counters, self.in_flight)
         self._planner = StepPlanner(config, *queues, self._admission, self.in_flight)
-        self._drafts = None
-        if config.speculation is not None:
-            self._drafts = StepDrafts(config, self._running, make_drafter, grammars)
+        self._drafts = drafts_of(config, self._running, make_drafter, grammars)
 
     @property
     def pool(self) -> BlockPool:
@@ -338,6 +336,8 @@ class Scheduler:
         """
         unproven = {block_id for in_flight in self._in_flight for block_id in in_flight.plan.cleared_blocks}
         self._in_flight.clear()
+        if self._drafts is not None:
+            self._drafts.forget_ranks()
         for sequence in self._running.forget_all(unproven):
             sequence.state = SequenceState.WAITING
             self._waiting.add(sequence)

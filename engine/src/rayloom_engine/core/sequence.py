@@ -17,6 +17,7 @@ from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.embeds import Embeds, embeds_of
 from rayloom_engine.core.speculation.draft_grammars import DraftGrammar
 from rayloom_engine.core.speculation.drafter import Drafter
+from rayloom_engine.core.speculation.model_drafter import ModelDrafter
 from rayloom_engine.core.step import NewSlot, TokenLogprobs
 
 CORRUPT = "corrupt"  # finish reason of a sequence whose logits were not finite; clients get an error
@@ -88,7 +89,7 @@ class Sequence:
         # draft token counts in `num_computed`.
         self.num_drafts = 0
         self.has_dirty_drafts = False  # True if a draft had logits that are not finite
-        self.drafter: Drafter | None = None
+        self.drafter: Drafter | ModelDrafter | None = None
         self.draft_grammar: DraftGrammar | None = None  # cuts drafts to legal tokens; only while RUNNING
         self.last_turn = (0, 0)  # (id of the last step with this sequence, its index in that step)
         self.num_overtakers = 0  # sequences that overtook this sequence while it waited for blocks or an adapter slot

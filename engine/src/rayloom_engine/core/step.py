@@ -53,6 +53,10 @@ class SlotStep(msgspec.Struct, frozen=True, kw_only=True):
     # the first draft token that differs from the sampled token.
     draft_token_ids: tuple[int, ...] = ()
     samples: bool = False  # True: the slot's newest token is computed, so the rank samples the next token
+    # With a draft model: after sampling, the rank proposes at most this many tokens after the slot's newest token.
+    # 0: the draft model only computes the KV of the step's tokens, so that it can propose tokens later. None: it does
+    # nothing for the slot; the rank computes the missing KV when a later step needs it.
+    num_proposals: int | None = None
     # Embeddings of the first of these positions, up to the end of the step or of the prompt. Only the ranks of the
     # first stage use them. A rank keeps no embeddings: the core sends those of each step, so that a chunk, a sequence
     # that was preempted and a replay need nothing else.
@@ -99,6 +103,35 @@ class SampledToken(msgspec.Struct, frozen=True):
     logprobs: TokenLogprobs | None = None
 
 
+class Proposal(msgspec.Struct, frozen=True):
+    """The tokens that the draft model proposes after the newest token of a slot, which this step has sampled."""
+
+    slot: int
+    token_ids: tuple[int, ...]  # not empty
+
+
+class DraftWork(msgspec.Struct, frozen=True, kw_only=True):
+    """The work of the draft model in a step, as the rank has measured it.
+
+    A pass that computes no more than the newest tokens of its slots, and proposes tokens, counts as a pass of
+    proposals. Any other pass counts as catching up: it computes tokens of prompts, or tokens that the draft model has
+    left out before.
+    """
+
+    proposal_s: float = 0.0  # seconds of all passes of proposals
+    num_passes: int = 0  # passes of proposals
+    num_served: int = 0  # slots that get proposals; the later passes may serve fewer
+    catch_up_s: float = 0.0  # seconds of the pass that catches up; there is at most one in a step
+    num_catch_up_tokens: int = 0  # tokens of this pass
+    # Slots that should propose tokens, and that the draft model has not caught up with. They get proposals later.
+    lagging_slots: tuple[int, ...] = ()
+    whole_blocks: tuple[int, ...] = ()  # blocks of which the draft model has now computed all tokens
+
+    @property
+    def seconds(self) -> float:
+        return self.proposal_s + self.catch_up_s
+
+
 class BrokenForm(msgspec.Struct, frozen=True):
     """A slot whose grammar cannot be applied (GrammarFault). No token is sampled for the slot."""
 
@@ -139,6 +172,8 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     broken_adapters: tuple[BrokenAdapter, ...] = ()  # adapters that could not be loaded
     postponed_slots: tuple[int, ...] = ()  # slots of the plan whose mask is not ready; no token is sampled for them
     waiting_slots: tuple[int, ...] = ()  # slots that were postponed and whose grammar is not built yet
+    proposals: tuple[Proposal, ...] = ()  # of the draft model; at most one for each slot that sampled a token
     forward_s: float = 0.0  # seconds that the model's forward pass took
     sample_s: float = 0.0  # seconds that sampling took
     waited_s: float = 0.0  # part of sample_s: seconds in which the step waited for a grammar
+    draft_work: DraftWork | None = None  # None: the draft model computed nothing, or the rank has none

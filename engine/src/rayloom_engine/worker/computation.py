@@ -158,8 +158,12 @@ class LoadedPart(Protocol):
     def adapter_bytes(self, rank: int) -> int:
         """Returns the bytes that a LoRA adapter of this LoRA rank takes at most."""
 
-    def computation(self, num_blocks: int) -> RankComputation[Any]:
+    def computation(self, num_blocks: int, num_columns: int | None = None) -> RankComputation[Any]:
         """Returns the part with a new KV cache of zeros.
+
+        `num_columns`: number of columns of the logits, and of the token ids that slots may name. If the vocabulary has
+        fewer rows, the logits of the others are -infinity; if it has more rows, the last ones are left out. None: the
+        number of rows. Only a part with the whole vocabulary may have another number.
 
         Raises OSError, MemoryError, OverflowError or ValueError if the memory cannot be allocated.
         """

@@ -41,15 +41,18 @@ _NOTHING = contextlib.nullcontext()
 class LibraryComputation:
     """Implements RankComputation. Hidden states after the final norm have the type that the head multiplies."""
 
-    def __init__(self, decoder: LibraryDecoder, cache: LibraryPages) -> None:
+    def __init__(self, decoder: LibraryDecoder, cache: LibraryPages, num_columns: int | None = None) -> None:
+        """`num_columns`: as for LoadedPart.computation."""
         self._decoder = decoder
         self._cache = cache
-        self._sampler = CpuSampler(decoder.library, decoder.shape.vocab_size)
+        self._num_columns = num_columns or decoder.shape.vocab_size
+        self._sampler = CpuSampler(decoder.library, self._num_columns)
         self.num_blocks = cache.num_blocks
         self.clear_blocks = cache.clear_blocks
         self.copy_blocks = cache.copy_blocks
         self.load_adapter = decoder.load_adapter
-        self.logits = decoder.logits
+        has_all_columns = self._num_columns == decoder.shape.vocab_size
+        self.logits = decoder.logits if has_all_columns else self._fitted_logits
         self.sample = self._sampler.__call__
         self.describe = self._sampler.describe
 
@@ -66,6 +69,14 @@ class LibraryComputation:
         inputs = batch.token_ids_T if received_TD is None else received_TD
         given = None if received_TD is not None else given_rows(batch.embeds)  # later stages look up no rows
         return self._decoder.forward(inputs, batch.positions_T, batch.attention, self._cache, group, wanted_rows, given)
+
+    def _fitted_logits(self, hidden_ND: Array) -> FloatArray:
+        """Returns the logits with `num_columns` columns."""
+        logits_NV = self._decoder.logits(hidden_ND)
+        num = min(self._num_columns, logits_NV.shape[1])
+        fitted_NV = np.full((len(logits_NV), self._num_columns), -np.inf, dtype=np.float32)
+        fitted_NV[:, :num] = logits_NV[:, :num]
+        return fitted_NV
 
     def rows(self, array: Array, rows: Sequence[int]) -> Array:
         return array.take(rows, axis=0)
@@ -153,10 +164,10 @@ class LibraryPart:
         element_bytes = ELEMENTS[model.dtype].itemsize
         return adapter_bytes(model.shape, model.part, rank, element_bytes=element_bytes, cut_unit=model.cut_unit)
 
-    def computation(self, num_blocks: int) -> LibraryComputation:
+    def computation(self, num_blocks: int, num_columns: int | None = None) -> LibraryComputation:
         model = self.model
         pages = LibraryPages.allocate(model.kv_layout, num_blocks=num_blocks, block_size=BLOCK_SIZE, dtype=model.dtype)
-        return LibraryComputation(model, pages)
+        return LibraryComputation(model, pages, num_columns)
 
 
 def weight_format(library: CpuLibrary, dtype: str, quantization: Quantization) -> WeightFormat:

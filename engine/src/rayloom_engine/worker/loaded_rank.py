@@ -14,6 +14,7 @@ from rayloom_engine.parallel.stage_link import StageLink
 from rayloom_engine.parallel.tensor_group import OneRank, TensorGroup
 from rayloom_engine.worker.activity import Activity, WatchedGroup, WatchedLink
 from rayloom_engine.worker.computation import LoadedPart, RankComputation
+from rayloom_engine.worker.draft_model import DraftLimits, DraftModel
 from rayloom_engine.worker.forms import Forms
 from rayloom_engine.worker.runner import Runner
 
@@ -30,8 +31,12 @@ class LoadedRank:
         num_step_tokens: int,
         forms: Forms | None = None,
         ranks_per_gpu: int = 1,
+        draft: LoadedPart | None = None,
     ) -> None:
-        """`forms`: None, except on the rank that samples. `ranks_per_gpu`: the setting."""
+        """`forms`, `draft`: None, except on the rank that samples. `draft`: the draft model, if there is one.
+
+        `ranks_per_gpu`: the setting.
+        """
         self.loaded = loaded
         self.kv = kv  # the KV cache that fits on this rank; all ranks use the size of the smallest
         self.num_step_tokens = num_step_tokens
@@ -44,11 +49,14 @@ class LoadedRank:
         self.compute_dtype = loaded.compute_dtype
         self.hidden_dtype = loaded.hidden_dtype
         self.arithmetic = loaded.arithmetic
-        self.weight_bytes = loaded.weight_bytes
-        self.num_bytes_read = loaded.num_bytes_read  # bytes of weights that this process read from files
-        self.activity = Activity(lambda: loaded.progress)
+        parts = [loaded] if draft is None else [loaded, draft]
+        self.weight_bytes = sum(part.weight_bytes for part in parts)
+        self.num_bytes_read = sum(part.num_bytes_read for part in parts)  # weights that this process read from files
+        self.activity = Activity(lambda: sum(part.progress for part in parts))
+        self.draft = draft
         self.forms = forms
         self._computation: RankComputation[Any] | None = None
+        self._draft_computation: RankComputation[Any] | None = None
         if forms is not None:
             forms.report_to(self.activity.report)
 
@@ -109,8 +117,12 @@ class LoadedRank:
         The first call allocates the KV cache. Raises ConfigError if the memory cannot be allocated.
         """
         if self._computation is None or self._computation.num_blocks != num_blocks:
-            self._computation = None  # frees the memory of its cache before the new cache is allocated
-            self._computation = self._allocate(num_blocks)
+            # frees the memory of the caches before new caches are allocated
+            self._computation = self._draft_computation = None
+            self._computation = self._allocate(self.loaded, num_blocks)
+            if self.draft is not None:
+                # The logits of both models have a column for each token id of the served model.
+                self._draft_computation = self._allocate(self.draft, num_blocks, self.loaded.shape.vocab_size)
         if self.forms is not None:
             self.forms.load_when_idle(lambda: self.activity.advance)
         self.activity.restart()  # all ranks begin an epoch together, so their counts can be compared from here on
@@ -119,7 +131,17 @@ class LoadedRank:
         if self.shard.count == 1:
             watched_group = WatchedGroup(OneRank(), self.activity)
         loaded = self.loaded
-        return Runner(self._computation, loaded.shape, loaded.part, epoch, watched_link, watched_group, self.forms)
+        runner = Runner(self._computation, loaded.shape, loaded.part, epoch, watched_link, watched_group, self.forms)
+        if self.draft is not None and self._draft_computation is not None:
+            limits = DraftLimits(
+                max_positions=self.draft.shape.max_position_embeddings,
+                max_tokens=self.num_step_tokens,
+                window=loaded.shape.attention_span,
+                num_ids=min(loaded.shape.vocab_size, self.draft.shape.vocab_size),
+            )
+            alone: WatchedGroup[Any] = WatchedGroup(OneRank(), self.activity)
+            runner.draft_model = DraftModel(self._draft_computation, limits, alone)
+        return runner
 
     def _watched_link(self, link: StageLink[Any]) -> StageLink[Any]:
         """Returns a link for the arrays of this rank. The activity counts its waits for other ranks.
@@ -142,9 +164,9 @@ class LoadedRank:
 
         return HostGroup(watched)
 
-    def _allocate(self, num_blocks: int) -> RankComputation[Any]:
+    def _allocate(self, part: LoadedPart, num_blocks: int, num_columns: int | None = None) -> RankComputation[Any]:
         try:
-            return self.loaded.computation(num_blocks)
+            return part.computation(num_blocks, num_columns)
         except (OSError, MemoryError, OverflowError, ValueError) as error:
             size = num_blocks * self.kv.block_bytes / GIB
             raise ConfigError(

@@ -5,18 +5,21 @@ Each stage of a model sends its hidden states to the next stage. The first rank 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from rayloom_engine.config import BLOCK_SIZE
 from rayloom_engine.core.adapter import AdapterLoad
 from rayloom_engine.core.probe import is_probe
 from rayloom_engine.core.step import (
     BrokenAdapter,
+    DraftWork,
     PromptLogprobs,
+    Proposal,
     SampledToken,
     SlotStep,
     StepPlan,
@@ -30,6 +33,7 @@ from rayloom_engine.parallel.stage_link import StageLink
 from rayloom_engine.parallel.tensor_group import OneRank, TensorGroup
 from rayloom_engine.worker.batch import InputBatch, build_batch
 from rayloom_engine.worker.computation import RankComputation
+from rayloom_engine.worker.draft_model import DraftModel
 from rayloom_engine.worker.forms import Forms
 from rayloom_engine.worker.masks import Masks, StepMasks
 from rayloom_engine.worker.slots import Slot, SlotTable
@@ -51,6 +55,14 @@ class _Sampled:
     tokens: dict[int, SampledToken] = field(default_factory=dict)  # slot -> its last new token
     accepted: list[SampledToken] = field(default_factory=list)  # the new tokens of all slots, except those in `tokens`
     dirty: list[int] = field(default_factory=list)  # see StepResult.dirty_slots
+
+    def ids(self, without: set[int]) -> dict[int, tuple[int, ...]]:
+        """Returns the map: slot -> its new tokens. Leaves out the slots in `without`, and dirty slots."""
+        found: dict[int, tuple[int, ...]] = {}
+        for token in (*self.accepted, *self.tokens.values()):
+            if token.slot not in without and token.slot not in self.dirty:
+                found[token.slot] = (*found.get(token.slot, ()), token.token_id)
+        return found
 
 
 class Runner(Generic[ArrayT]):
@@ -83,6 +95,10 @@ class Runner(Generic[ArrayT]):
         self._slots = SlotTable(epoch, forms if self.answers else None)
         self._masks = Masks(self._slots.forms, shape.vocab_size)
         self._broken_adapters: dict[int, str] = {}  # adapter slot -> why its adapter could not be loaded
+        # Proposes drafts. Only LoadedRank sets it, before the first step; other draft models need another Runner. None
+        # after the draft model has failed: the ranks of the next epoch try it again.
+        self.draft_model: DraftModel[Any] | None = None
+        self.draft_failure: Exception | None = None  # the exception for which the draft model was dropped
 
     def run(self, plan: StepPlan) -> StepResult:
         """Computes the plan's tokens. If this rank `answers`, chooses the next token of every slot that samples.
@@ -96,6 +112,9 @@ class Runner(Generic[ArrayT]):
 
     def _run(self, plan: StepPlan) -> StepResult:
         steps = self._slots.apply(plan)
+        if self.draft_model is not None:
+            with self._dropping_a_failed_draft_model():
+                self.draft_model.apply(plan, self._slots.block_tables)
         self._masks.forget(plan.freed_slots)
         for load in plan.adapter_loads:
             self._load_adapter(load)
@@ -136,6 +155,8 @@ class Runner(Generic[ArrayT]):
         corrupt.difference_update(*(broken.slots for broken in broken_adapters))
         without_token = corrupt | masks.postponed | masks.broken.keys()
         without_token.update(*(broken.slots for broken in broken_adapters))
+        sample_end = time.perf_counter()
+        proposals, draft_work = self._propose(batch, sampled, without_token)
         return StepResult(
             step_id=plan.step_id,
             epoch=plan.epoch,
@@ -154,15 +175,40 @@ class Runner(Generic[ArrayT]):
             broken_forms=tuple(form for slot, form in sorted(masks.broken.items()) if slot not in corrupt),
             postponed_slots=tuple(sorted(masks.postponed - corrupt)),
             waiting_slots=self._masks.waiting_slots(),
+            proposals=proposals,
             forward_s=forward_end - started,
-            sample_s=time.perf_counter() - forward_end,
+            sample_s=sample_end - forward_end,
             waited_s=masks.waited_s,
+            draft_work=draft_work,
         )
 
     def forget_all(self) -> None:
         """Empties every slot. No sequence refers to the content of the KV cache any more."""
         self._slots = SlotTable(self._slots.epoch, self._slots.forms)
         self._masks = Masks(self._slots.forms, self._vocab_size)
+        if self.draft_model is not None:
+            self.draft_model.forget_all()
+
+    def _propose(
+        self, batch: InputBatch, sampled: _Sampled, without_token: set[int]
+    ) -> tuple[tuple[Proposal, ...], DraftWork | None]:
+        """Returns the draft model's proposals and its work. Slots in `without_token` get no token in this step."""
+        if self.draft_model is not None and any(step.num_proposals is not None for step, _ in batch.steps):
+            with self._dropping_a_failed_draft_model():
+                return self.draft_model.propose(batch.steps, sampled.ids(without_token), self._slots.block_tables)
+        return (), None
+
+    @contextlib.contextmanager
+    def _dropping_a_failed_draft_model(self) -> Iterator[None]:
+        """Logs an exception in the block, and drops the draft model."""
+        try:
+            yield
+        except Exception as error:
+            # Any exception, for example a full memory: no answer depends on the draft model, so its failure must not
+            # end the rank. Its KV may be incomplete, so it is not tried again.
+            logger.exception("the draft model has failed; answers continue without drafts until the ranks restart")
+            self.draft_model = None
+            self.draft_failure = error
 
     def _load_adapter(self, load: AdapterLoad) -> None:
         """Loads an adapter into its slot.

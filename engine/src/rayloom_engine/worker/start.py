@@ -24,7 +24,7 @@ from rayloom_engine.models.checkpoint.progress import Progress
 from rayloom_engine.models.checkpoint.source import ResolvedModel, resolve
 from rayloom_engine.models.embeds_support import check_takes_embeds, embeds_step_bytes
 from rayloom_engine.models.int8_shape import check_groups, check_int8
-from rayloom_engine.models.largest_step import LargestStep
+from rayloom_engine.models.largest_step import LargestStep, held_bytes, with_draft_model
 from rayloom_engine.models.measured_shape import MeasuredShape
 from rayloom_engine.models.reading import read_model_shape
 from rayloom_engine.models.shape import ModelShape
@@ -32,6 +32,7 @@ from rayloom_engine.models.shard_counts import check_shards, check_stages
 from rayloom_engine.parallel.model_part import ModelPart, whole_part
 from rayloom_engine.parallel.shard import Shard
 from rayloom_engine.parallel.stage import make_stages, split_layers
+from rayloom_engine.worker.draft_loading import find_draft
 from rayloom_engine.worker.machine import usable_cores
 
 if TYPE_CHECKING:
@@ -140,10 +141,12 @@ def load_rank(
         if part.stage.count * part.shard.count > 1:
             _import_groups()
 
-    forms = None
+    forms = found_draft = None
     if part.stage.is_last and part.shard.is_first:  # this rank samples
         forms = forms_of(resolved, shape)
+        found_draft = find_draft(config, resolved, shape, progress)
     loaded = load_part(PartToLoad(resolved.path, shape, part), config, num_threads, os.environ, progress)
+    draft = None if found_draft is None else found_draft.load(num_threads, progress)
     if config.ranks_per_gpu > 1 and loaded.device_type == "cpu":
         logger.warning("ranks_per_gpu %d has no effect, because this rank computes on the CPU", config.ranks_per_gpu)
     return_free_memory()  # the memory of the plain matrices, which are not needed after they are packed
@@ -153,7 +156,7 @@ def load_rank(
     )
     if config.enable_prompt_embeds:
         num_step_tokens = min(num_step_tokens, most_step_rows(shape.hidden_size))
-    kv = _plan_cache(config, loaded, num_step_tokens, ranks_on_host)
+    kv = _plan_cache(config, loaded, draft, num_step_tokens, ranks_on_host)
     logger.info("%s", kv.explanation)
     return LoadedRank(
         loaded=loaded,
@@ -161,6 +164,7 @@ def load_rank(
         num_step_tokens=num_step_tokens,
         forms=forms,
         ranks_per_gpu=config.ranks_per_gpu,
+        draft=draft,
     )
 
 
@@ -185,12 +189,18 @@ def _import_groups() -> None:
     )
 
 
-def _plan_cache(config: EngineConfig, loaded: LoadedPart, num_step_tokens: int, ranks_on_host: int) -> KvPlan:
-    """Plans the KV cache that fits into the memory left beside the loaded weights. Raises ConfigError."""
+def _plan_cache(
+    config: EngineConfig, loaded: LoadedPart, draft: LoadedPart | None, num_step_tokens: int, ranks_on_host: int
+) -> KvPlan:
+    """Plans the KV cache that fits into the memory left beside the loaded weights. Raises ConfigError.
+
+    A block has the KV of its tokens in both models, if this rank has a draft model.
+    """
     shape = loaded.shape
+    parts = [loaded] if draft is None else [loaded, draft]
     is_cpu = loaded.device_type == "cpu"
     demand = KvDemand(
-        block_bytes=loaded.kv_layout.block_bytes(BLOCK_SIZE, loaded.kv_element_bytes),
+        block_bytes=sum(part.kv_layout.block_bytes(BLOCK_SIZE, part.kv_element_bytes) for part in parts),
         sequence=SequenceBlocks(block_size=BLOCK_SIZE, window=shape.attention_span, num_step_tokens=num_step_tokens),
         max_num_seqs=config.max_num_seqs,
         model_max_len=shape.max_position_embeddings,
@@ -207,6 +217,9 @@ def _plan_cache(config: EngineConfig, loaded: LoadedPart, num_step_tokens: int, 
     most_len = free_bytes // demand.block_bytes * BLOCK_SIZE if shape.attention_span is None else demand.wanted_len
     step = LargestStep(num_tokens=num_step_tokens, num_rows=num_rows, context_len=min(demand.wanted_len, most_len))
     step_bytes = loaded.step_bytes(step)
+    if draft is not None:
+        held = held_bytes(step, hidden_size=shape.hidden_size, vocab_size=shape.vocab_size)
+        step_bytes = with_draft_model(step_bytes, draft.step_bytes(step), held)
     embeds_bytes = embeds_step_bytes(shape, num_step_tokens) if config.enable_prompt_embeds else 0
     memory = RankMemory(
         free_bytes=free_bytes,
@@ -242,7 +255,8 @@ def _adapters_bytes(config: EngineConfig, loaded: LoadedPart, num_step_tokens: i
 def warm_up(runner: Runner[Any], epoch: int) -> None:
     """Runs a prefill and a decode step in block 0, so that lazy initialisation does not delay the first request.
 
-    If there are several ranks, all of them must call this at the same time.
+    If there are several ranks, all of them must call this at the same time. Raises ConfigError if the draft model
+    fails: the engine would never draft, and the draft model would only take memory.
     """
     new = NewSlot(
         slot=0,
@@ -254,7 +268,12 @@ def warm_up(runner: Runner[Any], epoch: int) -> None:
         eos_token_ids=(),
     )
     prefill = SlotStep(slot=0, start=0, num_tokens=2, samples=True)
-    decode = SlotStep(slot=0, start=2, num_tokens=1, new_token_ids=(0,), samples=True)
+    decode = SlotStep(slot=0, start=2, num_tokens=1, new_token_ids=(0,), samples=True, num_proposals=2)
     runner.run(StepPlan(step_id=0, epoch=epoch, new_slots=(new,), slots=(prefill,)))
     runner.run(StepPlan(step_id=0, epoch=epoch, slots=(decode,)))
     runner.forget_all()
+    if runner.draft_failure is not None:
+        raise ConfigError(
+            f"draft_model: its first step has failed: {runner.draft_failure!r}; choose another draft model, leave it "
+            "more memory, or set speculation to ngram or off"
+        ) from runner.draft_failure

@@ -62,17 +62,24 @@ class DecodeLimits:
 class TorchComputation:
     """Implements RankComputation."""
 
-    def __init__(self, model: RankModel, cache: KvPages, limits: DecodeLimits | None = None) -> None:
-        """`limits`: the largest decode step that runs as a CUDA graph; None: no graphs."""
+    def __init__(
+        self, model: RankModel, cache: KvPages, limits: DecodeLimits | None = None, num_columns: int | None = None
+    ) -> None:
+        """`limits`: the largest decode step that runs as a CUDA graph; None: no graphs.
+
+        `num_columns`: as for LoadedPart.computation.
+        """
         self.num_blocks = cache.num_blocks
         self.clear_blocks = cache.clear_blocks
         self.copy_blocks = cache.copy_blocks
-        self.logits = model.logits
+        self._num_columns = num_columns or model.shape.vocab_size
+        has_all_columns = self._num_columns == model.shape.vocab_size
+        self.logits = model.logits if has_all_columns else self._fitted_logits
         self._model = model
         self._cache = cache
         self._device = model.kernels.target.device
         model.warm_up(cache)
-        self.sample = choose_sampler(model.shape.vocab_size, model.kernels.target)
+        self.sample = choose_sampler(self._num_columns, model.kernels.target)
         self._adapters = getattr(model, "adapters", None)  # None: adapters cannot change this kind of model
         self.graphs: DecodeGraphs | None = None
         is_whole = model.part.stage.count == model.part.shard.count == 1
@@ -117,6 +124,14 @@ class TorchComputation:
         # Later stages look up no rows.
         given = None if received_TD is not None else _on_device(given_rows(batch.embeds), device)
         return self._model.forward(inputs, positions_T, attention, self._cache, group, wanted_rows, given)
+
+    def _fitted_logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
+        """Returns the logits with `num_columns` columns."""
+        logits_NV = self._model.logits(hidden_ND)
+        num = min(self._num_columns, logits_NV.shape[1])
+        fitted_NV = logits_NV.new_full((len(logits_NV), self._num_columns), -torch.inf)
+        fitted_NV[:, :num] = logits_NV[:, :num]
+        return fitted_NV
 
     def rows(self, array: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
         return array[torch.tensor(rows, device=array.device)]
@@ -218,7 +233,7 @@ class TorchPart:
         element_bytes = _DTYPES[self.compute_dtype].itemsize  # adapters have the type of activations
         return adapter_bytes(self.shape, self.part, rank, element_bytes=element_bytes)
 
-    def computation(self, num_blocks: int) -> TorchComputation:
+    def computation(self, num_blocks: int, num_columns: int | None = None) -> TorchComputation:
         try:
             cache = KvPages.allocate(
                 self.model.kv_layout,
@@ -232,7 +247,7 @@ class TorchPart:
             if limits is not None:
                 longest = min(limits.max_context_len, num_blocks * BLOCK_SIZE)
                 limits = dataclasses.replace(limits, max_context_len=longest)
-            return TorchComputation(self.model, cache, limits)
+            return TorchComputation(self.model, cache, limits, num_columns)
         except torch.OutOfMemoryError as error:
             raise MemoryError(str(error)) from error
 

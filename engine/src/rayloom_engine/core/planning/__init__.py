@@ -12,4 +12,7 @@ short_prompts  tokens that are kept for short prompts while a long prompt is com
 shared_blocks  computed blocks that a waiting sequence can share
 overtaking     limits how many sequences may be admitted before an earlier, longer one
 spans          the positions that plans in flight compute
+step_drafts    adds drafts to a step of decodes
+drafted_blocks the blocks in which the draft model has KV
+step_proposals the same with a draft model, and asks it for the next drafts
 """

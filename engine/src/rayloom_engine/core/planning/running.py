@@ -127,10 +127,13 @@ class RunningSequences:
         """Returns the sequences that wait for their grammars."""
         return [sequence for sequence in self._sequences if sequence.waits_for_form] if self._has_waiting else []
 
-    def try_extend(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Allocates blocks for the first `num_tokens` tokens. Returns False and changes nothing if blocks run out."""
+    def try_extend(self, sequence: Sequence, num_tokens: int, num_kept: int = 0) -> bool:
+        """Allocates blocks for the first `num_tokens` tokens. Returns False and changes nothing if blocks run out.
+
+        `num_kept`: number of free blocks that the sequence may not take.
+        """
         num = -(-num_tokens // self._config.block_size) - len(sequence.block_ids)
-        if num > self.pool.num_free:
+        if num > max(0, self.pool.num_free - num_kept):
             return False
         if num > 0:
             sequence.block_ids.extend(self.pool.allocate(num))

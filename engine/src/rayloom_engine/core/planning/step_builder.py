@@ -30,6 +30,7 @@ class StepBuilder:
     adapter_loads: tuple[AdapterLoad, ...] = ()  # adapters that the ranks load before the step
     # sequence -> its draft; `num_tokens` counts the draft's tokens, too
     drafts: dict[Sequence, tuple[int, ...]] = field(default_factory=dict)
+    proposals: dict[Sequence, int] = field(default_factory=dict)  # sequence -> SlotStep.num_proposals
     # True if blocks ran out: a running sequence was preempted or must wait, so no sequence is admitted
     is_short: bool = False
     _prompt_tokens: dict[str, int] = field(default_factory=dict)  # tenant -> tokens counted against its share
@@ -40,6 +41,10 @@ class StepBuilder:
     def has_prompts(self) -> bool:
         """True if the step computes tokens of a prompt."""
         return bool(self._chunks)
+
+    def computes_prompt_of(self, sequence: Sequence) -> bool:
+        """True if the step computes tokens of a prompt for this sequence."""
+        return sequence in self._chunks
 
     @property
     def is_full(self) -> bool:
@@ -152,6 +157,7 @@ class StepBuilder:
                     new_block_ids=new_block_ids,
                     draft_token_ids=draft,
                     samples=sequence.num_computed >= len(sequence.token_ids),
+                    num_proposals=self.proposals.get(sequence),
                     embeds=sequence.embeds_at(start, num),
                 )
             )

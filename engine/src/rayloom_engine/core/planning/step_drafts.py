@@ -1,4 +1,4 @@
-"""StepDrafts: adds drafts to a step of decodes.
+"""StepDrafts: adds drafts to a step of decodes. With a draft model, step_proposals.py asks the rank for these drafts.
 
 A sequence gets no draft if one of these conditions holds:
   - the request or the engine's settings switch speculation off
@@ -16,7 +16,8 @@ A step gets no drafts if one of these conditions holds:
   - the step's rows of logits fill the ranks' memory for logits. This memory has room for `max_num_seqs` rows, or for
     the rows of the longest draft if the longest draft has more rows
   - the step has so many decodes that a draft token costs as much time as a decode: then arithmetic limits the step, not
-    the reads of weights
+    the reads of weights. Now and then such a step gets one draft of one token, so that the cost is measured again
+    (trials.py)
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import Sequence, SequenceState
 from rayloom_engine.core.speculation.draft_grammars import DraftGrammars
 from rayloom_engine.core.speculation.drafter import Drafter, Fit
+from rayloom_engine.core.speculation.model_drafter import ModelDrafter
+from rayloom_engine.core.speculation.trials import Trials
 from rayloom_engine.core.stats import Counters
 from rayloom_engine.core.step import StepPlan, StepResult
 from rayloom_engine.core.step_seconds import StepSeconds
@@ -39,6 +42,8 @@ from rayloom_engine.core.step_seconds import StepSeconds
 _UNMEASURED_COST = 0.06
 # A measured cost below this value is taken for a measurement error and replaced by this value.
 _LEAST_COST = 0.01
+# Number of sequences of a trial. A search for drafts may read a long prompt, so not all sequences are searched.
+_NUM_TRIED = 2
 
 
 class StepDrafts:
@@ -58,21 +63,25 @@ class StepDrafts:
         self._running = running
         self._make_drafter = make_drafter
         self._grammars = grammars
+        self._trials = Trials()
 
     def add(self, builder: StepBuilder, costs: StepSeconds | None) -> None:
         """Adds drafts to a step, as far as budget and free blocks allow. All sequences must be in the step already."""
         if builder.has_prompts or not builder.budget:
             return
         cost = draft_cost(len(builder.num_tokens), costs)
-        if cost >= 1:
+        room = min(builder.budget, self._most_rows - len(builder.num_tokens))
+        sequences = [sequence for sequence in builder.num_tokens if may_draft(sequence)]
+        is_trial = cost >= 1
+        if is_trial:
+            sequences = self._tried(sequences)
+            cost = _LEAST_COST
+            room = min(1, room)
+        if not sequences:
             return
-        most_rows = max(self._config.max_num_seqs, self._settings.most_rows)
-        room = min(builder.budget, most_rows - len(builder.num_tokens))
         if self._grammars is not None:
             self._grammars.begin_step()
-        for sequence in list(builder.num_tokens):
-            if not may_draft(sequence):
-                continue
+        for sequence in sequences:
             num_tokens = sequence.num_tokens
             most = min(
                 self._settings.num_tokens,
@@ -91,6 +100,22 @@ class StepDrafts:
             if draft:
                 builder.add_draft(sequence, draft)
                 room -= len(draft)
+        if is_trial:
+            self._trials.tried(has_draft=bool(builder.drafts))
+        elif builder.drafts:
+            self._trials.paid()
+
+    def _tried(self, sequences: list[Sequence]) -> list[Sequence]:
+        """Returns those of the sequences whose drafts are tried in this step although a draft costs too much."""
+        return self._trials.in_turn(sequences, _NUM_TRIED) if self._trials.is_due() else []
+
+    @property
+    def _most_rows(self) -> int:
+        """The rows of logits for which the ranks have memory."""
+        return max(self._config.max_num_seqs, self._settings.most_rows)
+
+    def forget_ranks(self) -> None:
+        """Records that the ranks have lost all slots and blocks."""
 
     def ended(self, plan: StepPlan, sequences: Mapping[int, Sequence], result: StepResult, counters: Counters) -> None:
         """Counts the accepted tokens of an ended plan's drafts. From now on these drafts are not in flight any more.
@@ -111,7 +136,7 @@ class StepDrafts:
             counters.draft_tokens += len(step.draft_token_ids)
             counters.accepted_tokens += num_accepted[step.slot]
             if sequence.drafter is not None:
-                sequence.drafter.acceptance.note(len(step.draft_token_ids), num_accepted[step.slot])
+                sequence.drafter.note(len(step.draft_token_ids), num_accepted[step.slot])
 
     def _fit(self, sequence: Sequence) -> Fit | None:
         """Returns the function that fits drafts to the sequence's grammar; None if it has no grammar."""
@@ -121,9 +146,11 @@ class StepDrafts:
             sequence.draft_grammar = self._grammars.begin(sequence.params, sequence.num_prompt_tokens)
         return partial(sequence.draft_grammar.fit, sequence.token_ids)
 
-    def _new_drafter(self, sequence: Sequence) -> Drafter:
+    def _new_drafter(self, sequence: Sequence) -> Drafter | ModelDrafter:
         if self._make_drafter is not None:
             return self._make_drafter()
+        if self._settings.has_draft_model:
+            return ModelDrafter()
         num_expected = sequence.num_prompt_tokens + sequence.params.max_tokens
         return Drafter(self._settings, min(num_expected, self._config.max_model_len))
 

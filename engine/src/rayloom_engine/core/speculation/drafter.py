@@ -14,11 +14,12 @@ Fit = Callable[[tuple[int, ...], int], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationConfig:
-    """The settings of speculation with n-grams."""
+    """The settings of speculation with n-grams or with a draft model."""
 
     num_tokens: int  # most tokens of a draft
     min_ngram: int  # a draft needs an earlier occurrence of at least this many of the sequence's last tokens
     max_ngram: int  # at most this many of the sequence's last tokens are compared with earlier tokens
+    has_draft_model: bool = False  # True: a draft model proposes all drafts, and n-grams have no effect
 
     @property
     def most_rows(self) -> int:
@@ -48,3 +49,7 @@ class Drafter:
             return ()
         found = self._index.draft(token_ids, num)
         return found if fit is None else fit(found, num)
+
+    def note(self, num_drafted: int, num_accepted: int) -> None:
+        """Records that the first `num_accepted` tokens of the newest draft were accepted."""
+        self.acceptance.note(num_drafted, num_accepted)
