@@ -13,7 +13,7 @@ import pytest
 
 from rayloom_engine.config import BLOCK_SIZE
 from rayloom_engine.core.decoding import DecodingParams
-from rayloom_engine.core.step import DraftWork, NewSlot, Proposal, SlotStep, StepPlan, StepResult
+from rayloom_engine.core.step import FIRST_EPOCH, DraftWork, NewSlot, Proposal, SlotStep, StepPlan, StepResult
 from rayloom_engine.errors import ConfigError, ModelError
 from rayloom_engine.models.largest_step import LargestStep, StepBytes, with_draft_model
 from rayloom_engine.worker import library_computation
@@ -27,8 +27,9 @@ from rt_tiny import tiny_checkpoint, tiny_tokenizer, tiny_variant
 GREEDY = DecodingParams(max_tokens=40, temperature=0.0)
 
 
-def _load(model: Path, draft: Path | str, **changes: Any) -> StagesInARow:
-    return StagesInARow(load_stages(stage_config(model, speculation="draft", draft_model=str(draft), **changes)))
+def _load(model: Path, draft: Path | str, epoch: int = EPOCH, **changes: Any) -> StagesInARow:
+    config = stage_config(model, speculation="draft", draft_model=str(draft), **changes)
+    return StagesInARow(load_stages(config), epoch)
 
 
 @pytest.fixture(scope="module")
@@ -117,11 +118,13 @@ def _slot(number: int, prompt: tuple[int, ...], blocks: tuple[int, ...]) -> NewS
     )
 
 
-def _begin(stages: StagesInARow, num_prompt: int, num_blocks: int, num_proposals: int | None) -> StepResult:
+def _begin(
+    stages: StagesInARow, num_prompt: int, num_blocks: int, num_proposals: int | None, epoch: int = EPOCH
+) -> StepResult:
     """The step of a prompt in slot 0."""
     new = _slot(0, tuple(range(16, 16 + num_prompt)), tuple(range(num_blocks)))
     step = SlotStep(slot=0, start=0, num_tokens=num_prompt, samples=True, num_proposals=num_proposals)
-    return stages.run(StepPlan(step_id=1, epoch=EPOCH, new_slots=(new,), slots=(step,)))
+    return stages.run(StepPlan(step_id=1, epoch=epoch, new_slots=(new,), slots=(step,)))
 
 
 @pytest.mark.parametrize(("num_prompt", "num_proposed"), [(12, 4), (14, 2), (15, 1), (16, 0)])
@@ -254,6 +257,16 @@ def test_an_engine_whose_draft_model_fails_in_the_warm_up_does_not_start(model: 
     with pytest.raises(ConfigError, match=r"no memory for a step.*choose another") if fails else nullcontext():
         warm_up(stages._runners[-1], EPOCH)
     assert stages.has_no_draft_model == fails
+
+
+def test_a_draft_model_that_fails_in_the_warm_up_of_a_recovery_costs_its_proposals_alone(model: Path) -> None:
+    epoch = FIRST_EPOCH + 1
+    stages = _load(model, model, epoch)
+    _Watched(stages).fails_in.add("forward")
+    warm_up(stages._runners[-1], epoch)
+    assert stages.has_no_draft_model
+    result = _begin(stages, 10, num_blocks=2, num_proposals=3, epoch=epoch)
+    assert (len(result.sampled), result.proposals) == (1, ())
 
 
 @pytest.mark.parametrize("is_appended", [False, True])

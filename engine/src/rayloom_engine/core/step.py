@@ -17,6 +17,8 @@ from rayloom_engine.core.adapter import AdapterLoad
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.embeds import Embeds
 
+FIRST_EPOCH = 1  # of a server; each later epoch follows the loss of a process
+
 
 class NewSlot(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a rank needs to know about a sequence that is new to it."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rayloom_engine.common.process import drain_mark
 from rayloom_engine.common.whole_file import write_whole
+from rayloom_engine.core.step import FIRST_EPOCH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,7 @@ class RunFolder:
     def draw_epoch(self) -> int:
         """Returns a new epoch: a number that this server has not used for an epoch before."""
         file = self.path / "epoch"
-        epoch = int(file.read_text()) + 1 if file.exists() else 1
+        epoch = int(file.read_text()) + 1 if file.exists() else FIRST_EPOCH
         write_whole(file, str(epoch).encode())
         return epoch
 

@@ -14,7 +14,7 @@ from rayloom_engine.common.process import return_free_memory, without_garbage_co
 from rayloom_engine.config import BLOCK_SIZE, EngineConfig
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.embeds import most_step_rows
-from rayloom_engine.core.step import NewSlot, SlotStep, StepPlan
+from rayloom_engine.core.step import FIRST_EPOCH, NewSlot, SlotStep, StepPlan
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.grammar.vocabulary import Vocabulary
 from rayloom_engine.kv.memory import GIB, KvDemand, KvPlan, RankMemory, SequenceBlocks, plan_kv_memory
@@ -256,7 +256,8 @@ def warm_up(runner: Runner[Any], epoch: int) -> None:
     """Runs a prefill and a decode step in block 0, so that lazy initialisation does not delay the first request.
 
     If there are several ranks, all of them must call this at the same time. Raises ConfigError if the draft model
-    fails: the engine would never draft, and the draft model would only take memory.
+    fails in the first epoch: the engine would never draft, and the draft model would only take memory. In a later epoch
+    the engine has sequences to continue, and answers without drafts are better than no answers.
     """
     new = NewSlot(
         slot=0,
@@ -272,7 +273,7 @@ def warm_up(runner: Runner[Any], epoch: int) -> None:
     runner.run(StepPlan(step_id=0, epoch=epoch, new_slots=(new,), slots=(prefill,)))
     runner.run(StepPlan(step_id=0, epoch=epoch, slots=(decode,)))
     runner.forget_all()
-    if runner.draft_failure is not None:
+    if runner.draft_failure is not None and epoch == FIRST_EPOCH:
         raise ConfigError(
             f"draft_model: its first step has failed: {runner.draft_failure!r}; choose another draft model, leave it "
             "more memory, or set speculation to ngram or off"
