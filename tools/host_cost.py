@@ -103,7 +103,7 @@ def make_core(batch: int, io: CoreIo, inbox: Inbox, clock: Clock, folder: Path) 
     for index in range(batch):
         engine.add(
             Sequence(
-                request_id=f"1/cmpl-{index:032d}-0",
+                request_id=f"1.1/cmpl-{index:032d}-0",
                 prompt_ids=tuple((index * 31 + place) % 997 for place in range(NUM_PROMPT)),
                 params=DecodingParams(max_tokens=10**6, temperature=0.0, ignore_eos=True),
             )
