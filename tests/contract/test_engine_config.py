@@ -42,6 +42,7 @@ NOT_IN_MANIFESTS = {
     "api_key_file",
     "admin_token_file",
     "draft_model",
+    "draft_revision",
     "draft_quantization",
 }
 

@@ -52,6 +52,7 @@ def test_the_api_name_is_the_last_part_of_the_model(model: str, name: str) -> No
         ({"speculation": "draft"}, "draft_model: speculation is 'draft', so a draft model is needed"),
         ({"draft_model": "m"}, "draft_model: it has no effect, because speculation is 'off'; set speculation to draft"),
         ({"draft_quantization": "int8"}, "draft_quantization: it is for a draft model, and speculation is 'off'"),
+        ({"draft_revision": "v2"}, "draft_revision: it is for a draft model, and speculation is 'off'; remove it, or"),
         ({"speculation": "draft", "draft_model": " m"}, "draft_model: remove the blanks around the model's name"),
         ({"ray_resources_per_rank": {}}, "ray_resources_per_rank: .*at least 1 item"),
         ({"ray_resources_per_rank": {"CPU": 0}}, "ray_resources_per_rank.CPU: .*equal to 0.0001, given 0"),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -77,6 +78,27 @@ def test_a_models_facts_come_from_its_configuration_alone(model, tmp_path):
     assert (code, words["version"], words["commit"]) == (0, "v2", COMMIT)
     assert (words["shape"]["num_layers"], words["shape"]["checkpoint_dtype"]) == (2, "bfloat16")
     assert {request.rsplit("/", 1)[-1] for request in seen if "resolve" in request} == {"config.json"}
+
+
+def test_of_a_model_and_its_draft_model_the_configurations_and_tokenizers_are_fetched(model, tmp_path):
+    tokenizer = json.dumps({"model": {"vocab": {"a": 0, "b": 1}}})
+    large, small = (shutil.copytree(model, tmp_path / name) for name in ("large", "small"))
+    (large / "tokenizer.json").write_text(tokenizer)
+    (small / "tokenizer.json").write_text(tokenizer.replace("0", "2"))
+    seen = []
+    with serve_hub("acme/large", large, others={"acme/small": small}, seen=seen) as url:
+        flags = ["--draft-model", "hf://acme/small", "--draft-revision", COMMIT]
+        refused, words, _ = run_inspect("hf://acme/large", tmp_path, url, *flags)
+        (small / "tokenizer.json").write_text(tokenizer)
+        (other := tmp_path / "other").mkdir()
+        accepted, found, _ = run_inspect("hf://acme/large", other, url, *flags)
+
+    assert (refused, words["error"]["reason"], accepted) == (78, "Unsupported", 0)
+    sentence = "hf://acme/small has another tokenizer than the model: 1 of the model's 2 tokens"
+    assert sentence in words["error"]["message"]
+    assert (found["commit"], found["draft"]["commit"]) == (COMMIT, COMMIT)
+    fetched = {request.rsplit("/", 1)[-1] for request in seen if "resolve" in request}
+    assert fetched == {"config.json", "tokenizer.json"}
 
 
 def test_a_token_opens_a_private_model(model, tmp_path):

@@ -171,6 +171,7 @@ class EngineConfig(BaseModel):
         description="Model that proposes draft tokens, written like `model`. It has the same tokenizer and is much "
         "smaller. The rank that samples holds all of it. Needs speculation draft.",
     )
+    draft_revision: str | None = Field(None, description="Hub revision of the draft model. Default: main.")
     draft_quantization: Quantization = Field(
         "auto", description="Form of the draft model's weights in memory, as `quantization` is for the model."
     )

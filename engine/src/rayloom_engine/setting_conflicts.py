@@ -113,11 +113,14 @@ def _check_draft_model(config: EngineConfig) -> None:
             f"EngineConfig: draft_model: it has no effect, because speculation is {config.speculation!r}; set "
             "speculation to draft, or remove draft_model"
         )
-    if config.draft_quantization != "auto":
-        raise ConfigError(
-            "EngineConfig: draft_quantization: it is for a draft model, and speculation is "
-            f"{config.speculation!r}; remove it, or set speculation to draft and draft_model"
-        )
+    given = {"draft_revision": config.draft_revision is not None}
+    given["draft_quantization"] = config.draft_quantization != "auto"
+    for name, is_given in given.items():
+        if is_given:
+            raise ConfigError(
+                f"EngineConfig: {name}: it is for a draft model, and speculation is {config.speculation!r}; "
+                "remove it, or set speculation to draft and draft_model"
+            )
 
 
 def _check_quantization(config: EngineConfig) -> None:

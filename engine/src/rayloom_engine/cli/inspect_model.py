@@ -8,19 +8,29 @@ import json
 import os
 import sys
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayloom_engine.cli.arguments import add_model_argument, model_of
 from rayloom_engine.common.process import EXIT_CONFIG
 from rayloom_engine.config import EngineConfig
-from rayloom_engine.errors import ModelError
+from rayloom_engine.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
-    from rayloom_engine.config import ModelBackend
     from rayloom_engine.models.checkpoint.source import ResolvedModel
+    from rayloom_engine.models.draft_facts import DraftFacts
     from rayloom_engine.models.inspection import Inspection
     from rayloom_engine.models.shape import ModelShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _InspectedModels:
+    """The model, and the facts of its draft model; None if no draft model was named."""
+
+    resolved: ResolvedModel
+    shape: ModelShape
+    draft: DraftFacts | None = None
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -41,6 +51,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="as in serve. Default: auto.",
     )
     parser.add_argument(
+        "--draft-model", default=None, metavar="MODEL", help="as in serve: its facts, and whether it fits the model."
+    )
+    parser.add_argument(
+        "--draft-revision", default=None, metavar="REVISION", help="hub revision of the draft model. Default: main."
+    )
+    parser.add_argument(
         "--timeout", type=float, default=60.0, help="seconds that the hub or the volume may take. Default: 60."
     )
     parser.add_argument(
@@ -57,8 +73,10 @@ def run(args: argparse.Namespace) -> int:
     from rayloom_engine.models.inspection import facts, failure
 
     model = model_of(args) or EngineConfig().model
+    if args.draft_revision is not None and args.draft_model is None:
+        raise ConfigError("--draft-revision is for a draft model; add --draft-model, or remove it")
     try:
-        found = _inspect(model, args.revision, args.model_backend, args.timeout)
+        found = _inspect(model, args)
     except ModelError as error:
         _leave(args.termination_log, failure(error))
         raise
@@ -70,10 +88,9 @@ def run(args: argparse.Namespace) -> int:
         _leave(args.termination_log, failure(late))
         print(f"rayloom-engine: {late}", file=sys.stderr, flush=True)
         os._exit(EXIT_CONFIG)  # an ordinary exit would wait for a download that hangs
-    resolved, shape = found
-    inspection = facts(resolved, shape)
+    inspection = facts(found.resolved, found.shape, found.draft)
     _leave(args.termination_log, inspection)
-    print(json.dumps(_document(resolved, shape, inspection), indent=2))
+    print(json.dumps(_document(found.resolved, found.shape, inspection), indent=2))
     return 0
 
 
@@ -95,31 +112,38 @@ def _document(resolved: ResolvedModel, shape: ModelShape, inspection: Inspection
     }
 
 
-def _inspect(
-    model: str, revision: str | None, backend: ModelBackend, seconds: float
-) -> tuple[ResolvedModel, ModelShape] | None:
-    """Returns the resolved model and its shape; None if the inspection takes longer than `seconds`.
+def _inspect(model: str, args: argparse.Namespace) -> _InspectedModels | None:
+    """Returns the models that the arguments name; None if the inspection takes longer than `--timeout`.
 
-    After that time, the thread that inspects the model continues in the background.
+    After that time, the thread that inspects the models continues in the background.
     """
-    from rayloom_engine.models.inspection import inspect_model
-
-    found: list[tuple[ResolvedModel, ModelShape] | Exception] = []
+    found: list[_InspectedModels | Exception] = []
 
     def work() -> None:
         try:
-            found.append(inspect_model(model, revision, backend))
+            found.append(_look_up(model, args))
         except Exception as error:  # noqa: BLE001 - the waiting thread raises it again
             found.append(error)
 
     worker = threading.Thread(target=work, daemon=True)
     worker.start()
-    worker.join(seconds)
+    worker.join(args.timeout)
     if not found:
         return None
     if isinstance(found[0], Exception):
         raise found[0]
     return found[0]
+
+
+def _look_up(model: str, args: argparse.Namespace) -> _InspectedModels:
+    from rayloom_engine.models.draft_facts import draft_facts
+    from rayloom_engine.models.inspection import inspect_draft, inspect_model
+
+    resolved, shape = inspect_model(model, args.revision, args.model_backend)
+    if args.draft_model is None:
+        return _InspectedModels(resolved=resolved, shape=shape)
+    draft, draft_shape = inspect_draft(args.draft_model, args.draft_revision, resolved, shape)
+    return _InspectedModels(resolved=resolved, shape=shape, draft=draft_facts(draft.commit, draft_shape))
 
 
 def _leave(where: Path | str | None, inspection: Inspection) -> None:

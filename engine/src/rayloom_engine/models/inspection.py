@@ -16,7 +16,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from rayloom_engine.config import ModelBackend
-from rayloom_engine.errors import ModelError, ModelFault
+from rayloom_engine.errors import ConfigError, ModelError, ModelFault
 from rayloom_engine.models.checkpoint.config_json import refuses_broken
 from rayloom_engine.models.checkpoint.limits import (
     MAX_HEADS,
@@ -26,8 +26,10 @@ from rayloom_engine.models.checkpoint.limits import (
     MAX_SIZE,
     MAX_VOCAB,
 )
-from rayloom_engine.models.checkpoint.source import ResolvedModel, resolve_config
+from rayloom_engine.models.checkpoint.source import ResolvedModel, resolve_config, tokenizer_folder
 from rayloom_engine.models.costs import Costs, model_costs
+from rayloom_engine.models.draft_checks import check_draft, check_tokenizers
+from rayloom_engine.models.draft_facts import DraftFacts
 from rayloom_engine.models.int8_shape import aligned_counts
 from rayloom_engine.models.measured_shape import MeasuredShape
 from rayloom_engine.models.reading import read_model_shape
@@ -104,6 +106,9 @@ class Inspection(_InspectionPart):
         None, description="How the checkpoint's weights are quantised; absent if they are dense."
     )
     costs: Costs | None = Field(None, description="The memory that the model takes, in parts to add.")
+    draft: DraftFacts | None = Field(
+        None, description="The draft model, if one was named. It has the tokenizer of the model."
+    )
     error: Fault | None = Field(None, description="Why the model cannot be served.")
 
     def text(self) -> str:
@@ -128,7 +133,30 @@ def inspect_model(model: str, revision: str | None, backend: ModelBackend = "aut
             raise ModelError(message, error.fault) from error
 
 
-def facts(resolved: ResolvedModel, shape: ModelShape) -> Inspection:
+def inspect_draft(
+    model: str, revision: str | None, target: ResolvedModel, target_shape: ModelShape
+) -> tuple[ResolvedModel, ModelShape]:
+    """Returns a draft model's commit and shape; reads its configuration, and both tokenizers if they are files.
+
+    Raises ModelError if the model cannot be the draft model of `target`.
+    """
+    try:
+        resolved, shape = inspect_model(model, revision, "native")
+    except ModelError as error:
+        raise ModelError(f"draft_model: {error}", error.fault) from error
+    folders = [tokenizer_folder(each) for each in (resolved, target)]
+    try:
+        check_draft(model, shape, target_shape)
+        # The configuration of a GGUF file was in a scratch folder, without the tokenizer. An engine converts the whole
+        # file, and then compares the tokenizers.
+        if all(folder.is_dir() for folder in folders):
+            check_tokenizers(model, *folders)
+    except ConfigError as error:
+        raise ModelError(str(error), "Unsupported") from error
+    return resolved, shape
+
+
+def facts(resolved: ResolvedModel, shape: ModelShape, draft: DraftFacts | None = None) -> Inspection:
     """Returns the document for a model that can be served.
 
     If the costs for all numbers of ranks make the document too long, the largest numbers of ranks are left out. This
@@ -148,6 +176,7 @@ def facts(resolved: ResolvedModel, shape: ModelShape) -> Inspection:
             num_active_parameters=None if experts is None else shape.num_active_parameters,
             quantization=None if shape.scheme is None else shape.scheme.label,
             costs=model_costs(shape, counts),
+            draft=draft,
         )
         if len(found.text().encode()) <= MAX_FACTS_BYTES or len(counts) == 1:
             return found

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rayloom_engine.errors import ModelError, shown, word
-from rayloom_engine.models.checkpoint.hub import CONFIG, EVERYTHING, NO_WEIGHTS, download
+from rayloom_engine.models.checkpoint.hub import CONFIG, EVERYTHING, NO_WEIGHTS, download, download_file
 from rayloom_engine.models.checkpoint.progress import Progress, no_progress
 
 logger = logging.getLogger(__name__)
@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 _CONVERTER_VERSION = 1  # of dense weights
 _BLOCKS_VERSION = 1  # of weights in GGUF's blocks
 _MAX_NAME = 100  # at most this many characters of a file's name become part of the name of its cache folder
+TOKENIZER = "tokenizer.json"
+_MAX_TOKENIZER_BYTES = 256 << 20  # several times the largest tokenizer of a published model
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -109,6 +111,20 @@ def resolve_config(model: str, revision: str | None, scratch: Path) -> ResolvedM
         folder, commit = download(model.removeprefix("hf://"), revision, no_progress, CONFIG)
         return ResolvedModel(path=folder, source=model, commit=commit)
     return resolve(model, revision, keeps_blocks=True)
+
+
+def tokenizer_folder(resolved: ResolvedModel) -> Path:
+    """Returns the folder that has the model's tokenizer.json, if the model has this file.
+
+    Of a hub model, downloads this file. A GGUF file has its tokenizer inside, so `resolve_config` gives no such file.
+    """
+    if resolved.commit is None:
+        return resolved.path
+    repository = resolved.source.removeprefix("hf://")
+    found = download_file(
+        repository, resolved.commit, TOKENIZER, _MAX_TOKENIZER_BYTES, "use a model with a smaller file"
+    )
+    return resolved.path if found is None else found.parent
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:

@@ -47,10 +47,16 @@ def weight_bytes(shape: ModelShape, element_bytes: int) -> int:
     """Returns the bytes of all weights on one rank, with `element_bytes` for a weight that is not quantised."""
     if shape.scheme is None:
         return shape.weight_bytes(element_bytes)
+    elements, packed = whole_amount(shape)
+    return elements * element_bytes + packed
+
+
+def whole_amount(shape: ModelShape) -> Amount:
+    """Returns all weights of the model on one rank."""
     spec = decoder_spec(shape, whole_part(shape.num_layers))
     ends = ends_amount(shape, WHOLE, is_first=True, is_last=True)
-    layers = [_sum(shape, layer.linears, layer.vectors) for layer in spec.layers]
-    return sum(elements * element_bytes + packed for elements, packed in (ends, *layers))
+    parts = [ends, *(_sum(shape, layer.linears, layer.vectors) for layer in spec.layers)]
+    return sum(part[0] for part in parts), sum(part[1] for part in parts)
 
 
 def checkpoint_bytes(shape: ModelShape) -> int:
