@@ -17,8 +17,7 @@ from rayloom_operator.resolve.resolved import resolve
 # No manifest sets these fields. On one machine the engine chooses its executor and the ranks' port itself. A manifest
 # cannot name files with secrets (API keys come from the environment, the admin port is on loopback). The number of
 # engines on a machine is known to the program that starts them. Only the operator changes the adapters of a serving
-# engine. Each rank of a pod has a GPU; only `local --ranks-per-gpu` lets ranks share one. The operator refuses draft
-# models, because it does not count their memory.
+# engine. Each rank of a pod has a GPU; only `local --ranks-per-gpu` lets ranks share one.
 NOT_IN_MANIFESTS = {
     "executor",
     "ray_address",
@@ -41,9 +40,6 @@ NOT_IN_MANIFESTS = {
     "heartbeat_seconds",
     "api_key_file",
     "admin_token_file",
-    "draft_model",
-    "draft_revision",
-    "draft_quantization",
 }
 
 ARGS = {
@@ -61,7 +57,7 @@ ARGS = {
     "modelBackend": "native",
     "enablePrefixCaching": False,
     "asyncScheduling": True,
-    "speculation": "ngram",
+    "speculation": "draft",
     "numSpeculativeTokens": 4,
     "ngramMin": 3,
     "ngramMax": 6,
@@ -97,6 +93,7 @@ FULL = {
         "dtype": "float16",
         "maxModelLen": 4096,
         "adapters": [{"name": "sql", "source": "file:///data/adapters/sql"}],
+        "draft": {"source": "hf://Qwen/Qwen3-0.6B", "revision": "v1", "quantization": "none"},
     },
     "parallelism": {"tensor": 1, "pipeline": 2},
     "drainSeconds": 7,
@@ -120,7 +117,10 @@ def test_every_field_of_a_full_manifest_arrives():
         device="cpu",
         model_backend="native",
         async_scheduling=True,
-        speculation="ngram",
+        speculation="draft",
+        draft_model="hf://Qwen/Qwen3-0.6B",
+        draft_revision="v1",
+        draft_quantization="none",
         num_speculative_tokens=4,
         ngram_min=3,
         ngram_max=6,
@@ -178,6 +178,13 @@ def test_an_engine_in_a_pod_reads_its_keys_and_a_claims_model_from_files():
     found = parse_config(pod_engine_config(resolve(manifest(model={"source": "pvc://claim/m"}, auth=auth), "")))
 
     assert (found.model, found.api_key_file) == ("file:///models/m", "/etc/rayloom-keys/keys")
+
+
+def test_an_engine_in_a_pod_reads_its_draft_model_from_a_mount():
+    model = {"source": "builtin://smollm2-135m", "draft": {"source": "pvc://drafts/team/d"}}
+    found = parse_config(pod_engine_config(resolve(manifest(model=model), "")))
+
+    assert (found.speculation, found.draft_model) == ("draft", "file:///draft-model/team/d")
 
 
 def test_the_page_is_on_on_this_machine_and_off_in_a_pod():

@@ -17,7 +17,7 @@ from published_models import PUBLISHED, config_path
 from rayloom_engine.models.quantised.amounts import ends_amount, layer_amount, layer_forms
 from rayloom_engine.parallel.shard import Shard
 from rayloom_engine.parallel.stage import make_stages
-from rayloom_operator.api.model_facts import ELEMENT_BYTES
+from rayloom_operator.api.costs import ELEMENT_BYTES
 from rayloom_operator.api.shipped_facts import published_models
 from rt_facts import shape_of
 

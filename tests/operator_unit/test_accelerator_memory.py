@@ -9,7 +9,8 @@ import pytest
 
 from rayloom_operator.api.accelerator_memory import MAX_MIB, AcceleratorNode, node_memory
 from rayloom_operator.api.sizing import Accelerator
-from rayloom_operator.api.status import InspectedModel, SizingStatus
+from rayloom_operator.api.sizing_status import SizingStatus
+from rayloom_operator.api.status import InspectedModel
 from rayloom_operator.errors import MemoryUnknown, SpecError
 from rayloom_operator.objects.old_spec import old_spec, resolved_of
 from rayloom_operator.observe.nodes import Nodes

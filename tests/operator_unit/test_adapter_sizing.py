@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from rayloom_operator.__main__ import main
 from rayloom_operator.api.costs import AdapterCosts
-from rayloom_operator.api.status import Status, stored_sizing
+from rayloom_operator.api.sizing_status import stored_sizing
+from rayloom_operator.api.status import Status
 from rayloom_operator.errors import DoesNotFit, SpecError
 from rayloom_operator.objects.ray_cluster import ray_cluster
 from rayloom_operator.resolve.rank_memory import AdapterRoom, Cut

@@ -179,9 +179,8 @@ def test_every_kind_of_source_is_accepted(source):
         (
             "spec.engine.args.speculation",
             "draft",
-            "spec.engine.args.speculation: draft is not possible in a manifest, because the operator does not count "
-            "the memory of a draft model: use ngram or off; the flag --draft-model of rayloom-engine serve needs no "
-            "manifest",
+            "spec: engine.args.speculation is draft, and no draft model is named: name it in model.draft.source, or "
+            "use ngram",
         ),
         ("spec.drainSeconds", -1, "spec.drainSeconds: -1 is too small; use 0 or more"),
         (
@@ -247,7 +246,7 @@ def test_each_mistake_is_named_with_its_cure(path, value, sentence):
     assert problem == sentence or (sentence.endswith((", ", ": ")) and problem.startswith(sentence))
 
 
-HUB_ONLY = "tokenSecretRef and cache have an effect for hf:// sources of the model or an adapter only: remove them"
+HUB_ONLY = "tokenSecretRef and cache have an effect for hf:// sources of the model, its draft model or an adapter only"
 SECRET = {"name": "s", "key": "k"}
 TOLERATION = (
     "a toleration needs a key, or operator Exists; Exists takes no value; tolerationSeconds needs effect NoExecute"

@@ -106,7 +106,7 @@ def test_pods_keep_the_files_of_adapters_in_the_cache_of_the_service():
 @pytest.mark.parametrize("field", [{"tokenSecretRef": TOKEN}, {"cache": {"persistentVolumeClaim": "c"}}])
 def test_a_token_or_a_cache_needs_a_model_or_an_adapter_of_the_hub(field):
     make_service(model={"source": BUILTIN, "adapters": [HUB_SQL], **field})
-    with pytest.raises(SpecError, match="have an effect for hf:// sources of the model or an adapter only"):
+    with pytest.raises(SpecError, match="have an effect for hf:// sources of the model, its draft model or an adapter"):
         make_service(model={"source": BUILTIN, "adapters": [POEMS], **field})
 
 

@@ -11,7 +11,8 @@ import sys
 
 import pytest
 
-from rayloom_operator.api.status import Reason, stored_model, stored_sizing
+from rayloom_operator.api.sizing_status import stored_sizing
+from rayloom_operator.api.status import Reason, stored_model
 from rayloom_operator.errors import SpecError
 from rayloom_operator.resolve.sizing import size
 from rayloom_operator.resolve.stage_split import split_layers, stages

@@ -294,7 +294,7 @@ def test_a_template_is_part_of_the_revision_and_of_its_stored_spec():
 
 SOURCES = (
     {"source": "builtin://smollm2-135m"},
-    {"source": "pvc://claim/m.gguf"},
+    {"source": "pvc://claim/m.gguf", "draft": {"source": "pvc://drafts/d"}},
     {
         "source": "builtin://smollm2-135m",
         "adapters": [{"name": f"a{n}", "source": f"pvc://a{n}/a"} for n in range(MAX_PLACES)],
@@ -317,8 +317,8 @@ def test_the_lists_of_own_parts_equal_those_of_the_pods():
                 folders |= {re.sub("^/adapters/.*", ADAPTERS_FOLDER, path) for path in paths}
 
     assert containers == [list(HEAD_CONTAINERS), list(WORKER_CONTAINERS)]
-    assert sorted(volumes) == sorted((*OWN_VOLUMES, *ADAPTER_VOLUMES))
-    assert sorted(folders) == sorted((*OWN_FOLDERS, ADAPTERS_FOLDER))
+    assert sorted(volumes) == sorted((*OWN_VOLUMES, *ADAPTER_VOLUMES, "draft-model"))
+    assert sorted(folders) == sorted((*OWN_FOLDERS, ADAPTERS_FOLDER, "/draft-model"))
 
 
 NAME = st.sampled_from(["a", "engine2", "proxy"])

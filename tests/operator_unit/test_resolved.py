@@ -6,7 +6,7 @@ These values stay while their inputs are the same, and are part of the revision.
 import pytest
 
 from rayloom_operator.api.base import amount
-from rayloom_operator.api.status import SizingStatus
+from rayloom_operator.api.sizing_status import SizingStatus
 from rayloom_operator.errors import DoesNotFit, SpecError
 from rayloom_operator.resolve.resolved import resolve
 from rayloom_operator.resolve.revision import revision

@@ -19,7 +19,7 @@ from rayloom_operator.api.spec import Spec
 from rayloom_operator.resolve.resolved import resolve
 from rayloom_operator.resolve.revision import revision
 from rt_operator import make_service
-from rt_shapes import LLAMA31_8B
+from rt_shapes import LLAMA31_8B, SMOLLM2
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "what-rolls.md").read_text(encoding="utf-8")
 IMAGE = "rayloom/engine:1"
@@ -28,6 +28,7 @@ COMMITS = {None: MAIN, "main": MAIN, MAIN: MAIN, "v2": OTHER}  # revision on the
 HUB: dict[str, Any] = {"model": {"source": "hf://a/b"}, "accelerator": {"memory": "80Gi", "perNode": 8}}
 CPU: dict[str, Any] = {"model": {"source": "builtin://smollm2-135m"}}
 ADAPTED = CPU | {"model": {"source": "builtin://smollm2-135m", "adapters": [{"name": "sql", "source": "pvc://a/b"}]}}
+DRAFTED = CPU | {"model": {"source": "builtin://smollm2-135m", "draft": {"source": "hf://a/b"}}}
 # A given maxModelLen is not shortened to fit. If one GPU is too small, the model gets several GPUs.
 LONG = HUB | {"model": {"source": "hf://a/b", "maxModelLen": 131_072}}
 CUT = HUB | {"accelerator": {"memory": "24Gi"}}  # 54560 tokens fit
@@ -100,6 +101,9 @@ CHANGES: dict[str, tuple[Change, ...]] = {
         no("hf://a/sql", "hf://b/sql@v2", ADAPTED),
         yes("pvc://a/sql", "hf://b/sql", ADAPTED),
     ),
+    "model.draft.source": (yes("hf://a/b", "hf://a/c", DRAFTED),),
+    "model.draft.revision": (no(None, "main", DRAFTED), no("main", MAIN, DRAFTED), yes("main", "v2", DRAFTED)),
+    "model.draft.quantization": (yes(None, "none", DRAFTED),),
     "parallelism.tensor": (no(None, 1), yes(None, 3)),
     "parallelism.pipeline": (no(None, 1), yes(None, 2)),
     "sizing.minConcurrentRequests": (no(1, 2, LONG), yes(1, 16, LONG)),
@@ -166,7 +170,7 @@ CHANGES: dict[str, tuple[Change, ...]] = {
     "engine.args.numKvBlocks": (yes(None, 4096),),
     "engine.args.enablePrefixCaching": (yes(None, False),),
     "engine.args.asyncScheduling": (yes(None, True),),
-    "engine.args.speculation": (yes(None, "ngram"),),
+    "engine.args.speculation": (yes(None, "ngram"), no(None, "draft", DRAFTED)),
     "engine.args.numSpeculativeTokens": (yes(None, 3),),
     "engine.args.ngramMin": (yes(None, 1),),
     "engine.args.ngramMax": (yes(None, 6),),
@@ -291,7 +295,11 @@ def with_value(spec, path, value):
 def revision_of(spec):
     service = make_service(**spec)
     model = service.spec.model
+    draft = model.draft
     facts = builtin_facts(model) or LLAMA31_8B.model_copy(update={"commit": COMMITS[model.revision]})
+    if draft is not None:
+        commit = COMMITS[draft.revision]
+        facts = SMOLLM2.model_copy(update={"draft": SMOLLM2.as_draft().model_copy(update={"commit": commit})})
     return revision(resolve(service, service.spec.engine.image or IMAGE, facts))
 
 
@@ -326,6 +334,10 @@ def test_a_change_rolls_or_does_not(path, change):
 
     assert before != after
     assert (revision_of(before) != revision_of(after)) is change.rolls
+
+
+def test_adding_or_removing_a_draft_model_rolls():
+    assert revision_of(CPU) != revision_of(DRAFTED)
 
 
 def test_adding_or_removing_the_gateway_rolls():

@@ -4,7 +4,7 @@ import json
 from datetime import UTC, datetime, timedelta
 
 from rayloom_operator.decide.inspection import Tried, inspect
-from rayloom_operator.objects.inspect_job import inspect_job
+from rayloom_operator.objects.inspect_job import Commits, inspect_job
 from rayloom_operator.resolve.resolved import Hub
 from rt_operator import SETTINGS, make_service
 
@@ -60,7 +60,7 @@ def at(seconds):
 
 
 def make_job(attempt=0, service=None, conditions=(), commit=None):
-    job = inspect_job(service or make_service(model=HUB_MODEL), SETTINGS.engine_image, Hub(), attempt, commit)
+    job = inspect_job(service or make_service(model=HUB_MODEL), SETTINGS.engine_image, Hub(), attempt, Commits(commit))
     job["metadata"] |= {"uid": f"uid-job-{attempt}", "creationTimestamp": at(0)}
     return job | {"status": {"conditions": list(conditions)}}
 

@@ -11,7 +11,8 @@ from model_sizes.expected import rank_bytes, weights_of
 from model_sizes.planned import chosen, planned_bytes, stage_layers
 from model_sizes.tensors import Tensor
 from published_models import PUBLISHED, config_path
-from rayloom_operator.api.model_facts import ELEMENT_BYTES, ModelFacts
+from rayloom_operator.api.costs import ELEMENT_BYTES
+from rayloom_operator.api.model_facts import ModelFacts
 from rayloom_operator.api.shipped_facts import PublishedModel
 from rayloom_operator.resolve.rank_memory import GIB
 

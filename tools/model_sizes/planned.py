@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from rayloom_operator.api.model_facts import ELEMENT_BYTES, ModelFacts
-from rayloom_operator.api.status import SizingStatus
+from rayloom_operator.api.costs import ELEMENT_BYTES
+from rayloom_operator.api.model_facts import ModelFacts
+from rayloom_operator.api.sizing_status import SizingStatus
 from rayloom_operator.errors import DoesNotFit
 from rayloom_operator.resolve.question import Question
 from rayloom_operator.resolve.rank_memory import GIB, Cut

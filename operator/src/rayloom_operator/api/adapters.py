@@ -25,8 +25,8 @@ _HUB = r"hf://[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@\w[\w./-]*)?"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SOURCES_IN_WORDS = "hf://ORG/NAME, hf://ORG/NAME@REVISION, pvc://CLAIM/PATH or file:///FOLDER/NAME"
 HUB_ONLY_IN_WORDS = (
-    "tokenSecretRef and cache have an effect for hf:// sources of the model or an adapter only: remove them, or use an "
-    "hf:// source"
+    "tokenSecretRef and cache have an effect for hf:// sources of the model, its draft model or an adapter only: "
+    "remove them, or use an hf:// source"
 )
 _UP = re.compile(r"(^|/)\.\.?(/|$)")
 _UP_IN_WORDS = "the path must not have a part '.' or '..'; write it without them"

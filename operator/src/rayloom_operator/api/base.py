@@ -33,6 +33,11 @@ class Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, alias_generator=to_camel)
 
 
+class StatusPart(BaseModel):
+    # Unknown fields are ignored: an operator of another version may have written the status.
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, alias_generator=to_camel, populate_by_name=True)
+
+
 def rules(*pairs: tuple[str, str]) -> JsonDict:
     """Returns the part of a schema with CEL rules. Each pair is a rule, and the API server's message if the rule fails.
 

@@ -11,7 +11,7 @@ import re
 from functools import cached_property
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 MAX_LAYERS = 1000
@@ -30,6 +30,16 @@ _MAX_RANK_MULTIPLE = 256
 _MAX_PAGE_BYTES = 1 << 30  # bytes of the largest huge page of any processor
 _RUN = re.compile(r"([1-9][0-9]{0,3})?([a-z])")
 
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def _weight_type(name: str) -> str:
+    if name not in ELEMENT_BYTES:
+        raise ValueError(f"{name[:80]!r} is not a type of weights; known are {', '.join(ELEMENT_BYTES)}")
+    return name
+
+
+WeightType = Annotated[str, AfterValidator(_weight_type)]
 Count = Annotated[int, Field(ge=0, le=_MAX_BYTES)]
 # `strict=False`, because a status has lists here. Strict validation accepts a list as a tuple only in JSON text.
 Counts = Annotated[tuple[Count, ...], Field(strict=False, max_length=_MAX_NUMBERS)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from rayloom_operator.api.base import Part, rules
 
@@ -13,11 +13,6 @@ ROOT_PATH = r"^(/[A-Za-z0-9._~-]+)*$"
 _NGRAM_MIN, _NGRAM_MAX = 2, 5  # the engine's defaults
 _NGRAM_IN_WORDS = (
     f"ngramMin (default {_NGRAM_MIN}) is more than ngramMax (default {_NGRAM_MAX}): lower it, or raise the other"
-)
-# The engine has draft models. The operator does not know their weights and KV, so pods would get too little memory.
-_DRAFT_IN_WORDS = (
-    "draft is not possible in a manifest, because the operator does not count the memory of a draft model: use ngram "
-    "or off; the flag --draft-model of rayloom-engine serve needs no manifest"
 )
 
 
@@ -55,12 +50,12 @@ class EngineArgs(Part):
         description="Send the rank its next step before the result of the last one is read. A new request may wait one "
         "step longer. No effect with several ranks, or with speculation.",
     )
-    speculation: Literal["off", "ngram"] | None = Field(
+    speculation: Literal["off", "ngram", "draft"] | None = Field(
         None,
         description="ngram: draft next tokens from repetitions in a sequence's own text, and verify several in one "
-        "step while that saves time. The tokens are the same on the CPU library, and in float32; otherwise rounding "
-        "can change a token, as batching can. off is the default. A manifest cannot name a draft model, because "
-        "the operator does not count its memory.",
+        "step while that saves time. draft: let the draft model in model.draft propose them; the default with "
+        "model.draft. The tokens are the same on the CPU library, and in float32; otherwise rounding can change a "
+        "token, as batching can. Default without model.draft: off.",
     )
     num_speculative_tokens: int | None = Field(
         None, ge=1, le=64, description="Most draft tokens of a sequence in a step; 7 by default."
@@ -164,10 +159,3 @@ class EngineArgs(Part):
         if (self.ngram_min or _NGRAM_MIN) > (self.ngram_max or _NGRAM_MAX):
             raise ValueError(_NGRAM_IN_WORDS)
         return self
-
-    @field_validator("speculation", mode="before")
-    @classmethod
-    def _has_no_draft_model(cls, value: object) -> object:
-        if value == "draft":
-            raise ValueError(_DRAFT_IN_WORDS)
-        return value

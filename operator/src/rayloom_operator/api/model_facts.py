@@ -9,21 +9,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from rayloom_operator.api.costs import MAX_LAYERS, MAX_PARAMETERS, MAX_POSITIONS, Costs
+from rayloom_operator.api.costs import ELEMENT_BYTES, MAX_LAYERS, MAX_PARAMETERS, MAX_POSITIONS, Costs, WeightType
+from rayloom_operator.api.draft_facts import DraftFacts, draft_costs
 
-ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 MAX_HEADS = 4096
 MAX_WIDTH = 1 << 22
 MAX_VOCABULARY = 1 << 24
-
-
-def _dtype(name: str) -> str:
-    if name not in ELEMENT_BYTES:
-        raise ValueError(f"{name[:80]!r} is not a type of weights; known are {', '.join(ELEMENT_BYTES)}")
-    return name
 
 
 Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
@@ -48,7 +42,7 @@ class ModelShape(_FactsPart):
     vocab_size: int = Field(ge=1, le=MAX_VOCABULARY, description="Rows of the embedding.")
     max_position_embeddings: int = Field(ge=1, le=MAX_POSITIONS, description="Longest context in tokens.")
     tie_word_embeddings: bool = Field(description="The output uses the embedding's weights.")
-    checkpoint_dtype: Annotated[str, AfterValidator(_dtype)] = Field(
+    checkpoint_dtype: WeightType = Field(
         max_length=32, description="Type of the weights: bfloat16, float16 or float32."
     )
     qkv_bias: bool = Field(False, description="Query, key and value have a bias.")
@@ -100,6 +94,7 @@ class ModelFacts(_FactsPart):
         description="The memory that the model takes, in parts that sizing adds. Absent if an engine of an earlier "
         "version inspected the model.",
     )
+    draft: DraftFacts | None = Field(None, description="The draft model. Absent without spec.model.draft.")
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -107,3 +102,17 @@ class ModelFacts(_FactsPart):
         if self.costs is not None:
             return self.costs.checkpoint_bytes
         return self.num_parameters * ELEMENT_BYTES[self.shape.checkpoint_dtype]
+
+    def as_draft(self) -> DraftFacts | None:
+        """The facts of this model as a draft model; None if it has no costs, or if the engine refuses it as one."""
+        # A draft model runs on the engine's own decoder.
+        if self.costs is None or self.shape.model_backend is not None:
+            return None
+        return DraftFacts(
+            architecture=self.shape.architecture,
+            num_parameters=self.num_parameters,
+            checkpoint_dtype=self.shape.checkpoint_dtype,
+            quantization=self.quantization,
+            commit=self.commit,
+            costs=draft_costs(self.costs),
+        )

@@ -14,10 +14,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from rayloom_operator.api.model import Model
 from rayloom_operator.api.model_facts import ModelFacts
-from rayloom_operator.api.spec import Model
-
-_BUILTIN = "builtin://"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,22 +58,25 @@ def shipped_facts() -> Mapping[str, ModelFacts]:
 
 
 def builtin_facts(model: Model) -> ModelFacts | None:
-    """Returns the facts of a built-in model; None for every other source."""
-    return builtin_models().get(model.source) if model.source.startswith(_BUILTIN) else None
+    """Returns the facts of a built-in model and its draft model; None if one of the two is not built in."""
+    known = builtin_models()
+    return _with_draft(known.get(model.source), model, known)
 
 
 def known_facts(model: Model, backend: str | None) -> ModelFacts | None:
-    """Returns the shipped facts of a model; None if no facts of the model are shipped.
+    """Returns the shipped facts of a model and its draft model; None if no facts of one of the two are shipped.
 
-    Also None if the spec names a revision other than main, or a backend that computes the model in another way.
+    Also None if the spec names a revision other than main, or a backend that computes the model in another way, or if
+    the engine would refuse the draft model.
 
     `backend`: as in spec.engine.args.modelBackend.
     """
     if model.revision not in (None, "main"):
         return None
-    facts = shipped_facts().get(model.source)
+    known = shipped_facts()
+    facts = known.get(model.source)
     is_same = facts is not None and backend in (None, "auto", facts.shape.model_backend or "native")
-    return facts if is_same else None
+    return _with_draft(facts, model, known) if is_same else None
 
 
 def known_refusal(model: Model, backend: str | None) -> str:
@@ -84,6 +85,15 @@ def known_refusal(model: Model, backend: str | None) -> str:
         return ""
     refusals = (each.refusal for each in published_models().values() if model.source in each.sources)
     return next(refusals, "")
+
+
+def _with_draft(facts: ModelFacts | None, model: Model, known: Mapping[str, ModelFacts]) -> ModelFacts | None:
+    """Returns `facts` with those of the draft model of `model`; None if `known` does not have the draft model."""
+    if facts is None or model.draft is None:
+        return facts
+    found = known.get(model.draft.source) if model.draft.revision in (None, "main") else None
+    draft = None if found is None else found.as_draft()
+    return None if draft is None else facts.model_copy(update={"draft": draft})
 
 
 def _read(name: str) -> dict[str, Any]:

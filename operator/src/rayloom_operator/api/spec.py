@@ -8,33 +8,27 @@ the API server can do itself is also a CEL rule beside the field. So `kubectl ap
 from __future__ import annotations
 
 import json
-import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
 
-from rayloom_operator.api.adapters import (
-    HUB_ONLY_IN_WORDS,
-    MODELS_FOLDER,
-    MODELS_IN_WORDS,
-    ON_CPU_IN_WORDS,
-    OTHER_NAME_IN_WORDS,
-    Adapters,
-    adapter_folders,
-)
+from rayloom_operator.api.adapters import ON_CPU_IN_WORDS, OTHER_NAME_IN_WORDS, adapter_folders
 from rayloom_operator.api.autoscaling.spec import MAX_REPLICAS, NO_GATEWAY_IN_WORDS, Autoscaling
 from rayloom_operator.api.base import Part
 from rayloom_operator.api.base import rules as _rules
+from rayloom_operator.api.draft import DRAFT_INT8_IN_WORDS, NO_DRAFT_IN_WORDS, SPECULATION_IN_WORDS
 from rayloom_operator.api.engine import Engine
 from rayloom_operator.api.gateway.spec import Gateway
-from rayloom_operator.api.pod_template.reserved_parts import ADAPTER_VOLUMES
+from rayloom_operator.api.model import Model
+from rayloom_operator.api.pod_template.reserved_parts import ADAPTER_VOLUMES, DRAFT_VOLUME
 from rayloom_operator.api.pod_template.template import (
     ADAPTER_VOLUMES_IN_WORDS,
+    DRAFT_VOLUME_IN_WORDS,
     HEAD_ACCELERATORS_IN_WORDS,
     PodTemplates,
 )
-from rayloom_operator.api.pods import Auth, ModelCache, Scheduling, SecretKey
-from rayloom_operator.api.problems import explain, source_hint
+from rayloom_operator.api.pods import Auth, Scheduling
+from rayloom_operator.api.problems import explain
 from rayloom_operator.api.recovery import Recovery
 from rayloom_operator.api.restart import RestartTime
 from rayloom_operator.api.rollout.spec import Rollout
@@ -43,20 +37,9 @@ from rayloom_operator.errors import SpecError
 
 API_VERSION = "rayloom.dev/v1alpha1"
 KIND = "LLMService"
-BUILTIN_MODELS = ("smollm2-135m",)
 
 # RayClusters are named `<service>-<revision>-<n>`. KubeRay allows 53 characters: 40 + 1 + 8 + 1 + 3.
 _MAX_NAME = 40
-
-_SOURCES = (
-    r"hf://[\w.-]+/[\w.-]+",
-    r"pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[\w.-]+)*/?",
-    r"file:///.+",
-    "builtin://(" + "|".join(BUILTIN_MODELS) + ")",
-)
-_SOURCES_IN_WORDS = "hf://ORG/NAME, pvc://CLAIM/PATH, file:///PATH, " + ", ".join(
-    f"builtin://{name}" for name in BUILTIN_MODELS
-)
 
 _NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 NAME_RULE = (
@@ -88,120 +71,6 @@ class Metadata(Part):
     generation: int = Field(0, description="Counted by the API server; 0 without a cluster.")
     labels: dict[str, str] = Field(default_factory=dict, description="Labels. No effect without a cluster.")
     annotations: dict[str, str] = Field(default_factory=dict, description="Annotations. No effect without a cluster.")
-
-
-class Model(Part):
-    model_config = ConfigDict(
-        json_schema_extra=_rules(
-            (
-                "!has(self.revision) || self.source.startsWith('hf://')",
-                "revision has an effect for hf:// sources only: remove it, or use an hf:// source",
-            ),
-            (
-                "(!has(self.tokenSecretRef) && !has(self.cache)) || self.source.startsWith('hf://') || "
-                "(has(self.adapters) && self.adapters.exists(each, each.source.startsWith('hf://')))",
-                HUB_ONLY_IN_WORDS,
-            ),
-            (
-                "!has(self.adapters) || !self.source.startsWith('pvc://') || "
-                f"self.adapters.all(each, !each.source.startsWith('file://{MODELS_FOLDER}/'))",
-                MODELS_IN_WORDS,
-            ),
-        )
-    )
-
-    source: str = Field(
-        max_length=1024,
-        description=f"Source of the model: {_SOURCES_IN_WORDS}. pvc:// is a folder or .gguf file in a "
-        "PersistentVolumeClaim of the service's namespace; file:// is a path on the cluster's nodes.",
-        json_schema_extra=_rules(
-            (
-                f"self.matches({json.dumps('^(' + '|'.join(_SOURCES) + ')$')})",
-                f"this is not a model source; use one of {_SOURCES_IN_WORDS}",
-            )
-        ),
-    )
-    revision: str | None = Field(
-        None,
-        min_length=1,
-        description="Branch, tag or commit on the hub; only for hf://. A branch is resolved to its commit once, when "
-        "this service is first inspected. Default: main.",
-    )
-    token_secret_ref: SecretKey | None = Field(
-        None, description="The hub's access token, for private and gated models and adapters; only for hf://."
-    )
-    cache: ModelCache | None = Field(
-        None,
-        description="Volume in which pods keep files of the hub, so that each file is downloaded once; only for "
-        "hf://. Default: each pod downloads for itself.",
-    )
-    served_name: str | None = Field(
-        None, min_length=1, description="Name that clients put into `model`. Default: metadata.name."
-    )
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
-        "auto", description="Type of the weights; auto: the checkpoint's. CPUs without this type compute in float32."
-    )
-    max_model_len: int | None = Field(
-        None,
-        ge=2,
-        description="Longest prompt + output in tokens. Default: the limit of the model's config; if memory is too "
-        "small for that, the longest that fits.",
-    )
-    adapters: Adapters | None = Field(
-        None,
-        description="LoRA adapters, each under a name of its own beside the model; only on CPU. Engines load and "
-        "unload them while they serve. An empty list keeps memory for adapters that come later.",
-    )
-
-    @field_validator("source")
-    @classmethod
-    def _source_is_known(cls, source: str) -> str:
-        if not any(re.fullmatch(pattern, source) for pattern in _SOURCES):
-            hint = source_hint(source, BUILTIN_MODELS)
-            raise ValueError(f"{source!r} is not a model source; use one of {_SOURCES_IN_WORDS}{hint}")
-        return source
-
-    @model_validator(mode="after")
-    def _revision_has_an_effect(self) -> Model:
-        if self.revision is not None and self.source_kind != "hf":
-            raise ValueError(
-                f"revision {self.revision!r} has no effect for {self.source!r}; remove it, or use an hf:// source"
-            )
-        if (self.token_secret_ref or self.cache) and not self.uses_hub:
-            raise ValueError(HUB_ONLY_IN_WORDS)
-        return self
-
-    @model_validator(mode="after")
-    def _adapters_are_beside_the_claim(self) -> Model:
-        in_claim = [each.name for each in self.adapters or () if each.path.startswith(f"{MODELS_FOLDER}/")]
-        if self.claim is not None and in_claim:
-            raise ValueError(f"adapters: {', '.join(in_claim)}: {MODELS_IN_WORDS}")
-        return self
-
-    @property
-    def source_kind(self) -> str:
-        """The part of `source` before `://`: hf, pvc, file or builtin."""
-        return self.source.split("://", 1)[0]
-
-    @property
-    def uses_hub(self) -> bool:
-        """True if pods fetch the model or an adapter from the Hugging Face hub."""
-        return self.source_kind == "hf" or any(each.is_on_hub for each in self.adapters or ())
-
-    @property
-    def claim(self) -> str | None:
-        """Name of the PersistentVolumeClaim with the model; None if the model is not in a claim."""
-        return self.source.removeprefix("pvc://").partition("/")[0] if self.source_kind == "pvc" else None
-
-    @property
-    def host_path(self) -> str | None:
-        """Path of a file:// model on the nodes, at which pods mount it; None for another source."""
-        return self.source.removeprefix("file://").rstrip("/") if self.source_kind == "file" else None
-
-    @property
-    def is_gguf(self) -> bool:
-        """True if `source` is a GGUF file. Then each pod converts the file for itself."""
-        return self.source_kind in ("pvc", "file") and self.source.rstrip("/").endswith(".gguf")
 
 
 _TENSOR_IN_WORDS = "the ranks of a stage share a node: lower parallelism.tensor, or raise accelerator.perNode"
@@ -239,6 +108,30 @@ class Spec(Part):
                 "!has(self.model.adapters) || (!has(self.accelerator) && (!has(self.engine) || "
                 "!has(self.engine.args) || !has(self.engine.args.device) || self.engine.args.device != 'cuda'))",
                 ON_CPU_IN_WORDS,
+            ),
+            (
+                "!has(self.model.draft) || !has(self.engine) || !has(self.engine.args) || "
+                "!has(self.engine.args.speculation) || self.engine.args.speculation == 'draft'",
+                SPECULATION_IN_WORDS,
+            ),
+            (
+                "has(self.model.draft) || !has(self.engine) || !has(self.engine.args) || "
+                "!has(self.engine.args.speculation) || self.engine.args.speculation != 'draft'",
+                NO_DRAFT_IN_WORDS,
+            ),
+            (
+                "!has(self.model.draft) || !has(self.accelerator) || !has(self.model.draft.quantization) || "
+                "self.model.draft.quantization != 'int8'",
+                DRAFT_INT8_IN_WORDS,
+            ),
+            *(
+                (
+                    f"!has(self.model.draft) || !has(self.podTemplate) || !has(self.podTemplate.{pod}) || "
+                    f"!has(self.podTemplate.{pod}.spec) || !has(self.podTemplate.{pod}.spec.volumes) || "
+                    f"self.podTemplate.{pod}.spec.volumes.all(each, each.name != {json.dumps(DRAFT_VOLUME)})",
+                    DRAFT_VOLUME_IN_WORDS,
+                )
+                for pod in ("head", "worker")
             ),
             *(
                 (
@@ -313,12 +206,15 @@ class Spec(Part):
 
     @model_validator(mode="after")
     def _pods_can_be_built(self) -> Spec:
-        adapters = self.model.adapters
-        paths = [] if self.model.host_path is None else [self.model.host_path]
-        paths += [] if adapters is None else adapter_folders(adapters)
+        model = self.model
+        paths = [] if model.host_path is None else [model.host_path]
+        paths += [] if model.adapters is None else adapter_folders(model.adapters)
+        taken = [] if model.adapters is None else [(ADAPTER_VOLUMES, ADAPTER_VOLUMES_IN_WORDS)]
+        if model.draft is not None:
+            paths += [] if model.draft_path is None else [model.draft_path]
+            taken.append(((DRAFT_VOLUME,), DRAFT_VOLUME_IN_WORDS))
         resource = self.accelerator.resource if self.accelerator is not None else None
-        has_adapters = adapters is not None
-        if problems := self.pod_template.problems(accelerator=resource, model_paths=paths, has_adapters=has_adapters):
+        if problems := self.pod_template.problems(accelerator=resource, model_paths=paths, taken_volumes=taken):
             raise ValueError("; ".join(problems))
         return self
 
@@ -341,6 +237,17 @@ class Spec(Part):
             raise ValueError(_CPU_IN_WORDS)
         if self.engine.args.quantization == "int8":
             raise ValueError(_INT8_IN_WORDS)
+        if self.model.draft is not None and self.model.draft.quantization == "int8":
+            raise ValueError(DRAFT_INT8_IN_WORDS)
+        return self
+
+    @model_validator(mode="after")
+    def _drafts_are_of_one_kind(self) -> Spec:
+        kind = self.engine.args.speculation
+        if self.model.draft is not None and kind not in (None, "draft"):
+            raise ValueError(f"engine.args.speculation: {kind}: {SPECULATION_IN_WORDS}")
+        if self.model.draft is None and kind == "draft":
+            raise ValueError(NO_DRAFT_IN_WORDS)
         return self
 
 

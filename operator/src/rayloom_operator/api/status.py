@@ -6,17 +6,18 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
-from pydantic.alias_generators import to_camel
+from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema
 
 from rayloom_operator.api.adapters import MAX_ADAPTERS
 from rayloom_operator.api.autoscaling.state import ScalingState
 from rayloom_operator.api.autoscaling.stored import AutoscalingStatus
-from rayloom_operator.api.base import Message
+from rayloom_operator.api.base import Message, StatusPart
+from rayloom_operator.api.draft_facts import DraftFacts
 from rayloom_operator.api.gateway.stored import GatewayStatus
 from rayloom_operator.api.model_facts import ModelFacts
 from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.api.rollout.stored import RolloutStatus
+from rayloom_operator.api.sizing_status import SizingStatus
 
 
 class Reason(StrEnum):
@@ -142,11 +143,6 @@ def _first_nodes(names: object) -> object:
     return tuple(names[:_MAX_NODES]) if isinstance(names, list | tuple) else names
 
 
-class StatusPart(BaseModel):
-    # Unknown fields are ignored: an operator of another version may have written the status.
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, alias_generator=to_camel, populate_by_name=True)
-
-
 class Condition(StatusPart):
     type: ConditionType = Field(
         description="Accepted: the spec can be used. ModelReady: every rank of an engine has loaded the model. "
@@ -222,75 +218,15 @@ class AdapterStatus(StatusPart):
     )
 
 
+class InspectedDraft(DraftFacts):
+    source: str = Field(description="spec.model.draft.source that was inspected.")
+    revision: str = Field("", description="spec.model.draft.revision that was inspected; empty where none is given.")
+
+
 class InspectedModel(ModelFacts):
     source: str = Field(description="spec.model.source that was inspected.")
     revision: str = Field("", description="spec.model.revision that was inspected; empty where none is given.")
-
-
-class SizedShape(StatusPart):
-    """A choice of parallelism for a model, with the memory and the context length that follow from it."""
-
-    tensor: int = Field(ge=1, le=1024, description="Ranks that share each layer.")
-    pipeline: int = Field(ge=1, le=1024, description="Stages that share the layers.")
-    pods: int = Field(ge=1, le=1024, description="Worker pods, each with pipeline / pods stages.")
-    nodes: int = Field(description="Least number of nodes for these pods; on CPU one for each pod.")
-    weights_bytes_per_rank: int = Field(description="Bytes of the largest rank's weights.")
-    adapters_bytes_per_rank: int | None = Field(
-        None,
-        ge=0,
-        description="Bytes for LoRA adapters on the rank that needs most: engine.args.maxLoras adapters of LoRA rank "
-        "maxLoraRank, and the buffers of a step. Absent without model.adapters, and if status.model.costs has no "
-        "adapters.",
-    )
-    kv_tokens: int = Field(
-        0,
-        description="Tokens for which the KV cache has room. If the memory of a rank is unknown: tokens that the "
-        "largest number of sequences can have.",
-    )
-    max_model_len: int = Field(0, description="Longest prompt + output in tokens.")
-    concurrent_requests: int = Field(0, description="Requests of maxModelLen tokens that have room at once.")
-
-    @property
-    def shape(self) -> str:
-        return f"TP{self.tensor}xPP{self.pipeline}"
-
-    @property
-    def num_ranks(self) -> int:
-        return self.tensor * self.pipeline
-
-
-class Candidate(SizedShape):
-    fits: bool = Field(description="True if the model fits.")
-    why_not: Message = Field("", description="Reason why the model does not fit; empty when it does.")
-
-
-class SizingStatus(SizedShape):
-    advice: Message = Field("", description="A better use of the accelerators; empty when there is none.")
-    accelerator_memory: int | None = Field(
-        None,
-        ge=1,
-        le=1 << 60,
-        description="Bytes of one accelerator according to the nodes' labels; absent where the spec gives "
-        "accelerator.memory.",
-    )
-    accelerator_nodes: str | None = Field(
-        None,
-        description="The nodes whose labels were read, as accelerator.resource and scheduling.nodeSelector selected "
-        "them.",
-    )
-    inputs: str = Field(
-        description="Hash of the inputs of the sizing. While the hash stays the same, so does the choice."
-    )
-    alternatives: tuple[Candidate, ...] = Field((), max_length=8, description="Other candidates, the cheapest first.")
-
-
-def stored_sizing(status: Mapping[str, Any]) -> SizingStatus | None:
-    """Returns the sizing in a status document; None if it is missing, or has values that no operator writes."""
-    try:
-        found = SizingStatus.model_validate(status["sizing"], strict=False)
-    except (KeyError, ValidationError):
-        return None
-    return found if found.pipeline % found.pods == 0 else None
+    draft: InspectedDraft | None = Field(None, description="The draft model. Absent without spec.model.draft.")
 
 
 def stored_model(status: Mapping[str, Any]) -> InspectedModel | None:
@@ -342,7 +278,9 @@ class Status(StatusPart):
     )
     shape: str = Field("", description="Tensor and pipeline parallelism, such as TP1xPP2.")
     model: InspectedModel | None = Field(
-        None, description="The facts that the inspection of spec.model found. Absent for a built-in model."
+        None,
+        description="The facts that the inspection of spec.model found. Absent for a built-in model, unless its draft "
+        "model is not built in.",
     )
     sizing: SizingStatus | None = Field(
         None, description="The chosen shape, its inputs and its alternatives. Absent until the model is known."

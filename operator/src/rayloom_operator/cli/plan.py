@@ -14,13 +14,15 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
+from rayloom_operator.api.costs import ELEMENT_BYTES
 from rayloom_operator.api.manifest import load_service
-from rayloom_operator.api.model_facts import ELEMENT_BYTES, ModelFacts
+from rayloom_operator.api.model import Model
+from rayloom_operator.api.model_facts import ModelFacts
 from rayloom_operator.api.pod_template.privileges import host_paths, privileges
 from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.api.shipped_facts import known_facts, known_refusal
-from rayloom_operator.api.spec import LLMService, Model
-from rayloom_operator.api.status import Candidate, SizedShape, SizingStatus
+from rayloom_operator.api.sizing_status import Candidate, SizedShape, SizingStatus
+from rayloom_operator.api.spec import LLMService
 from rayloom_operator.cli.rollout import explain_rollout
 from rayloom_operator.decide.changes.plan import plan
 from rayloom_operator.decide.conditions.accepted import VALID
@@ -33,7 +35,7 @@ from rayloom_operator.errors import SpecError
 from rayloom_operator.names import Manifest
 from rayloom_operator.observe.observed import Observed
 from rayloom_operator.resolve.question import Question
-from rayloom_operator.resolve.rank_memory import in_words
+from rayloom_operator.resolve.rank_memory import BLOCK_SIZE, in_words
 from rayloom_operator.resolve.resolved import Resolved, question, resolve
 from rayloom_operator.resolve.revision import revision
 from rayloom_operator.resolve.sizing import cost
@@ -137,6 +139,7 @@ def explain(resolved: Resolved, facts: ModelFacts) -> str:
     lines = [
         f"{spec.model.source}: {facts.num_parameters / 1e9:.2f} billion parameters{of_token}, {size} in {asked.dtype}.",
         *_quantised(facts, asked),
+        *_draft(resolved, asked),
         *_adapters(resolved, asked),
         f"{where}; {asked.num_requests} or more requests of {sizing.max_model_len} tokens at once.",
         "",
@@ -155,6 +158,18 @@ def _quantised(facts: ModelFacts, asked: Question) -> list[str]:
     held = "as they are" if asked.keeps_quantised else f"as {asked.dtype}"
     what = f"{facts.quantization}, {in_words(facts.checkpoint_bytes)}"
     return [f"The checkpoint has quantised weights ({what}); ranks on {where} hold them {held}."]
+
+
+def _draft(resolved: Resolved, asked: Question) -> list[str]:
+    """Returns the memory of the draft model; nothing if the manifest has none."""
+    draft, facts = resolved.service.spec.model.draft, resolved.draft
+    if draft is None or facts is None or asked.draft is None or resolved.sizing is None:
+        return []
+    kv = in_words(asked.draft.kv_block * (resolved.sizing.kv_tokens // BLOCK_SIZE))
+    return [
+        f"Draft model {draft.source}: {facts.num_parameters / 1e9:.2f} billion parameters. The rank that samples holds "
+        f"all of it: {in_words(asked.draft.weights)} of weights, and {kv} for its part of the KV cache."
+    ]
 
 
 def _adapters(resolved: Resolved, asked: Question) -> list[str]:
@@ -207,6 +222,11 @@ def _advice(model: Model, backend: str | None) -> str:
     command = ["rayloom-engine", "inspect", "--model", source]
     command += ["--revision", model.revision] if model.revision is not None else []
     command += ["--model-backend", backend] if backend is not None else []
+    if (draft := model.draft) is not None:
+        command += ["--draft-model", draft.source if draft.claim is None else f"DRAFT_FOLDER/{draft.claim_path}"]
+        command += ["--draft-revision", draft.revision] if draft.revision is not None else []
+        if draft.claim is not None:
+            where += f", and the claim {draft.claim} is mounted at DRAFT_FOLDER"
     return f"`{shlex.join(command)} > facts.json` {where}"
 
 

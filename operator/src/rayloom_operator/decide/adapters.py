@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rayloom_operator.api.adapters import Adapter, is_commit
-from rayloom_operator.api.spec import Model
+from rayloom_operator.api.model import Model
 from rayloom_operator.api.status import AdapterState, AdapterStatus, Reason
 from rayloom_operator.decide.conditions.evidence import Evidence
 from rayloom_operator.decide.situation import Situation

@@ -24,6 +24,7 @@ from rayloom_operator.api.model_facts import ModelFacts
 from rayloom_operator.api.shipped_facts import builtin_facts
 from rayloom_operator.api.spec import LLMService
 from rayloom_operator.api.status import InspectedModel, Reason, stored_model
+from rayloom_operator.decide.inspected import facts_of_spec, inspected_model, stored_commits
 from rayloom_operator.decide.refresh import Refresh
 from rayloom_operator.names import INSPECT_CONTAINER, SERVICE_LABEL, Manifest
 from rayloom_operator.objects.companions import service_account
@@ -128,20 +129,19 @@ def inspect(
     if (facts := builtin_facts(model)) is not None:
         return Inspection(facts=facts)
     known = stored_model(stored)
-    is_current = known is not None and (known.source, known.revision) == (model.source, model.revision or "")
-    if known is not None and is_current:
-        if known.costs is not None:
-            return Inspection(facts=known, model=known)
-        if is_sized(service, known, stored):
-            return _refreshed(service, image, hub, known, tried, may_refresh)
-        if known.version is not None and (is_given(service) or tried.gives_no_costs):
+    current = facts_of_spec(known, model)
+    if current is not None:
+        if current.costs is not None:
+            return Inspection(facts=current, model=current)
+        if is_sized(service, current, stored):
+            return _refreshed(service, image, hub, current, tried, may_refresh)
+        if current.version is not None and (is_given(service) or tried.gives_no_costs):
             # The stored facts have no costs. If the spec gives the parallelism, no costs are needed: an engine that
             # does not fit refuses to start. If the spec leaves the parallelism open, `resolve` refuses the spec.
             # Another Job would find no costs either, because the engine of this image reports none.
-            return Inspection(facts=known, model=known)
-    # The ranks of running engines have loaded the stored commit, so another inspection reads the same commit.
-    commit = known.commit if known is not None and is_current else None
-    first = inspect_job(service, image, hub, 0, commit)
+            return Inspection(facts=current, model=current)
+    commits = stored_commits(known, model)
+    first = inspect_job(service, image, hub, 0, commits)
     attempts = _attempts(first, tried.jobs)
     if not attempts:
         return Inspection(model=known, verdict=_INSPECTING, wanted=(service_account(service), first))
@@ -150,7 +150,7 @@ def inspect(
     last = found[newest]
     before = found.get(newest - 1)
     if isinstance(last, ModelFacts):
-        return Inspection(facts=last, model=_model(service, last), is_costless=last.costs is None)
+        return Inspection(facts=last, model=inspected_model(service.spec.model, last), is_costless=last.costs is None)
     if last is None:
         earlier = before.verdict if isinstance(before, _Ended) else _INSPECTING
         running = _pod_of(attempts[newest], tried.pods)
@@ -163,7 +163,7 @@ def inspect(
     left = delay - (clock - last.at).total_seconds()
     if left > 0:
         return Inspection(model=known, verdict=last.verdict, look_again_s=left)
-    wanted = (service_account(service), inspect_job(service, image, hub, newest + 1, commit))
+    wanted = (service_account(service), inspect_job(service, image, hub, newest + 1, commits))
     return Inspection(model=known, verdict=last.verdict, wanted=wanted)
 
 
@@ -179,7 +179,7 @@ def _refreshed(
 
     A Job that fails, or finds another model at the same source, changes nothing: the service runs without the costs.
     """
-    job = inspect_job(service, image, hub, 0, known.commit)
+    job = inspect_job(service, image, hub, 0, stored_commits(known, service.spec.model))
     made = _attempts(job, tried.jobs).get(0)
     if made is None and not may_start:
         return Inspection(facts=known, model=known, refresh=Refresh.DUE)
@@ -190,14 +190,8 @@ def _refreshed(
         return Inspection(facts=known, model=known, refresh=Refresh.RUNNING)
     if isinstance(found, ModelFacts) and found.costs is not None:
         is_same = (found.shape, found.commit) == (known.shape, known.commit)
-        known = _model(service, found) if is_same else known
+        known = inspected_model(service.spec.model, found) if is_same else known
     return Inspection(facts=known, model=known, refresh=Refresh.ENDED)
-
-
-def _model(service: LLMService, facts: ModelFacts) -> InspectedModel:
-    """Returns the facts in the form in which the status stores them."""
-    model = service.spec.model
-    return InspectedModel(source=model.source, revision=model.revision or "", **dict(facts))
 
 
 def _attempts(first: Manifest, jobs: Sequence[Manifest]) -> dict[int, Manifest]:

@@ -88,6 +88,8 @@ class Permissions:
         model = service.spec.model
         if model.source_kind == "file":
             yield from self._path_problem("spec.model.source", model.source.removeprefix("file://"))
+        if model.draft is not None and model.draft.source_kind == "file":
+            yield from self._path_problem("spec.model.draft.source", model.draft.source.removeprefix("file://"))
         if model.cache is not None and model.cache.host_path is not None:
             yield from self._path_problem("spec.model.cache.hostPath", model.cache.host_path)
         for number, adapter in enumerate(model.adapters or ()):

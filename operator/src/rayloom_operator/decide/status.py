@@ -7,7 +7,8 @@ of the status stays the same.
 from __future__ import annotations
 
 from rayloom_operator.api.autoscaling.stored import AutoscalingStatus
-from rayloom_operator.api.status import Reason, Status, stored_autoscaling, stored_sizing
+from rayloom_operator.api.sizing_status import stored_sizing
+from rayloom_operator.api.status import Reason, Status, stored_autoscaling
 from rayloom_operator.decide.adapters import adapter_statuses
 from rayloom_operator.decide.conditions.accepted import acceptance
 from rayloom_operator.decide.conditions.evidence import Evidence, JudgedReplica, gather_evidence

@@ -114,6 +114,12 @@ def _check(
         problems.append(
             "spec.model.source: claims exist only in a cluster; use a file:// path to serve the model locally"
         )
+    draft = service.spec.model.draft
+    if draft is not None and draft.claim is not None:
+        problems.append(
+            "spec.model.draft.source: claims exist only in a cluster; use a file:// path to serve the draft model "
+            "locally"
+        )
     problems += [
         f"spec.model.adapters[{number}].source: claims exist only in a cluster; use a file:// path to serve the "
         "adapter locally"

@@ -33,7 +33,9 @@ def print_summary(
         facts += f", {model.architecture}, {model.num_parameters / 1e6:.1f} M parameters, {weights}{computed}, "
         facts += f"{model.max_model_len} tokens of context"
     body = {"model": service.served_name, "messages": [{"role": "user", "content": "Say hello."}], "stream": True}
-    print(f"\nModel:  {service.served_name} ({facts})\nURL:    {url}/v1\nPage:   {url}/ui{more}")
+    draft = service.spec.model.draft
+    drafts = "" if draft is None else f"\nDraft:  {draft.source}"
+    print(f"\nModel:  {service.served_name} ({facts}){drafts}\nURL:    {url}/v1\nPage:   {url}/ui{more}")
     print(f"\nTry it:\n  curl -N {url}/v1/chat/completions \\\n    -H 'Content-Type: application/json' \\")
     if api_key(environment) is not None:
         print("    -H 'Authorization: Bearer YOUR_KEY' \\")

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from rayloom_operator.api.adapters import Adapter, volume_sources
+from rayloom_operator.api.model import Model
 from rayloom_operator.api.pod_template.container import covers
 from rayloom_operator.api.pod_template.reserved_parts import ADAPTER_VOLUMES, ADAPTERS_FOLDER
-from rayloom_operator.api.spec import Model
 from rayloom_operator.names import CLAIM_FOLDER, Manifest
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from rayloom_operator.api.spec import LLMService, Model
+from rayloom_operator.api.draft import Draft
+from rayloom_operator.api.model import Model
+from rayloom_operator.api.spec import LLMService
 from rayloom_operator.names import (
     ADMIN_PORT,
     ADMIN_TOKEN_FILE,
@@ -39,6 +41,11 @@ def engine_model(model: Model) -> str:
     return f"file://{CLAIM_FOLDER}/{path}".rstrip("/")
 
 
+def engine_draft(model: Model, draft: Draft) -> str:
+    """Returns the field `draft_model` of the engine's config in a pod. `draft`: the draft model of `model`."""
+    return draft.source if draft.claim is None else f"file://{model.draft_path}"
+
+
 def pod_engine_config(resolved: Resolved) -> dict[str, JsonValue]:
     """The EngineConfig v1 document for an engine in a head pod, with its ranks in worker pods."""
     keys: dict[str, JsonValue] = {"api_key_file": f"{KEYS_FOLDER}/{KEYS_FILE}"}
@@ -52,6 +59,7 @@ def pod_engine_config(resolved: Resolved) -> dict[str, JsonValue]:
         **(front if resolved.service.spec.gateway is not None else {}),
         **(engine_tls() if resolved.service.spec.gateway is not None and resolved.has_tls else {}),
         "model": engine_model(resolved.service.spec.model),
+        **_draft_in_pods(resolved.service.spec.model),
         **_managed_adapters(resolved),
         "executor": "ray",
         "admin_host": "0.0.0.0",
@@ -80,6 +88,11 @@ def engine_config(service: LLMService, *, host: str, port: int, admin_port: int)
     # No image is needed on this machine.
     resolved = Resolved(service=service, image="", tensor=tensor, pipeline=pipeline, max_model_len=length)
     return {"ui": True, **_document(resolved, host=host, port=port, admin_port=admin_port)}
+
+
+def _draft_in_pods(model: Model) -> dict[str, JsonValue]:
+    """The place of the draft model in a pod."""
+    return {} if model.draft is None else {"draft_model": engine_draft(model, model.draft)}
 
 
 def _managed_adapters(resolved: Resolved) -> dict[str, JsonValue]:
@@ -115,4 +128,10 @@ def _document(resolved: Resolved, *, host: str, port: int, admin_port: int) -> d
         "adapters": [f"{each.name}={each.path}" for each in model.adapters] if model.adapters else None,
         **service.spec.engine.args.model_dump(mode="json"),
     }
+    if (draft := model.draft) is not None:
+        commit = resolved.draft.commit if resolved.draft is not None else None
+        document["speculation"] = "draft"
+        document["draft_model"] = draft.source
+        document["draft_revision"] = commit or draft.revision
+        document["draft_quantization"] = draft.quantization
     return {name: value for name, value in document.items() if value is not None}

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
 
 from rayloom_operator import names
 from rayloom_operator.api.spec import LLMService
 from rayloom_operator.names import Manifest
-from rayloom_operator.objects.engine_config import engine_model
+from rayloom_operator.objects.engine_config import engine_draft, engine_model
 from rayloom_operator.objects.pod import (
     container_basics,
     environment,
@@ -35,14 +36,26 @@ _KEEP_SECONDS = 900
 _RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "2Gi"}}
 
 
-def inspect_job(service: LLMService, image: str, hub: Hub, attempt: int, commit: str | None = None) -> Manifest:
-    """The Job of attempt `attempt`, counted from 0. `commit`: the commit to inspect; None: spec.model.revision."""
+@dataclass(frozen=True, slots=True)
+class Commits:
+    """The commits to inspect of a model and its draft model. None: the revision in the spec."""
+
+    model: str | None = None
+    draft: str | None = None
+
+
+def inspect_job(service: LLMService, image: str, hub: Hub, attempt: int, commits: Commits = Commits()) -> Manifest:
+    """The Job of attempt `attempt`, counted from 0."""
     model = service.spec.model
     command = ["rayloom-engine", "inspect", "--model", engine_model(model)]
-    if revision := commit or model.revision:
+    if revision := commits.model or model.revision:
         command += ["--revision", revision]
     if backend := service.spec.engine.args.model_backend:
         command += ["--model-backend", backend]
+    if model.draft is not None:
+        command += ["--draft-model", engine_draft(model, model.draft)]
+        if revision := commits.draft or model.draft.revision:
+            command += ["--draft-revision", revision]
     variables: dict[str, Manifest] = {"RAYLOOM_TERMINATION_LOG": {"value": "/dev/termination-log"}}
     variables |= model_variables(service, hub, serves=False)
     container = container_basics(service, names.INSPECT_CONTAINER, image) | {

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rayloom_operator import names
+from rayloom_operator.api.model import Model
+from rayloom_operator.api.model_source import SourcedModel
+from rayloom_operator.api.pod_template.container import covers
+from rayloom_operator.api.pod_template.reserved_parts import DRAFT_FOLDER, DRAFT_VOLUME
 from rayloom_operator.api.pods import LocalObject, Scheduling
-from rayloom_operator.api.spec import LLMService, Model
+from rayloom_operator.api.spec import LLMService
 from rayloom_operator.names import Manifest
 from rayloom_operator.objects.adapter_volumes import adapter_places
 from rayloom_operator.resolve.resolved import Hub
@@ -102,7 +106,7 @@ def model_variables(service: LLMService, hub: Hub, *, serves: bool = True) -> di
     """
     model = service.spec.model
     # Each pod converts the .gguf file, into /tmp because the image's cache folder is read-only.
-    found: dict[str, Manifest] = {"RAYLOOM_CACHE": {"value": "/tmp/rayloom"}} if model.is_gguf else {}
+    found: dict[str, Manifest] = {"RAYLOOM_CACHE": {"value": "/tmp/rayloom"}} if model.has_gguf else {}
     if not _reads_hub(model, serves):
         return found
     if hub.endpoint:
@@ -140,22 +144,25 @@ def model_mounts(service: LLMService, hub: Hub, *, serves: bool = True) -> list[
 
 def _reads_hub(model: Model, serves: bool) -> bool:
     """Returns whether a container needs access to the hub. The pod of an inspection reads no adapters."""
-    return model.uses_hub if serves else model.source_kind == "hf"
+    return model.uses_hub if serves else model.inspects_hub
 
 
 def _model_places(service: LLMService, hub: Hub, serves: bool) -> list[tuple[Manifest, Manifest]]:
     model = service.spec.model
     places: list[tuple[Manifest, Manifest]] = []
+    adapters = adapter_places(model) if serves else []
     if model.source_kind == "pvc":
-        volume = {"name": names.MODEL_VOLUME, "persistentVolumeClaim": {"claimName": model.claim}}
-        places.append((volume, {"mountPath": names.CLAIM_FOLDER, "readOnly": True}))
+        places.append(_claim_place(names.MODEL_VOLUME, model, names.CLAIM_FOLDER))
     if model.host_path is not None:
-        # The path in the pod is the path on the node, so the engine's config is the same with and without a cluster.
-        volume = {
-            "name": names.MODEL_VOLUME,
-            "hostPath": {"path": model.host_path, "type": "File" if model.is_gguf else "Directory"},
-        }
-        places.append((volume, {"mountPath": model.host_path, "readOnly": True}))
+        places.append(_host_place(names.MODEL_VOLUME, model, model.host_path))
+    draft = model.draft
+    if draft is not None and draft.claim not in (None, model.claim):
+        places.append(_claim_place(DRAFT_VOLUME, draft, DRAFT_FOLDER))
+    if draft is not None and (path := draft.host_path) is not None:
+        # The draft model may be in a folder that the pod mounts for the model or for an adapter.
+        mounted = [mount["mountPath"] for _, mount in (*places, *adapters)]
+        if not any(covers(folder, path) for folder in mounted):
+            places.append(_host_place(DRAFT_VOLUME, draft, path))
     if _reads_hub(model, serves) and hub.ca_config_map:
         volume = {"name": names.CA_VOLUME, "configMap": {"name": hub.ca_config_map}}
         places.append((volume, {"mountPath": names.CA_FOLDER, "readOnly": True}))
@@ -167,4 +174,19 @@ def _model_places(service: LLMService, hub: Hub, serves: bool) -> list[tuple[Man
             # the pods could not write to it.
             kind = {"hostPath": {"path": cache.host_path, "type": "Directory"}}
         places.append(({"name": names.CACHE_VOLUME, **kind}, {"mountPath": names.CACHE_FOLDER}))
-    return places + adapter_places(model) if serves else places
+    return places + adapters
+
+
+def _claim_place(name: str, model: SourcedModel, folder: str) -> tuple[Manifest, Manifest]:
+    """Returns the volume of a model's claim, and its mount at `folder`."""
+    volume = {"name": name, "persistentVolumeClaim": {"claimName": model.claim}}
+    return volume, {"mountPath": folder, "readOnly": True}
+
+
+def _host_place(name: str, model: SourcedModel, path: str) -> tuple[Manifest, Manifest]:
+    """Returns the volume of a model on the nodes, and its mount.
+
+    The path in the pod is the path on the node, so the engine's config is the same with and without a cluster.
+    """
+    volume = {"name": name, "hostPath": {"path": path, "type": "File" if model.is_gguf else "Directory"}}
+    return volume, {"mountPath": path, "readOnly": True}

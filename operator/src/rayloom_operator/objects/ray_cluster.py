@@ -330,7 +330,8 @@ def _worker_resources(resolved: Resolved) -> Manifest:
     if accelerator is None and resolved.sizing is not None:
         # KV blocks are not counted: a rank on CPU allocates their memory only at first use.
         of_model = resolved.sizing.weights_bytes_per_rank + (resolved.sizing.adapters_bytes_per_rank or 0)
-        needed = num_ranks * (of_model + CPU_RANK_BYTES) + RAY_POD_BYTES
+        # All worker pods are equal, so each has room for the draft model, which one rank of the last stage holds.
+        needed = num_ranks * (of_model + CPU_RANK_BYTES) + (resolved.sizing.draft_weights_bytes or 0) + RAY_POD_BYTES
         mebibytes = max(mebibytes, -(-needed // 2**20))
     defaults = {"cpu": f"{_RANK_CPU_MILLIS * num_ranks}m", "memory": _mebibytes(mebibytes)}
     defaults |= _scratch_request(scratch_mebibytes(resolved, has_ranks=True))

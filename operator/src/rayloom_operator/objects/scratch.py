@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from rayloom_operator import names
 from rayloom_operator.api.base import amount
+from rayloom_operator.api.model import Model
+from rayloom_operator.api.model_source import SourcedModel
 from rayloom_operator.names import Manifest
 from rayloom_operator.resolve.resolved import Resolved
 
@@ -35,13 +37,27 @@ def scratch_mebibytes(resolved: Resolved, *, has_ranks: bool) -> int:
     a .gguf file, as a worker pod does. The ranks of a pod share downloaded and converted files.
     """
     model, given = resolved.service.spec.model, _given_variables(resolved, has_ranks=has_ranks)
-    is_fetched = model.source_kind == "hf" and model.cache is None and has_ranks and not given & _HUB_FOLDERS
-    # The .gguf file itself is in another volume. The converter writes its dequantised weights to the scratch volume.
-    is_converted = model.is_gguf and _CONVERTER_FOLDER not in given
-    if resolved.checkpoint_bytes is None or not (is_fetched or is_converted):
+    num_bytes = 0
+    if resolved.checkpoint_bytes is not None and _writes(model, model, given, has_ranks=has_ranks):
+        num_bytes += resolved.checkpoint_bytes
+    # Only the rank that samples reads the draft model.
+    draft = model.draft
+    if draft is not None and resolved.draft is not None and has_ranks and _writes(draft, model, given, has_ranks=True):
+        num_bytes += resolved.draft.costs.checkpoint_bytes
+    if num_bytes == 0:
         return 0
-    num_bytes = resolved.checkpoint_bytes + resolved.checkpoint_bytes // _CHECKPOINT_FRACTION
+    num_bytes += num_bytes // _CHECKPOINT_FRACTION
     return -(-num_bytes // _MIB) + _EXTRA_MIB
+
+
+def _writes(source: SourcedModel, model: Model, given: set[str], *, has_ranks: bool) -> bool:
+    """Returns whether a pod writes the files of `source`, the model or its draft model, to its scratch volume.
+
+    `given`: names of the variables that the manifest sets.
+    """
+    is_fetched = source.source_kind == "hf" and model.cache is None and has_ranks and not given & _HUB_FOLDERS
+    # The .gguf file itself is in another volume. The converter writes its dequantised weights to the scratch volume.
+    return is_fetched or (source.is_gguf and _CONVERTER_FOLDER not in given)
 
 
 def _given_variables(resolved: Resolved, *, has_ranks: bool) -> set[str]:

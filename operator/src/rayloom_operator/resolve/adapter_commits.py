@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rayloom_operator.api.adapters import is_commit
-from rayloom_operator.api.spec import Model
+from rayloom_operator.api.model import Model
 
 
 def stored_commits(model: Model, previous: Mapping[str, Any]) -> dict[str, str]:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from rayloom_operator.api.model_facts import ELEMENT_BYTES
+from rayloom_operator.api.costs import ELEMENT_BYTES
 from rayloom_operator.resolve.question import Question
-from rayloom_operator.resolve.rank_memory import BLOCK_SIZE, GIB, Cut, RankMemory, in_words, step_bytes
+from rayloom_operator.resolve.rank_memory import (
+    BLOCK_SIZE,
+    GIB,
+    Cut,
+    RankMemory,
+    drafting_step_bytes,
+    in_words,
+    step_bytes,
+)
 from rayloom_operator.resolve.stage_split import Stages, stages
 
 # The engine gives KV blocks at most these shares of the memory that is free after the weights are loaded. On CPU, it
@@ -34,6 +42,7 @@ class Load:
     """The load of one candidate: a tensor size and a number of stages."""
 
     weights: int  # bytes of weights on the rank with the most weights
+    fullest: RankMemory  # the rank with the most weights of both the model and its draft model
     adapters: int  # bytes for LoRA adapters on the rank with the most such bytes
     reserve: int  # bytes that a rank's process needs beside weights and KV cache
     room: int  # bytes for KV blocks on the rank that has room for the fewest blocks
@@ -60,7 +69,18 @@ class Scale:
         self._tensor = tensor
         element_bytes = ELEMENT_BYTES[question.dtype]
         keeps_quantised = question.keeps_quantised
-        self._cut = Cut(costs, tensor, element_bytes, keeps_quantised=keeps_quantised, adapters=question.adapters)
+        draft = question.draft
+        if draft is not None and question.is_cpu:
+            # The ranks of a stage share the memory of their pod, so each has a part of the draft model's weights less.
+            draft = replace(draft, weights=-(-draft.weights // tensor))
+        self._cut = Cut(
+            costs,
+            tensor,
+            element_bytes,
+            keeps_quantised=keeps_quantised,
+            adapters=question.adapters,
+            draft=draft,
+        )
         self._num_layers = costs.num_layers
         self._head_layers = costs.head_layers
         self._known: dict[Stages, Load] = {}
@@ -77,16 +97,21 @@ class Scale:
 
         `memory`: the bytes that the rank has; None if unknown. The rank's process needs `reserve` bytes of them.
         """
-        free = None if memory is None else memory - reserve - rank.weights
-        room = _kv_room(self._question, self._tensor, free, rank.adapters)
+        free = None if memory is None else memory - reserve - rank.weights - rank.draft
+        room = _kv_room(self._question, self._tensor, free, rank)
         block_bytes = max(1, rank.kv_block)
         return room // block_bytes, block_bytes, room
 
     def _weigh(self, each: Stages, *, has_several_ranks: bool) -> Load:
         question = self._question
         ranks = self._cut.ranks(each)
-        weights = max(rank.weights for rank in ranks)
-        adapters = max(rank.adapters for rank in ranks)
+        fullest = RankMemory(0, 0)
+        weights = adapters = 0
+        for rank in ranks:  # a loop is faster here than calls of max with a key
+            weights = max(weights, rank.weights)
+            adapters = max(adapters, rank.adapters)
+            if rank.weights + rank.draft > fullest.weights + fullest.draft:
+                fullest = rank
         memory = question.memory
         reserve = _CUDA_BYTES + _NCCL_BYTES * has_several_ranks
         if question.is_cpu:
@@ -108,6 +133,7 @@ class Scale:
             length = max(least, kept * BLOCK_SIZE)
         return Load(
             weights=weights,
+            fullest=fullest,
             adapters=adapters,
             reserve=reserve,
             room=kv_bytes,
@@ -116,7 +142,7 @@ class Scale:
             is_given=given > 0,
             length=length,
             least=least,
-            is_too_heavy=memory is not None and weights + adapters + reserve >= memory,
+            is_too_heavy=memory is not None and fullest.weights + fullest.draft + adapters + reserve >= memory,
             has_too_many_blocks=has_too_many,
             has_too_few_blocks=per_request < question.num_blocks_of(length),
         )
@@ -126,8 +152,10 @@ def why_not(question: Question, tensor: int, load: Load) -> str:
     """Returns a sentence that says why a candidate does not fit; empty if it fits."""
     if load.is_too_heavy:
         memory = (question.memory or 0) // (tensor if question.is_cpu else 1)
-        adapters = f", {in_words(load.adapters)} for LoRA adapters" if load.adapters else ""
-        process = f"{in_words(load.weights)} of weights{adapters} and {in_words(load.reserve)} for the process"
+        draft = f", {in_words(load.fullest.draft)} of the draft model's weights" if load.fullest.draft else ""
+        others = f"{draft}, {in_words(load.adapters)} for LoRA adapters" if load.adapters else draft
+        weights = in_words(load.fullest.weights)
+        process = f"{weights} of weights{others} and {in_words(load.reserve)} for the process"
         return f"{process} do not fit in {in_words(memory)}"
     if load.has_too_many_blocks:
         needed = in_words(load.num_blocks * load.block_bytes)
@@ -142,11 +170,8 @@ def why_not(question: Question, tensor: int, load: Load) -> str:
     return ""
 
 
-def _kv_room(question: Question, tensor: int, free: int | None, adapters: int) -> int:
-    """Returns the bytes that the engine allocates for KV blocks if a rank has `free` bytes (None: unknown).
-
-    `adapters`: bytes that the engine keeps free for LoRA adapters; 0 on accelerators.
-    """
+def _kv_room(question: Question, tensor: int, free: int | None, rank: RankMemory) -> int:
+    """Returns the bytes that the engine allocates for KV blocks if `rank` has `free` bytes (None: unknown)."""
     if free is None:
         return CPU_CAP // tensor
     step = step_bytes(
@@ -154,13 +179,22 @@ def _kv_room(question: Question, tensor: int, free: int | None, adapters: int) -
         tensor,
         element_bytes=ELEMENT_BYTES[question.dtype],
         num_tokens=question.most_step_tokens,
-        num_seqs=question.most_seqs,
+        num_seqs=question.most_rows,
     )
+    if rank.draft and question.draft is not None:
+        step = drafting_step_bytes(
+            step,
+            question.draft,
+            num_tokens=question.most_step_tokens,
+            num_rows=question.most_rows,
+            hidden_size=question.shape.hidden_size,
+            vocab_size=question.shape.vocab_size,
+        )
     if not question.is_cpu:
         return max(0, min(int(free * GPU_SHARE), free - step))
     room = min(CPU_CAP // tensor, int(free * CPU_SHARE))
-    # Without adapters, no step is subtracted. The half that CPU_SHARE leaves free is usually enough for one, but not
-    # always: the engine measures its memory and its threads, and allocates fewer blocks if a step needs more than that
-    # half. Its buffers for attention over a long context, which grow with the threads, are in neither formula: the
-    # engine makes room for them only if a request of its length then still fits.
-    return max(0, min(room, free - step - adapters) if adapters else room)
+    # Without adapters and a draft model, no step is subtracted. The half that CPU_SHARE leaves free is usually enough
+    # for a step, but not always: the engine measures its memory and its threads, and allocates fewer blocks if a step
+    # needs more than that half. Its buffers for attention over a long context, which grow with the threads, are in
+    # neither formula: the engine makes room for them only if a request of its length then still fits.
+    return max(0, min(room, free - step - rank.adapters) if rank.adapters or rank.draft else room)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 
 from rayloom_operator.api.costs import Costs
 from rayloom_operator.api.model_facts import ModelShape
-from rayloom_operator.resolve.rank_memory import BLOCK_SIZE, AdapterRoom
+from rayloom_operator.resolve.rank_memory import BLOCK_SIZE, AdapterRoom, DraftRoom
 
 # Copies of the engine's defaults. A contract test compares them with the engine's.
 MAX_NUM_SEQS = 64
@@ -16,6 +16,7 @@ CPU_STEP_TOKENS = 512
 GPU_STEP_TOKENS = 8192
 MAX_LORAS = 8
 MAX_LORA_RANK = 16
+MAX_DRAFTED = 7
 DENSE = "dense"  # for `Question.quantization`: the spec gives no value, and the engine makes all weights dense
 
 
@@ -49,6 +50,13 @@ class Question:
     keeps_adapters: bool | None = None
     max_loras: int | None = None
     max_lora_rank: int | None = None
+    # None without a draft model. The next four fields are None, too, if `draft` is None. The hash covers these four
+    # fields in place of `draft`, which is computed from the draft model's costs.
+    draft: DraftRoom | None = None
+    draft_source: str | None = None
+    draft_commit: str | None = None  # or the revision in the spec, if the draft model has no commit
+    draft_quantization: str | None = None  # "none" or None: all other values give the same bytes in every version
+    num_drafted: int | None = None
 
     def num_blocks_of(self, num_tokens: int) -> int:
         """Returns the largest number of KV blocks that a sequence of `num_tokens` holds at once.
@@ -83,6 +91,11 @@ class Question:
         return self.max_num_seqs or MAX_NUM_SEQS
 
     @property
+    def most_rows(self) -> int:
+        """The largest number of rows of logits in a step: one for each sequence, or the rows of one draft."""
+        return self.most_seqs if self.draft is None else max(self.most_seqs, 1 + self.draft.num_drafted)
+
+    @property
     def most_step_tokens(self) -> int:
         return self.num_step_tokens or (CPU_STEP_TOKENS if self.is_cpu else GPU_STEP_TOKENS)
 
@@ -110,6 +123,7 @@ class Question:
         shape = self.shape.model_dump(exclude_defaults=True)
         # `asdict` would copy deeply, which is slow, and each reconcile computes this hash.
         document = {each.name: getattr(self, each.name) for each in fields(self)} | {"shape": shape, "costs": None}
+        document["draft"] = None
         document["quantization"] = "none" if self.quantization == "none" else None
         given = {name: value for name, value in document.items() if value is not None}
         return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:8]

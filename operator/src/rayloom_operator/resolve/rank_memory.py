@@ -27,6 +27,18 @@ class RankMemory:
     weights: int  # bytes
     kv_block: int  # bytes of one KV block, for the rank's layers and heads
     adapters: int = 0  # bytes of LoRA adapters, and bytes that the adapters add to the largest step
+    draft: int = 0  # bytes of the draft model's weights; 0 on a rank that does not sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftRoom:
+    """The memory of a draft model, which the rank that samples holds as a whole."""
+
+    weights: int  # bytes
+    kv_block: int  # bytes that its KV adds to a KV block
+    token_bytes: int  # bytes of one token in a step of the draft model
+    sequence_bytes: int  # bytes of one sequence in a step of the draft model
+    num_drafted: int  # most draft tokens of a sequence in a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +98,12 @@ class Cut:
         *,
         keeps_quantised: bool = False,
         adapters: AdapterRoom | None = None,
+        draft: DraftRoom | None = None,
     ) -> None:
         """`tensor`: one of `costs.tensor`. `element_bytes`: the bytes of one number in weights, adapters and KV cache.
 
         `keeps_quantised`: whether ranks keep the checkpoint's quantised weights. `adapters`: None if ranks keep no
-        memory for LoRA adapters.
+        memory for LoRA adapters. `draft`: None without a draft model.
         """
         index = costs.tensor.index(tensor)
         self._embedding = costs.embedding.bytes_at(index, element_bytes, keeps_quantised=keeps_quantised)
@@ -101,6 +114,8 @@ class Cut:
         ]
         self._weights = Layers(costs, of_kinds)
         self._kv = Layers(costs, [kind.kv.bytes_at(index, element_bytes) * BLOCK_SIZE for kind in costs.kinds])
+        self._draft_weights = 0 if draft is None else draft.weights
+        self._draft_kv = 0 if draft is None else draft.kv_block
         self._adapters = adapters
         self._adapter_layer = 0  # bytes of an adapter of LoRA rank 1 in one layer
         self._adapter_step = 0
@@ -115,7 +130,7 @@ class Cut:
         kv = self._kv
         found = set()
         if number := stages.only:
-            found.add(RankMemory(weights.total + self._both, kv.total, self._adapters_bytes(number)))
+            found.add(self._sampling(weights.total + self._both, kv.total, number))
         if number := stages.first:
             own = weights.first(number) + self._embedding
             found.add(RankMemory(own, kv.first(number), self._adapters_bytes(number)))
@@ -124,8 +139,13 @@ class Cut:
                 found.add(RankMemory(weights.heaviest(number), kv.heaviest(number), self._adapters_bytes(number)))
         if number := stages.last:
             own = weights.last(number) + self._head
-            found.add(RankMemory(own, kv.last(number), self._adapters_bytes(number)))
+            found.add(self._sampling(own, kv.last(number), number))
         return frozenset(found)
+
+    def _sampling(self, weights: int, kv_block: int, num_layers: int) -> RankMemory:
+        """Returns the memory of the rank that samples. The other ranks of its stage have no draft model."""
+        adapters = self._adapters_bytes(num_layers)
+        return RankMemory(weights, kv_block + self._draft_kv, adapters, self._draft_weights)
 
     def _adapters_bytes(self, num_layers: int) -> int:
         """Returns the bytes for adapters on a rank with `num_layers` layers; 0 without adapters."""
@@ -145,6 +165,18 @@ def step_bytes(costs: Costs, tensor: int, *, element_bytes: int, num_tokens: int
     """Returns the bytes that the largest step needs on a rank in addition to weights and KV cache."""
     of_token = costs.step.token.bytes_at(costs.tensor.index(tensor), element_bytes)
     return num_tokens * of_token + num_seqs * costs.step.sequence_bytes
+
+
+def drafting_step_bytes(
+    target: int, draft: DraftRoom, *, num_tokens: int, num_rows: int, hidden_size: int, vocab_size: int
+) -> int:
+    """Returns the bytes of the largest step on the rank that samples. `target`: `step_bytes` of the model alone.
+
+    `hidden_size`, `vocab_size`: of the model. While the draft model computes, the model's hidden states and logits
+    still live, in float32. The two models share the memory of all other buffers.
+    """
+    held = 4 * (num_tokens * hidden_size + num_rows * (hidden_size + vocab_size))
+    return max(target, num_tokens * draft.token_bytes + num_rows * draft.sequence_bytes) + held
 
 
 def in_words(num_bytes: int) -> str:

@@ -9,14 +9,20 @@ from typing import Any
 
 from rayloom_operator.api.accelerator_memory import WITHOUT_CLUSTER, NodeMemory, node_set_key
 from rayloom_operator.api.base import amount
+from rayloom_operator.api.draft_facts import DraftFacts
 from rayloom_operator.api.model_facts import ModelFacts
 from rayloom_operator.api.sizing import Accelerator
+from rayloom_operator.api.sizing_status import SizingStatus, stored_sizing
 from rayloom_operator.api.spec import LLMService
-from rayloom_operator.api.status import SizingStatus, stored_sizing
 from rayloom_operator.errors import MemoryUnknown, SpecError
-from rayloom_operator.resolve.question import DENSE, Question
+from rayloom_operator.resolve.draft_inputs import draft_inputs, weights_form
+from rayloom_operator.resolve.question import Question
 from rayloom_operator.resolve.sizing import places, size
 
+_NO_DRAFT = (
+    "spec.model.draft: the facts of the model do not have those of the draft model; they come from `rayloom-engine "
+    "inspect --draft-model`"
+)
 _NO_COSTS = (
     "spec.engine.image: the engine of this image is of an earlier version, whose inspection gives no costs of the "
     "model, so the parallelism cannot be computed; use an image of the operator's version, or give "
@@ -46,6 +52,7 @@ class Resolved:
     commit: str = ""  # commit of a hub's model; empty for other sources
     max_model_len: int | None = None  # tokens; None: the engine chooses
     checkpoint_bytes: int | None = None  # bytes of the stored weights; None while the model is not inspected
+    draft: DraftFacts | None = None  # None without a draft model, and while it is not inspected
     sizing: SizingStatus | None = None  # how the parallelism was chosen; None if it was not computed
     hub: Hub = Hub()
     has_tls: bool = False  # the engine's port for gateways has a certificate
@@ -98,6 +105,9 @@ def resolve(
         if spec.accelerator is not None:
             raise SpecError(("spec.accelerator: the parallelism is computed once the model was inspected",))
         return _as_given(service, image, hub)
+    draft = None if spec.model.draft is None else facts.draft
+    if spec.model.draft is not None and draft is None:
+        raise SpecError((_NO_DRAFT,))
     sizing, asking = _stored_choice(service, facts, previous)
     if sizing is None or sizing.inputs != asking.inputs:
         if facts.costs is None:
@@ -106,7 +116,7 @@ def resolve(
             # Without costs, the numbers of ranks cannot be checked here. The engine refuses to start if it cannot
             # divide the model among these ranks, or if the model does not fit.
             made = _as_given(service, image, hub)
-            return replace(made, commit=facts.commit or "", checkpoint_bytes=facts.checkpoint_bytes)
+            return replace(made, commit=facts.commit or "", checkpoint_bytes=facts.checkpoint_bytes, draft=draft)
         nodes = _nodes_to_ask(service)
         memory = None if nodes is None else _memory_of_nodes(service, memory_of)
         asking = question(service, facts, memory)
@@ -122,6 +132,7 @@ def resolve(
         commit=facts.commit or "",
         max_model_len=length,
         checkpoint_bytes=facts.checkpoint_bytes,
+        draft=draft,
         sizing=sizing,
         hub=hub,
     )
@@ -217,17 +228,11 @@ def question(service: LLMService, facts: ModelFacts, memory: int | None = None) 
         keeps_adapters=True if keeps_adapters else None,
         max_loras=args.max_loras if keeps_adapters else None,
         max_lora_rank=args.max_lora_rank if keeps_adapters else None,
+        **draft_inputs(service, facts.draft),
     )
 
 
 def _quantization(service: LLMService) -> str | None:
-    """Returns the setting, or DENSE if the engine makes all weights dense although the spec does not demand it.
-
-    A GGUF file or a built-in model has dense weights if the spec gives a dtype. A model in float16 has dense weights,
-    too, because the CPU library lacks float16.
-    """
+    """Returns the setting, or DENSE if the engine makes all weights dense although the spec does not demand it."""
     model = service.spec.model
-    is_gguf = model.is_gguf or model.source_kind == "builtin"
-    given = service.spec.engine.args.quantization
-    is_dense = model.dtype == "float16" or (is_gguf and model.dtype != "auto")
-    return DENSE if is_dense and given in (None, "auto") else given
+    return weights_form(model, model.dtype, service.spec.engine.args.quantization)

@@ -29,7 +29,10 @@ def revision(resolved: Resolved) -> str:
     spec = service.spec.model_dump(
         mode="json",
         exclude={
-            "model": {"revision", "served_name", "max_model_len", "adapters"},
+            "model": {
+                **dict.fromkeys(("revision", "served_name", "max_model_len", "adapters"), True),
+                "draft": {"revision"},
+            },
             "replicas": True,
             "autoscaling": True,
             "gateway": True,
@@ -62,6 +65,11 @@ def revision(resolved: Resolved) -> str:
         spec["adapterVolumes"] = volume_sources(model.adapters, model.claim, model.host_path)
         if model.uses_hub and model.source_kind != "hf":
             spec["adaptersFromHub"] = True  # pods get the hub's address and token at start
+    if model.draft is not None:
+        spec.get("engine", {}).get("args", {}).pop("speculation", None)  # a draft model implies the value draft
+        commit_of_draft = resolved.draft.commit if resolved.draft is not None else None
+        if commit_of_draft := commit_of_draft or model.draft.revision:
+            spec["draftCommit"] = commit_of_draft
     inputs = {"spec": _without_empty(spec), "servedName": service.served_name, "image": resolved.image}
     if commit := resolved.commit or service.spec.model.revision:
         inputs["commit"] = commit

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 
-from rayloom_operator.api.status import Candidate, SizedShape, SizingStatus
+from rayloom_operator.api.sizing_status import Candidate, SizedShape, SizingStatus
 from rayloom_operator.errors import DoesNotFit, SpecError
 from rayloom_operator.resolve.load import Load, Scale, why_not
 from rayloom_operator.resolve.question import Question
@@ -88,6 +88,7 @@ def _candidate(question: Question, tensor: int, pipeline: int, load: Load) -> Ca
         nodes=nodes,
         weights_bytes_per_rank=load.weights,
         adapters_bytes_per_rank=load.adapters or None,
+        draft_weights_bytes=None if question.draft is None else question.draft.weights,
         kv_tokens=min(num_blocks * BLOCK_SIZE, _MOST),
         max_model_len=length,
         concurrent_requests=num_blocks // max(1, question.num_blocks_of(length)),
@@ -146,11 +147,13 @@ def _refusal(question: Question, considered: list[Candidate], best: Candidate | 
     even = "" if len(considered) == 1 else "even "
     said = f"spec.parallelism: {even}{last.shape} does not fit: {last.why_not}"
     fewer = "" if question.adapters is None else ", or lower spec.engine.args.maxLoras or maxLoraRank"
+    fewer += "" if question.draft is None else ", or use a smaller model in spec.model.draft, or none"
     if best is not None and best not in considered:
         return f"{said}; use tensor {best.tensor} and pipeline {best.pipeline}, which fit{fewer}"
     if question.is_cpu:
         return f"{said}; raise spec.engine.resources.limits.memory{fewer}"
-    return f"{said}; lower spec.model.maxModelLen, or use accelerators with more memory or more of them on a node"
+    cure = "lower spec.model.maxModelLen, or use accelerators with more memory or more of them on a node"
+    return f"{said}; {cure}{fewer}"
 
 
 def cost(way: SizedShape) -> tuple[int, int, int]:

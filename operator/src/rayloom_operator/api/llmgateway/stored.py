@@ -7,9 +7,9 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import Field, ValidationError
 
-from rayloom_operator.api.base import MAP_BY_NAME, Message
+from rayloom_operator.api.base import MAP_BY_NAME, Message, StatusPart
 from rayloom_operator.api.gateway.stored import RouteStatus
-from rayloom_operator.api.status import Condition, ReasonText, StatusPart
+from rayloom_operator.api.status import Condition, ReasonText
 
 # The largest number of names that the status lists. Further names are served, but not listed.
 MAX_LISTED = 512

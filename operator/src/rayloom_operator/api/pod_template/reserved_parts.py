@@ -16,6 +16,9 @@ OWN_INIT_CONTAINERS = ("wait-gcs-ready",)
 # names.
 ADAPTER_VOLUMES = tuple(f"adapters-{number}" for number in range(8))
 ADAPTERS_FOLDER = "/adapters"  # the claims of adapters are mounted below this folder
+# The volume of a draft model, and the folder at which its claim is mounted: reserved only beside spec.model.draft.
+DRAFT_VOLUME = "draft-model"
+DRAFT_FOLDER = "/draft-model"
 OWN_VOLUMES = (
     "api-keys",
     "config",

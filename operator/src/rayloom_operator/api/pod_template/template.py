@@ -27,6 +27,7 @@ from rayloom_operator.api.pod_template.parts import (
 )
 from rayloom_operator.api.pod_template.reserved_parts import (
     ADAPTER_VOLUMES,
+    DRAFT_VOLUME,
     HEAD_CONTAINERS,
     OWN_CONTAINERS,
     OWN_INIT_CONTAINERS,
@@ -43,6 +44,10 @@ _VOLUMES_IN_WORDS = f"volumes cannot have a name of the operator's own ({', '.jo
 ADAPTER_VOLUMES_IN_WORDS = (
     "beside model.adapters the volumes of podTemplate cannot have the names of the adapters' volumes "
     f"({ADAPTER_VOLUMES[0]} to {ADAPTER_VOLUMES[-1]}): use other names"
+)
+DRAFT_VOLUME_IN_WORDS = (
+    f"beside model.draft no volume of podTemplate can be called {DRAFT_VOLUME}, as the draft model's volume is: use "
+    "another name"
 )
 _NO_VOLUME_IN_WORDS = "each volumeMounts[].name must be the name of a volume in the volumes of the same pod template"
 _INIT_IN_WORDS = (
@@ -305,11 +310,18 @@ class PodTemplates(Part):
     )
     worker: WorkerTemplate = Field(default_factory=WorkerTemplate, description="Worker pods: container ray-worker.")
 
-    def problems(self, *, accelerator: str | None, model_paths: Sequence[str], has_adapters: bool = False) -> list[str]:
+    def problems(
+        self,
+        *,
+        accelerator: str | None,
+        model_paths: Sequence[str],
+        taken_volumes: Sequence[tuple[Sequence[str], str]] = (),
+    ) -> list[str]:
         """Returns messages about conflicts with the rest of the spec.
 
         `accelerator`: the resource of spec.accelerator; None without spec.accelerator. `model_paths`: the paths of
-        file:// models and of adapters in containers. `has_adapters`: spec.model.adapters is given.
+        file:// models, of adapters and of the draft model in containers. `taken_volumes`: names of volumes that the
+        service needs for them, with a message for each group of names.
         """
         found = []
         resources = [each.resources for each in self.head.spec.every_container if each.resources is not None]
@@ -317,8 +329,9 @@ class PodTemplates(Part):
         if accelerator in head_resources:
             found.append(f"{accelerator} of podTemplate.head: {HEAD_ACCELERATORS_IN_WORDS}")
         for spec in (self.head.spec, self.worker.spec):
-            if has_adapters and (bad := [name for name in spec.volume_names if name in ADAPTER_VOLUMES]):
-                found.append(f"{', '.join(bad)}: {ADAPTER_VOLUMES_IN_WORDS}")
+            for names, in_words in taken_volumes:
+                if bad := [name for name in spec.volume_names if name in names]:
+                    found.append(f"{', '.join(bad)}: {in_words}")
             for container in spec.containers or ():
                 paths = [each.mount_path for each in (container.volume_mounts if container.is_own else None) or ()]
                 found += [

@@ -1,0 +1,275 @@
+"""The memory of a draft model in the sizing, the status, the worker pods and `plan`.
+
+The comparison with the engine's bytes is in tests/contract/test_draft_model.py.
+"""
+
+import json
+from dataclasses import replace
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayloom_operator.__main__ import main
+from rayloom_operator.api.sizing_status import stored_sizing
+from rayloom_operator.api.status import Status
+from rayloom_operator.errors import DoesNotFit, SpecError
+from rayloom_operator.objects.ray_cluster import ray_cluster
+from rayloom_operator.resolve.rank_memory import Cut, DraftRoom, RankMemory, drafting_step_bytes
+from rayloom_operator.resolve.resolved import question, resolve
+from rayloom_operator.resolve.sizing import size
+from rayloom_operator.resolve.stage_split import stages
+from rt_operator import make_resolved, make_service
+from rt_shapes import GIB, LLAMA31_8B, LLAMA31_70B, SHIPPED, SMOLLM2, make_costs, make_question
+
+MIB = 1 << 20
+SOURCE = "builtin://smollm2-135m"
+OWN = {"source": SOURCE, "draft": {"source": SOURCE}}
+# The built-in model in the types of its file, and in bfloat16.
+KEPT, DENSE = 96_506_496, 2 * 134_515_008
+# 2 x 30 layers x 3 heads x 64 numbers of 2 bytes, for 16 tokens.
+KV_BLOCK = 368_640
+
+
+def room_of(facts, element_bytes=2, num_drafted=7):
+    costs = facts.as_draft().costs
+    return DraftRoom(
+        weights=costs.weights.bytes_at(0, element_bytes),
+        kv_block=16 * costs.kv.bytes_at(0, element_bytes),
+        token_bytes=costs.step.token.bytes_at(0, element_bytes),
+        sequence_bytes=costs.step.sequence_bytes,
+        num_drafted=num_drafted,
+    )
+
+
+def asked(**model):
+    return question(make_service(model={**OWN, **model}), with_draft(SMOLLM2))
+
+
+def with_draft(facts, draft=SMOLLM2):
+    return facts.model_copy(update={"draft": draft.as_draft()})
+
+
+def test_only_the_rank_that_samples_holds_the_draft_model():
+    draft = DraftRoom(weights=300, kv_block=160, token_bytes=1, sequence_bytes=1, num_drafted=7)
+    cut = Cut(make_costs(head_layers=0.0), 1, 2, draft=draft)
+    # Four layers of 1000 numbers, and 64 numbers of KV of a token in each. Embedding 500, head 600, both 1000.
+    first = RankMemory(weights=9000, kv_block=8192)
+    last = RankMemory(weights=9200, kv_block=8192 + 160, draft=300)
+
+    assert cut.ranks(stages(8, 2, 0.0)) == {first, last}
+    assert cut.ranks(stages(8, 1, 0.0)) == {RankMemory(weights=18_000, kv_block=16_384 + 160, draft=300)}
+
+
+def test_a_draft_model_computes_beside_the_hidden_states_and_logits_of_the_model():
+    draft = DraftRoom(weights=0, kv_block=0, token_bytes=10, sequence_bytes=100, num_drafted=7)
+    row = {"hidden_size": 3, "vocab_size": 5}
+
+    # 4 bytes x (20 tokens x 3 + 2 rows x (3 + 5)) are held; the draft model's step needs 20 x 10 + 2 x 100.
+    assert drafting_step_bytes(399, draft, num_tokens=20, num_rows=2, **row) == 400 + 304
+    assert drafting_step_bytes(401, draft, num_tokens=20, num_rows=2, **row) == 401 + 304
+
+
+@pytest.mark.parametrize(
+    ("model", "weights"),
+    [
+        ({}, KEPT),
+        ({"dtype": "bfloat16"}, DENSE),
+        ({"dtype": "float32"}, 2 * DENSE),
+        ({"draft": {"source": SOURCE, "quantization": "none"}}, DENSE),
+        ({"draft": {"source": SOURCE, "quantization": "int8"}}, DENSE),  # while they are loaded
+    ],
+    ids=str,
+)
+def test_the_weights_are_counted_in_the_form_that_the_draft_model_has(model, weights):
+    assert asked(**model).draft.weights == weights
+
+
+def test_the_draft_model_has_the_type_of_its_own_checkpoint():
+    float32 = SMOLLM2.shape.model_copy(update={"checkpoint_dtype": "float32"})
+    facts = with_draft(SMOLLM2, SMOLLM2.model_copy(update={"shape": float32, "quantization": None}))
+    draft = question(make_service(model={**OWN, "draft": {"source": SOURCE, "quantization": "none"}}), facts).draft
+
+    assert (draft.weights, draft.kv_block) == (2 * DENSE, 2 * KV_BLOCK)
+
+
+def test_the_kv_cache_has_room_for_the_keys_and_values_of_both_models():
+    # 2048 - 384 - 168 MiB less 2 x 96,506,496 bytes of weights are 1,375,656,704 bytes. Half of these bytes hold 932
+    # blocks of 2 x 368,640 bytes.
+    limited = {"engine": {"resources": {"limits": {"memory": "2Gi"}}}}
+    found = make_resolved(model=OWN, **limited).sizing
+
+    assert (found.kv_tokens, found.weights_bytes_per_rank, found.draft_weights_bytes) == (932 * 16, KEPT, KEPT)
+    assert make_resolved(**limited).sizing.kv_tokens == 1996 * 16
+    assert make_resolved(**limited).sizing.draft_weights_bytes is None
+
+
+def test_given_bytes_of_the_kv_cache_are_for_both_models():
+    cache = {"engine": {"args": {"kvCacheMemoryBytes": 100 * 2 * KV_BLOCK}}}
+
+    assert make_resolved(model=OWN, **cache).sizing.kv_tokens == 100 * 16
+    assert make_resolved(**cache).sizing.kv_tokens == 200 * 16
+
+
+def test_the_step_of_the_draft_model_stays_free():
+    # 736 MiB and 2 x 96,506,496 bytes are less than 738 MiB: 2,022,144 bytes are free, and a step needs 58,146,816.
+    with pytest.raises(DoesNotFit, match="there is room for 0 MiB"):
+        make_resolved(model=OWN, engine={"resources": {"limits": {"memory": "738Mi"}}})
+
+
+def test_the_status_shows_the_bytes_of_the_draft_model():
+    found = make_resolved(model=OWN).sizing
+    document = json.loads(Status(sizing=found).model_dump_json(by_alias=True, exclude_none=True))
+
+    assert document["sizing"]["draftWeightsBytes"] == KEPT
+    assert stored_sizing(document) == found
+
+
+def requested(resolved):
+    """The memory that a worker pod requests."""
+    (workers,) = ray_cluster(resolved, "abcd")["spec"]["workerGroupSpecs"]
+    return workers["template"]["spec"]["containers"][0]["resources"]["requests"]["memory"]
+
+
+def test_a_worker_pod_requests_the_memory_of_the_draft_model_once():
+    # Each copy of the model has 538,060,032 bytes or 513.1 MiB, and 384 + 168 MiB are for processes.
+    assert requested(make_resolved(model={"source": SOURCE, "dtype": "float32"})) == "1066Mi"
+    assert requested(make_resolved(model={**OWN, "dtype": "float32"})) == "1579Mi"
+    # 3 ranks with 128 adapters request 3726.7 MiB (test_adapter_sizing.py), and 96,506,496 bytes are 92.0 MiB.
+    several = {"parallelism": {"tensor": 3}, "engine": {"args": {"maxLoras": 128}}}
+    adapters = [{"name": "sql", "source": "pvc://adapters/sql"}]
+    assert requested(make_resolved(model={"source": SOURCE, "adapters": adapters}, **several)) == "3727Mi"
+    assert requested(make_resolved(model={**OWN, "adapters": adapters}, **several)) == "3819Mi"
+
+
+def test_a_pod_requests_disk_space_for_a_draft_model_that_it_downloads_or_converts():
+    def disk(source, **model):
+        service = make_service(model={"source": SOURCE, "draft": {"source": source}, **model})
+        (workers,) = ray_cluster(resolve(service, "i", with_draft(SMOLLM2)), "abcd")["spec"]["workerGroupSpecs"]
+        return workers["template"]["spec"]["containers"][0]["resources"]["requests"].get("ephemeral-storage")
+
+    # 269,030,016 bytes and a twentieth are 269.4 MiB; 1 GiB is for other files.
+    assert disk("hf://acme/draft") == disk("pvc://claim/d.gguf") == "1294Mi"
+    assert disk("hf://acme/draft", cache={"persistentVolumeClaim": "c"}) is None
+    assert disk("pvc://claim/d") is None
+
+
+def test_a_gpu_holds_the_model_and_the_draft_model_or_the_model_gets_more_gpus():
+    # 8,030,261,248 parameters of 2 bytes take 15.0 GiB, and the process takes 1 GiB. In 24 GiB there is room for a
+    # request of 8,192 tokens beside one such model, but not beside two. Of four ranks, the one that samples has about a
+    # quarter of the model.
+    gpu = {"gib": 24, "per_node": 2, "max_model_len": 8192}
+
+    assert size(make_question(LLAMA31_8B, **gpu)).shape == "TP1xPP1"
+    found = size(make_question(LLAMA31_8B, **gpu, draft=room_of(SMOLLM2)))
+    assert (found.shape, found.draft_weights_bytes) == ("TP1xPP1", DENSE)
+    assert size(make_question(LLAMA31_8B, **gpu, draft=room_of(LLAMA31_8B))).shape == "TP2xPP2"
+    with pytest.raises(DoesNotFit) as refused:
+        size(make_question(LLAMA31_8B, **gpu, tensor=1, pipeline=1, draft=room_of(LLAMA31_8B)))
+    assert str(refused.value) == (
+        "spec.parallelism: TP1xPP1 does not fit: 15.0 GiB of weights, 15.0 GiB of the draft model's weights and 1.0 "
+        "GiB for the process do not fit in 24.0 GiB; use tensor 2 and pipeline 2, which fit, or use a smaller model in "
+        "spec.model.draft, or none"
+    )
+    assert size(make_question(LLAMA31_70B)).shape == "TP2xPP1"
+    assert size(make_question(LLAMA31_70B, draft=room_of(LLAMA31_8B))).shape == "TP4xPP1"
+
+
+def test_a_draft_model_too_large_for_a_pod_is_refused_with_the_fields_to_change():
+    with pytest.raises(DoesNotFit) as refused:
+        make_resolved(model=OWN, engine={"resources": {"limits": {"memory": "700Mi"}}})
+    assert str(refused.value) == (
+        "spec.parallelism: TP1xPP1 does not fit: 92 MiB of weights, 92 MiB of the draft model's weights and 552 MiB "
+        "for the process do not fit in 700 MiB; raise spec.engine.resources.limits.memory, or use a smaller model in "
+        "spec.model.draft, or none"
+    )
+
+
+def test_another_draft_model_is_another_question_and_other_costs_of_it_are_not():
+    plain = question(make_service(model={"source": SOURCE}), SMOLLM2)
+    own = asked()
+    costs = own.draft
+    hashes = {
+        plain.inputs,
+        own.inputs,
+        asked(draft={"source": SOURCE, "quantization": "none"}).inputs,
+        asked(draft={"source": "hf://acme/draft"}).inputs,
+        asked(draft={"source": "hf://acme/draft", "revision": "v2"}).inputs,
+    }
+
+    assert len(hashes) == 5
+    assert replace(own, draft=replace(costs, weights=costs.weights + 1)).inputs == own.inputs
+    assert question(make_service(model={"source": SOURCE}), with_draft(SMOLLM2)).inputs == plain.inputs
+
+
+NATIVE = sorted(name for name, facts in SHIPPED.items() if facts.as_draft() is not None)
+
+
+def sized(asking):
+    try:
+        return size(asking)
+    except SpecError:
+        return None
+
+
+@settings(deadline=None, print_blob=True)
+@given(
+    source=st.sampled_from(sorted(SHIPPED)),
+    draft=st.sampled_from(NATIVE),
+    gib=st.integers(1, 512),
+    per_node=st.sampled_from([None, 8]),
+    data=st.data(),
+)
+def test_a_draft_model_never_needs_less_memory(source, draft, gib, per_node, data):
+    facts = SHIPPED[source]
+    tensors = [tensor for tensor in facts.costs.tensor if tensor <= 8]
+    tensor = data.draw(st.sampled_from(tensors), label="tensor")
+    pipeline = data.draw(st.integers(1, min(4, facts.costs.max_pipeline)), label="pipeline")
+    plain = make_question(facts, gib, per_node, tensor=tensor, pipeline=pipeline)
+    room = room_of(SHIPPED[draft])
+    found = [sized(plain), sized(replace(plain, draft=room)), sized(replace(plain, draft=replace(room, weights=0)))]
+    if found[1] is None:
+        return
+    assert None not in found, "a model that fits beside a draft model fits without it"
+    assert found[0].kv_tokens >= found[2].kv_tokens >= found[1].kv_tokens
+    assert found[0].weights_bytes_per_rank == found[1].weights_bytes_per_rank
+    if per_node is not None and found[1].pipeline == 1:
+        held = found[1].weights_bytes_per_rank + room.weights + room.kv_block * (found[1].kv_tokens // 16)
+        assert held < gib * GIB, "the rank that samples holds all of this"
+
+
+def planned(tmp_path, capsys, *flags, **model):
+    path = tmp_path / "service.yaml"
+    document = {
+        "apiVersion": "rayloom.dev/v1alpha1",
+        "kind": "LLMService",
+        "metadata": {"name": "chat"},
+        "spec": {"model": model},
+    }
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    code = main(["plan", "-f", str(path), *flags])
+    captured = capsys.readouterr()
+    return code, captured.out + captured.err
+
+
+def test_plan_prints_what_the_draft_model_takes(tmp_path, capsys):
+    code, output = planned(tmp_path, capsys, source="hf://Qwen/Qwen3-8B", draft={"source": "hf://Qwen/Qwen3-0.6B"})
+
+    # 596,049,920 x 2 bytes. A token of the KV cache has 2 x 28 layers x 8 heads x 128 x 2 bytes of the draft model and
+    # 2 x 36 x 8 x 128 x 2 bytes of the model. 4 GiB hold 16,384 tokens, with 112 KiB of each for the draft model.
+    assert code == 0
+    assert (
+        "Draft model hf://Qwen/Qwen3-0.6B: 0.60 billion parameters. The rank that samples holds all of it: 1.1 GiB of "
+        "weights, and 1.8 GiB for its part of the KV cache."
+    ) in output
+
+
+def test_plan_names_the_command_that_finds_the_facts_of_a_draft_model(tmp_path, capsys):
+    code, output = planned(tmp_path, capsys, source="hf://Qwen/Qwen3-8B", draft={"source": "pvc://drafts/d"})
+
+    assert code != 0
+    assert (
+        "run `rayloom-engine inspect --model hf://Qwen/Qwen3-8B --draft-model DRAFT_FOLDER/d > facts.json` where it "
+        "can be read, and the claim drafts is mounted at DRAFT_FOLDER, and add --facts facts.json"
+    ) in output
