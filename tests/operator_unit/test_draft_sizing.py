@@ -112,10 +112,26 @@ def test_given_bytes_of_the_kv_cache_are_for_both_models():
     assert make_resolved(**cache).sizing.kv_tokens == 200 * 16
 
 
-def test_the_step_of_the_draft_model_stays_free():
-    # 736 MiB and 2 x 96,506,496 bytes are less than 738 MiB: 2,022,144 bytes are free, and a step needs 58,146,816.
+def on_cpu(mebibytes, **spec):
+    engine = {"resources": {"limits": {"memory": f"{mebibytes}Mi"}}, "args": spec.pop("args", {})}
+    return make_resolved(model=OWN, engine=engine, **spec).sizing
+
+
+def test_the_step_of_both_models_stays_free():
+    # Of 840 MiB, 108,976,896 bytes are free beside 552 MiB for processes and 193,012,992 bytes of weights. The step of
+    # a model needs 512 x (3 x 576 + 3 x 1536) x 2 + 64 x 3 x 49152 x 4 bytes, and 4 x (512 x 576 + 64 x (576 + 49152))
+    # bytes are held, together 58,146,816. The other 50,830,080 bytes hold 68 blocks; half of the free bytes holds 73.
+    assert on_cpu(840).kv_tokens == 68 * 16
+    # With 4 sequences, the 8 rows of a draft are the most: 13,977,600 of 25,090,816 bytes stay free, for 15 blocks.
+    assert on_cpu(760, args={"maxNumSeqs": 4}).kv_tokens == 15 * 16
     with pytest.raises(DoesNotFit, match="there is room for 0 MiB"):
-        make_resolved(model=OWN, engine={"resources": {"limits": {"memory": "738Mi"}}})
+        on_cpu(738)
+
+
+def test_the_ranks_of_a_pod_share_the_memory_that_the_draft_model_leaves():
+    # Each of three ranks has 560 MiB, less 440 MiB for processes, 32,215,680 bytes of weights and 32,168,832 bytes of
+    # the draft model's: 61,444,608. Without the step, 3,297,792 bytes are left, for blocks of 122,880 + 368,640 bytes.
+    assert on_cpu(1680, parallelism={"tensor": 3}).kv_tokens == 6 * 16
 
 
 def test_the_status_shows_the_bytes_of_the_draft_model():
@@ -174,6 +190,13 @@ def test_a_gpu_holds_the_model_and_the_draft_model_or_the_model_gets_more_gpus()
     )
     assert size(make_question(LLAMA31_70B)).shape == "TP2xPP1"
     assert size(make_question(LLAMA31_70B, draft=room_of(LLAMA31_8B))).shape == "TP4xPP1"
+
+
+def test_a_step_has_at_least_the_rows_of_one_draft():
+    gpu = {"gib": 24, "per_node": 1, "max_model_len": 32_768, "draft": room_of(SMOLLM2, num_drafted=7)}
+    four, eight, most = (size(make_question(LLAMA31_8B, max_num_seqs=n, **gpu)).kv_tokens for n in (4, 8, 64))
+
+    assert four == eight > most
 
 
 def test_a_draft_model_too_large_for_a_pod_is_refused_with_the_fields_to_change():
