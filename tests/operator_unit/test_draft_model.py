@@ -3,8 +3,6 @@
 Its memory is in test_draft_sizing.py, and its rollouts are in test_what_rolls.py.
 """
 
-import json
-
 import pytest
 
 from rayloom_operator.api.status import Reason, Status, stored_model
@@ -17,32 +15,18 @@ from rayloom_operator.objects.old_spec import old_spec, resolved_of
 from rayloom_operator.objects.ray_cluster import ray_cluster
 from rayloom_operator.resolve.resolved import Hub, resolve
 from rayloom_operator.resolve.revision import revision
-from rt_inspection import COMMIT, HUB_MODEL, ended, facts, failure, look
+from rt_inspection import COMMIT, DRAFT, DRAFT_COMMIT, HUB_MODEL, ended, facts, failure, look
 from rt_operator import SETTINGS, make_resolved, make_service
 from rt_shapes import SMOLLM2
 
 SOURCE = "builtin://smollm2-135m"
 OWN = {"source": SOURCE, "draft": {"source": SOURCE}}
-OTHER_COMMIT = "f" * 40
-# The facts that an inspection gives of a draft model with 100 weights.
-DRAFT = {
-    "commit": OTHER_COMMIT,
-    "architecture": "LlamaForCausalLM",
-    "num_parameters": 100,
-    "checkpoint_dtype": "bfloat16",
-    "costs": {
-        "weights": {"elements": [100]},
-        "kv": {"elements": [8]},
-        "step": {"token": {"elements": [40]}, "sequence_bytes": 384},
-        "checkpoint_bytes": 200,
-    },
-}
 HUB_DRAFT = {"source": "hf://acme/draft"}
 DRAFTED = {**HUB_MODEL, "draft": HUB_DRAFT}
 
 
 def facts_with_draft(**changes):
-    return json.dumps(json.loads(facts()) | {"draft": DRAFT | changes})
+    return facts(draft=DRAFT | changes)
 
 
 def template(volume):
@@ -270,13 +254,13 @@ def test_the_facts_of_the_draft_model_are_stored_and_read_again():
     document = document_of(seen)
 
     assert document["model"]["draft"]["source"] == "hf://acme/draft"
-    assert (seen.facts.commit, seen.facts.draft.commit) == (COMMIT, OTHER_COMMIT)
+    assert (seen.facts.commit, seen.facts.draft.commit) == (COMMIT, DRAFT_COMMIT)
     assert stored_model(document) == seen.model
     again = look(stored=document, model=DRAFTED)
     assert (again.facts, again.wanted) == (seen.model, ())
     resolved = resolve(make_service(model=DRAFTED), "image", again.facts)
     config = pod_engine_config(resolved)
-    assert (config["revision"], config["draft_revision"]) == (COMMIT, OTHER_COMMIT)
+    assert (config["revision"], config["draft_revision"]) == (COMMIT, DRAFT_COMMIT)
 
 
 def commands(seen):
@@ -300,7 +284,7 @@ def test_another_model_is_inspected_and_the_draft_model_keeps_its_commit():
 
     (command,) = commands(seen)
     assert command[2:] == ["--model", "hf://acme/larger", "--draft-model", HUB_DRAFT["source"], *command[-2:]]
-    assert command[-2:] == ["--draft-revision", OTHER_COMMIT]
+    assert command[-2:] == ["--draft-revision", DRAFT_COMMIT]
 
 
 def test_a_draft_model_that_is_added_is_inspected_and_one_that_is_removed_needs_no_job():

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from rayloom_operator.kube.client import KubeError
-from rt_inspection import COMMIT, HUB_MODEL, ended, facts, failure, make_job_pod
+from rt_inspection import COMMIT, DRAFT, DRAFT_COMMIT, HUB_MODEL, ended, facts, failure, make_job_pod
 from rt_world import SERVICE, service, with_world
 
 PENDING = {"waiting": {"reason": "ContainerCreating"}}
@@ -44,6 +44,30 @@ def test_no_engine_is_made_before_its_model_is_known_and_then_it_loads_by_commit
         await world.rest()
         assert f'"revision": "{COMMIT}"' in config(world)
         assert world.kube.statuses[-1]["model"]["commit"] == COMMIT
+
+    with_world(story)
+
+
+def test_an_engine_is_made_once_the_draft_model_fits_and_loads_both_models_by_commit():
+    async def story(world):
+        drafted = service(model={**HUB_MODEL, "draft": {"source": "hf://acme/draft"}})
+        world.ask_for(drafted)
+        job = await job_of(world)
+        await ends(world, job, failure("Unsupported", "draft_model: hf://acme/draft has another tokenizer"), 78)
+        await world.until(lambda: world.reason("ModelReady") == "ModelUnsupported")
+        assert world.message("ModelReady").startswith("draft_model: hf://acme/draft has another tokenizer.")
+        assert world.kube.named("RayCluster") == []
+        world.kube.remove(world.kube.path("Job"))
+        world.kube.remove(world.kube.path("Pod"))
+        await ends(world, await job_of(world), facts(draft=DRAFT))
+        await world.until(lambda: world.kube.named("RayCluster"))
+        await world.rest()
+        assert f'"revision": "{COMMIT}"' in config(world)
+        assert '"draft_model": "hf://acme/draft"' in config(world)
+        assert f'"draft_revision": "{DRAFT_COMMIT}"' in config(world)
+        status = world.kube.statuses[-1]
+        assert status["model"]["draft"]["commit"] == DRAFT_COMMIT
+        assert status["sizing"]["draftWeightsBytes"] == 200
 
     with_world(story)
 

@@ -39,10 +39,26 @@ COSTS = {
 }
 
 
-def facts(commit=COMMIT, shape=SHAPE, costs=COSTS):
-    """The termination message of a Job that found the model."""
+DRAFT_COMMIT = "f" * 40
+# A draft model with 100 weights.
+DRAFT = {
+    "commit": DRAFT_COMMIT,
+    "architecture": "LlamaForCausalLM",
+    "num_parameters": 100,
+    "checkpoint_dtype": "bfloat16",
+    "costs": {
+        "weights": {"elements": [100]},
+        "kv": {"elements": [8]},
+        "step": {"token": {"elements": [40]}, "sequence_bytes": 384},
+        "checkpoint_bytes": 200,
+    },
+}
+
+
+def facts(commit=COMMIT, shape=SHAPE, costs=COSTS, draft=None):
+    """The termination message of a Job that found the model, and its draft model if there is one."""
     document = {"version": "v2", "commit": commit, "shape": shape, "num_parameters": 1688, "costs": costs}
-    return json.dumps(document)
+    return json.dumps(document if draft is None else document | {"draft": draft})
 
 
 def old_facts(commit=COMMIT, shape=SHAPE):
