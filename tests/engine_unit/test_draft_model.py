@@ -78,6 +78,13 @@ def test_a_missing_draft_model_is_named_as_such(model: Path, tmp_path: Path) -> 
         _load(model, tmp_path / "none")
 
 
+def test_the_revision_of_a_draft_model_reaches_its_source(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _load(model, model, draft_revision="v2")
+    assert [record.message for record in caplog.records if "revision" in record.message] == [
+        f"revision v2 has no effect: {model} is not from the hub"
+    ]
+
+
 def test_a_block_has_the_bytes_of_both_models(model: Path, tmp_path: Path) -> None:
     draft = tiny_checkpoint(tmp_path, num_hidden_layers=1)
     (alone,) = load_stages(stage_config(model))
