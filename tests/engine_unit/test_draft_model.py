@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from rayloom_engine.config import BLOCK_SIZE
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.step import FIRST_EPOCH, DraftWork, NewSlot, Proposal, SlotStep, StepPlan, StepResult
 from rayloom_engine.errors import ConfigError, ModelError
+from rayloom_engine.models.draft_checks import check_tokenizers
 from rayloom_engine.models.largest_step import LargestStep, StepBytes, with_draft_model
 from rayloom_engine.worker import library_computation
 from rayloom_engine.worker.block_tables import BlockTables
@@ -54,6 +56,28 @@ def test_a_draft_model_with_another_tokenizer_is_refused(model: Path, tmp_path: 
     path.write_text("[]")
     with pytest.raises(ConfigError, match=r"cannot be compared \(TypeError"):
         _load(model, draft)
+    path.write_text("[" * 200_000)
+    with pytest.raises(ConfigError, match=r"cannot be compared \(RecursionError"):
+        _load(model, draft)
+
+
+def test_a_long_token_is_cut_in_the_message(model: Path, tmp_path: Path) -> None:
+    draft = tiny_tokenizer(tiny_checkpoint(tmp_path / "draft"))
+    target = shutil.copytree(model, tmp_path / "target")
+    path = target / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    tokenizer["model"]["vocab"]["!" * 41] = 256
+    path.write_text(json.dumps(tokenizer))
+    with pytest.raises(ConfigError, match=f"such as '{'!' * 40}[.][.][.]' [(]256 in the model, missing in the draft"):
+        check_tokenizers("d", draft, target)
+
+
+def test_an_error_of_the_load_names_the_setting_of_the_draft_model(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYLOOM_KERNELS", "plain")  # torch, which has no int8 weights
+    with pytest.raises(ConfigError, match=f"draft_model: {model}, with its own setting draft_quantization: .*int8"):
+        _load(model, model, draft_quantization="int8")
 
 
 def test_tokenizers_that_cannot_be_compared_are_named_in_the_log(

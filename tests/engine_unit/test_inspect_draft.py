@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,22 @@ def test_a_draft_model_in_a_gguf_file_is_compared_when_the_engine_starts(
 
     assert (code, words["draft"]["architecture"]) == (0, "LlamaForCausalLM")
     assert not [record for record in caplog.records if "not compared" in record.message]
+
+
+def test_each_of_the_two_models_has_the_whole_time(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float | None] = []
+    join = threading.Thread.join
+
+    def noted(thread: threading.Thread, timeout: float | None = None) -> None:
+        waits.append(timeout)
+        join(thread, timeout)
+
+    monkeypatch.setattr(threading.Thread, "join", noted)
+    code, _ = _inspect(tmp_path, model, "--draft-model", str(model), "--timeout", "45")
+
+    assert (code, waits) == (0, [45.0, 45.0])
 
 
 def test_a_revision_of_no_draft_model_is_refused(model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -101,6 +101,16 @@ def test_of_a_model_and_its_draft_model_the_configurations_and_tokenizers_are_fe
     assert fetched == {"config.json", "tokenizer.json"}
 
 
+def test_a_hub_that_is_slow_with_the_draft_model_is_not_blamed_on_the_model(model, tmp_path):
+    with serve_hub("acme/tiny", model) as url:
+        flags = ["--draft-model", "hf://slow/model", "--timeout", "3"]
+        code, words, stderr = run_inspect(str(model), tmp_path, url, *flags)
+
+    assert (code, words["error"]["reason"]) == (78, "Unreachable")
+    assert words["error"]["message"].startswith("draft_model: hf://slow/model: no answer within 3 s; check the network")
+    assert words["error"]["message"] in stderr
+
+
 def test_a_token_opens_a_private_model(model, tmp_path):
     with serve_hub("acme/tiny", model, token="hf_right") as url:
         code, words, _ = run_inspect("hf://acme/tiny", tmp_path, url, HF_TOKEN="hf_right")

@@ -267,6 +267,9 @@ def logprobs_of(outputs) -> list[float]:
     return [entry.logprob for part in outputs["logprobs"] for entry in part.prompt_logprobs]
 
 
+INT8_DRAFT = {"speculation": "draft", "draft_model": "m", "draft_quantization": "int8"}
+
+
 @pytest.mark.parametrize(
     ("settings", "refusal"),
     [
@@ -279,6 +282,15 @@ def logprobs_of(outputs) -> list[float]:
         (
             {"quantization": "int8", "dtype": "float16"},
             "quantization: 'int8' works with dtype bfloat16 or float32, and dtype is 'float16'; change one of the two",
+        ),
+        (
+            {**INT8_DRAFT, "device": "cuda"},
+            "draft_quantization: 'int8' works on CPU only, and device is 'cuda'; remove one of the two",
+        ),
+        (
+            {**INT8_DRAFT, "dtype": "float16"},
+            "draft_quantization: 'int8' works with dtype bfloat16 or float32, and dtype is 'float16'; change one of "
+            "the two",
         ),
     ],
 )

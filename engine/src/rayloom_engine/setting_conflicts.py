@@ -47,7 +47,7 @@ def check_conflicts(config: EngineConfig) -> None:
             "remove one of the two"
         )
     if config.quantization == "int8":
-        _check_quantization(config)
+        _check_quantization(config, "quantization")
     if config.ranks_per_gpu > 1:
         _check_shared_gpus(config)
     if config.ray_resources_per_rank is not None and config.world_size > 1 and config.device != "cpu":
@@ -100,13 +100,15 @@ def _check_gpu_of_rank(amount: float | None, ranks_per_gpu: int) -> None:
 
 
 def _check_draft_model(config: EngineConfig) -> None:
-    """Raises ConfigError if only one of the settings `speculation: draft` and `draft_model` is given."""
+    """Raises ConfigError if only one of `speculation: draft` and `draft_model` is given, or if they exclude others."""
     if config.speculation == "draft" and config.draft_model is None:
         raise ConfigError(
             "EngineConfig: draft_model: speculation is 'draft', so a draft model is needed; set draft_model to a small "
             "model with the same tokenizer, or use speculation ngram"
         )
     if config.speculation == "draft":
+        if config.draft_quantization == "int8":
+            _check_quantization(config, "draft_quantization")
         return
     if config.draft_model is not None:
         raise ConfigError(
@@ -123,15 +125,17 @@ def _check_draft_model(config: EngineConfig) -> None:
             )
 
 
-def _check_quantization(config: EngineConfig) -> None:
-    """Raises ConfigError for settings that exclude quantised weights. Ranks check what depends on model or machine."""
+def _check_quantization(config: EngineConfig, name: str) -> None:
+    """Raises ConfigError for settings that exclude int8 weights. Ranks check what depends on model or machine.
+
+    `name`: the setting that is int8.
+    """
     if config.device == "cuda":
         raise ConfigError(
-            f"EngineConfig: quantization: {config.quantization!r} works on CPU only, and device is 'cuda'; "
-            "remove one of the two"
+            f"EngineConfig: {name}: 'int8' works on CPU only, and device is 'cuda'; remove one of the two"
         )
     if config.dtype == "float16":
         raise ConfigError(
-            f"EngineConfig: quantization: {config.quantization!r} works with dtype bfloat16 or float32, and dtype is "
+            f"EngineConfig: {name}: 'int8' works with dtype bfloat16 or float32, and dtype is "
             "'float16'; change one of the two"
         )

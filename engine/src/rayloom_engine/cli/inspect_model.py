@@ -8,9 +8,10 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rayloom_engine.cli.arguments import add_model_argument, model_of
 from rayloom_engine.common.process import EXIT_CONFIG
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
     from rayloom_engine.models.draft_facts import DraftFacts
     from rayloom_engine.models.inspection import Inspection
     from rayloom_engine.models.shape import ModelShape
+
+_Found = TypeVar("_Found")
+
+
+class _TooLate(ModelError):
+    """A hub or a volume that does not answer in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +64,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--draft-revision", default=None, metavar="REVISION", help="hub revision of the draft model. Default: main."
     )
     parser.add_argument(
-        "--timeout", type=float, default=60.0, help="seconds that the hub or the volume may take. Default: 60."
+        "--timeout",
+        type=float,
+        default=60.0,
+        help="seconds that the hub or the volume may take for each of the two models. Default: 60.",
     )
     parser.add_argument(
         "--termination-log",
@@ -79,14 +89,9 @@ def run(args: argparse.Namespace) -> int:
         found = _inspect(model, args)
     except ModelError as error:
         _leave(args.termination_log, failure(error))
-        raise
-    if found is None:
-        late = ModelError(
-            f"{model}: no answer within {args.timeout:g} s; check the network and HF_ENDPOINT, or the volume",
-            "Unreachable",
-        )
-        _leave(args.termination_log, failure(late))
-        print(f"rayloom-engine: {late}", file=sys.stderr, flush=True)
+        if not isinstance(error, _TooLate):
+            raise
+        print(f"rayloom-engine: {error}", file=sys.stderr, flush=True)
         os._exit(EXIT_CONFIG)  # an ordinary exit would wait for a download that hangs
     inspection = facts(found.resolved, found.shape, found.draft)
     _leave(args.termination_log, inspection)
@@ -112,38 +117,45 @@ def _document(resolved: ResolvedModel, shape: ModelShape, inspection: Inspection
     }
 
 
-def _inspect(model: str, args: argparse.Namespace) -> _InspectedModels | None:
-    """Returns the models that the arguments name; None if the inspection takes longer than `--timeout`.
-
-    After that time, the thread that inspects the models continues in the background.
-    """
-    found: list[_InspectedModels | Exception] = []
-
-    def work() -> None:
-        try:
-            found.append(_look_up(model, args))
-        except Exception as error:  # noqa: BLE001 - the waiting thread raises it again
-            found.append(error)
-
-    worker = threading.Thread(target=work, daemon=True)
-    worker.start()
-    worker.join(args.timeout)
-    if not found:
-        return None
-    if isinstance(found[0], Exception):
-        raise found[0]
-    return found[0]
-
-
-def _look_up(model: str, args: argparse.Namespace) -> _InspectedModels:
+def _inspect(model: str, args: argparse.Namespace) -> _InspectedModels:
+    """Returns the models that the arguments name. Each may take `--timeout` seconds."""
     from rayloom_engine.models.draft_facts import draft_facts
     from rayloom_engine.models.inspection import inspect_draft, inspect_model
 
-    resolved, shape = inspect_model(model, args.revision, args.model_backend)
+    resolved, shape = _within(args.timeout, model, lambda: inspect_model(model, args.revision, args.model_backend))
     if args.draft_model is None:
         return _InspectedModels(resolved=resolved, shape=shape)
-    draft, draft_shape = inspect_draft(args.draft_model, args.draft_revision, resolved, shape)
+    draft, draft_shape = _within(
+        args.timeout,
+        f"draft_model: {args.draft_model}",
+        lambda: inspect_draft(args.draft_model, args.draft_revision, resolved, shape),
+    )
     return _InspectedModels(resolved=resolved, shape=shape, draft=draft_facts(draft.commit, draft_shape))
+
+
+def _within(seconds: float, name: str, look_up: Callable[[], _Found]) -> _Found:
+    """Returns what `look_up` returns. Raises its exception, or _TooLate if it takes longer than `seconds`.
+
+    After that time, the thread of `look_up` continues in the background. `name`: the model that it reads.
+    """
+    found: list[_Found] = []
+    failed: list[Exception] = []
+
+    def work() -> None:
+        try:
+            found.append(look_up())
+        except Exception as error:  # noqa: BLE001 - the waiting thread raises it again
+            failed.append(error)
+
+    worker = threading.Thread(target=work, daemon=True)
+    worker.start()
+    worker.join(seconds)
+    if failed:
+        raise failed[0]
+    if not found:
+        late = f"{name}: no answer within {seconds:g} s; check the network and HF_ENDPOINT, or the volume"
+        raise _TooLate(late, "Unreachable")
+    return found[0]
 
 
 def _leave(where: Path | str | None, inspection: Inspection) -> None:

@@ -13,6 +13,8 @@ from rayloom_engine.models.shape import ModelShape
 
 logger = logging.getLogger(__name__)
 
+_SHOWN = 40  # characters of a token in a message
+
 
 def check_draft(name: str, draft: ModelShape, target: ModelShape) -> None:
     """Raises ConfigError if the draft model cannot share the block tables of the target model.
@@ -47,7 +49,7 @@ def check_tokenizers(name: str, draft: Path, target: Path) -> None:
         if contents[0] == contents[1]:
             return
         in_draft, in_target = (_numbers(json.loads(content)) for content in contents)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ConfigError(
             f"draft_model: the tokenizers of {name} and of the model cannot be compared ({type(error).__name__}: "
             f"{error}); use a draft model with a copy of the model's {TOKENIZER}"
@@ -55,9 +57,10 @@ def check_tokenizers(name: str, draft: Path, target: Path) -> None:
     different = sorted(token for token, number in in_target.items() if in_draft.get(token) != number)
     if different:
         token = different[0]
+        shown = token if len(token) <= _SHOWN else f"{token[:_SHOWN]}..."
         raise ConfigError(
             f"draft_model: {name} has another tokenizer than the model: {len(different)} of the model's "
-            f"{len(in_target)} tokens have another number or are missing, such as {token!r} ({in_target[token]} in the "
+            f"{len(in_target)} tokens have another number or are missing, such as {shown!r} ({in_target[token]} in the "
             f"model, {in_draft.get(token, 'missing')} in the draft model); use a draft model with the same tokenizer"
         )
 

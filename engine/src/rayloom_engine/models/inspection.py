@@ -107,7 +107,8 @@ class Inspection(_InspectionPart):
     )
     costs: Costs | None = Field(None, description="The memory that the model takes, in parts to add.")
     draft: DraftFacts | None = Field(
-        None, description="The draft model, if one was named. It has the tokenizer of the model."
+        None,
+        description="The draft model, if one was named. If both models have a tokenizer.json, the tokens agree.",
     )
     error: Fault | None = Field(None, description="Why the model cannot be served.")
 

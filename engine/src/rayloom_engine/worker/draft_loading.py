@@ -38,7 +38,12 @@ class FoundDraft:
 
         logger.info("draft model: %s", self.settings.model)
         wanted = PartToLoad(self.folder, self.shape, whole_part(self.shape.num_layers))
-        return load_part(wanted, self.settings, num_threads, os.environ, progress)
+        try:
+            return load_part(wanted, self.settings, num_threads, os.environ, progress)
+        except ConfigError as error:
+            raise _of_draft(self.settings.model, error) from error
+        except ModelError as error:
+            raise ModelError(f"draft_model: {error}", error.fault) from error
 
 
 def find_draft(
@@ -66,7 +71,7 @@ def find_draft(
         elif config.draft_quantization == "auto" and shape.scheme is not None:
             check_groups(shape, 1)
     except ConfigError as error:
-        raise ConfigError(f"draft_model: {name}, with its own setting draft_quantization: {error}") from error
+        raise _of_draft(name, error) from error
     longest = min(config.max_model_len or target_shape.max_position_embeddings, shape.max_position_embeddings)
     settings = config.model_copy(
         update={
@@ -78,3 +83,8 @@ def find_draft(
         }
     )
     return FoundDraft(folder=resolved.path, shape=shape.for_context(longest), settings=settings)
+
+
+def _of_draft(name: str, error: ConfigError) -> ConfigError:
+    """Returns an error about the setting `quantization` of the draft model, with this setting's name in the engine."""
+    return ConfigError(f"draft_model: {name}, with its own setting draft_quantization: {error}")
