@@ -106,7 +106,7 @@ def test_defaults_and_rules_arrive(schema):
     assert spec["recovery"]["x-kubernetes-validations"][0]["rule"] == (
         "self.backoffMaxSeconds >= self.backoffBaseSeconds"
     )
-    assert len(spec["model"]["x-kubernetes-validations"]) == 4
+    assert len(spec["model"]["x-kubernetes-validations"]) == 6
     assert len(schema["x-kubernetes-validations"]) == 2
 
 

@@ -111,10 +111,10 @@ def template_at(path, volume="data"):
 @pytest.mark.parametrize(
     ("template", "sentence"),
     [
-        (template_at("/adapters"), "/adapters: this mountPath of container engine hides the model or its adapters"),
-        (template_at("/adapters/adapters/"), "this mountPath of container engine hides the model or its adapters"),
-        (template_at("/adapters/adapters/team"), "this mountPath of container engine hides the model or its adapters"),
-        (template_at("/adapters/adapters/team/sql"), "this mountPath of container engine hides the model or its"),
+        (template_at("/adapters"), "/adapters: this mountPath of container engine hides the model, its draft"),
+        (template_at("/adapters/adapters/"), "this mountPath of container engine hides the model, its draft"),
+        (template_at("/adapters/adapters/team"), "this mountPath of container engine hides the model, its draft"),
+        (template_at("/adapters/adapters/team/sql"), "this mountPath of container engine hides the model, its draft"),
         (template_at("/x", "adapters-0"), "adapters-0: beside model.adapters the volumes of podTemplate cannot have"),
     ],
 )

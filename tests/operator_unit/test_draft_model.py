@@ -1,6 +1,7 @@
-"""The draft model of a service: the manifest's mistakes, the pods and documents that it changes, and its inspection.
+"""The draft model of a service: the pods and documents that it changes, and its inspection.
 
-Its memory is in test_draft_sizing.py, and its rollouts are in test_what_rolls.py.
+Mistakes in a manifest are in test_draft_refusals.py, its memory is in test_draft_sizing.py, and its rollouts are in
+test_what_rolls.py.
 """
 
 import pytest
@@ -12,6 +13,7 @@ from rayloom_operator.local.serve import _check
 from rayloom_operator.objects.engine_config import engine_config, pod_engine_config
 from rayloom_operator.objects.inspect_job import Commits, inspect_job
 from rayloom_operator.objects.old_spec import old_spec, resolved_of
+from rayloom_operator.objects.pod import model_mounts
 from rayloom_operator.objects.ray_cluster import ray_cluster
 from rayloom_operator.resolve.resolved import Hub, resolve
 from rayloom_operator.resolve.revision import revision
@@ -27,87 +29,6 @@ DRAFTED = {**HUB_MODEL, "draft": HUB_DRAFT}
 
 def facts_with_draft(**changes):
     return facts(draft=DRAFT | changes)
-
-
-def template(volume):
-    return {"worker": {"spec": {"volumes": [{"name": volume, "emptyDir": {}}]}}}
-
-
-@pytest.mark.parametrize(
-    ("spec", "sentence"),
-    [
-        ({"draft": {}}, "spec.model.draft.source: is missing; add it. Source of the draft model: hf://ORG/NAME, "),
-        (
-            {"draft": {"source": "acme/draft"}},
-            "spec.model.draft.source: 'acme/draft' is not a model source; use one of hf://ORG/NAME, pvc://CLAIM/PATH, "
-            "file:///PATH, builtin://smollm2-135m; did you mean hf://acme/draft?",
-        ),
-        (
-            {"draft": {"source": SOURCE, "revision": "v2"}},
-            f"spec.model.draft: revision 'v2' has no effect for '{SOURCE}'; remove it, or use an hf:// source",
-        ),
-        (
-            {"draft": {"source": SOURCE, "quantization": "int4"}},
-            "spec.model.draft.quantization: 'int4' is not allowed; use one of auto, none, int8",
-        ),
-        (
-            {"draft": {"source": SOURCE, "tokens": 5}},
-            "spec.model.draft.tokens: is not a field; remove it. Fields here: source, revision, quantization",
-        ),
-        ({"draftModel": {"source": SOURCE}}, "spec.model.draftModel: is not a field; did you mean draft?"),
-        (
-            {"source": "pvc://claim/m", "draft": {"source": "file:///models/d"}},
-            "spec.model: draft: the claim of the model is mounted at /models, so the draft model cannot be in this",
-        ),
-        (
-            {"draft": {"source": SOURCE}, "tokenSecretRef": {"name": "n", "key": "k"}},
-            "tokenSecretRef and cache have an effect for hf:// sources of the model, its draft model or an adapter",
-        ),
-    ],
-)
-def test_a_mistake_in_the_draft_model_is_named_with_its_cure(spec, sentence):
-    with pytest.raises(SpecError) as refused:
-        make_service(model={"source": SOURCE, **spec})
-    assert sentence in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("model", "spec", "sentence"),
-    [
-        (
-            OWN,
-            {"engine": {"args": {"speculation": "ngram"}}},
-            "spec: engine.args.speculation: ngram: model.draft names a draft model, and engine.args.speculation "
-            "chooses another kind of drafts: remove one of the two",
-        ),
-        (OWN, {"engine": {"args": {"speculation": "off"}}}, "spec: engine.args.speculation: off: model.draft names"),
-        (
-            {"source": SOURCE},
-            {"engine": {"args": {"speculation": "draft"}}},
-            "spec: engine.args.speculation is draft, and no draft model is named: name it in model.draft.source",
-        ),
-        (
-            {"source": SOURCE, "draft": {"source": SOURCE, "quantization": "int8"}},
-            {"accelerator": {"memory": "80Gi"}},
-            "spec: model.draft.quantization int8 works on CPU only: remove it, or the accelerator",
-        ),
-        (OWN, {"podTemplate": template("draft-model")}, "spec: draft-model: beside model.draft no volume of"),
-    ],
-)
-def test_a_contradiction_to_the_draft_model_is_refused(model, spec, sentence):
-    with pytest.raises(SpecError) as refused:
-        make_service(model=model, **spec)
-    assert sentence in str(refused.value)
-
-
-def test_a_template_may_have_the_draft_models_volume_and_its_folder_without_a_draft_model():
-    make_service(model={"source": SOURCE}, podTemplate=template("draft-model"))
-    mounts = [{"name": "v", "mountPath": "/draft-model"}]
-    at = {"volumes": [{"name": "v", "emptyDir": {}}], "containers": [{"name": "engine", "volumeMounts": mounts}]}
-    in_claim = {"source": SOURCE, "draft": {"source": "pvc://claim/d"}}
-    make_service(model=OWN, podTemplate={"head": {"spec": at}})
-    with pytest.raises(SpecError, match="/draft-model: this mountPath of container engine hides the model"):
-        make_service(model=in_claim, podTemplate={"head": {"spec": at}})
 
 
 def test_a_draft_model_implies_speculation_and_its_settings_reach_the_engine():
@@ -166,6 +87,11 @@ def test_a_draft_model_on_the_nodes_is_mounted_at_its_own_path(name, kind):
     assert (found, path) == ([folder] * 3, f"file:///data/{name}")
 
 
+@pytest.mark.parametrize("path", ["/tmp/d", "/opt/drafts", "/cache/d", "/models/d", "/draft-model", "/data/a.b/d..c"])
+def test_a_draft_model_beside_the_folders_of_the_pods_is_allowed(path):
+    assert places({"source": SOURCE, "draft": {"source": f"file://{path}"}})[1] == f"file://{path}"
+
+
 def test_a_draft_model_in_a_folder_that_is_mounted_anyway_needs_no_further_volume():
     inside, _ = places({"source": "file:///data/m", "draft": {"source": "file:///data/m/d"}})
     same, _ = places({"source": "file:///data/m", "draft": {"source": "file:///data/m/"}})
@@ -175,6 +101,18 @@ def test_a_draft_model_in_a_folder_that_is_mounted_anyway_needs_no_further_volum
     assert inside == same == [([], [])] * 3
     own = ([{"hostPath": {"path": "/data/d", "type": "Directory"}}], ["/data/d"])
     assert beside == [([], []), ([], []), own], "the pod of the inspection mounts no adapters"
+
+
+def test_a_mounted_claim_does_not_have_the_draft_model_of_the_nodes():
+    adapters = [{"name": "sql", "source": "pvc://loras/sql"}]
+    service = make_service(model={"source": SOURCE, "adapters": adapters, "draft": {"source": "file:///data/d"}})
+    # The spec refuses this path; here it stands for a folder of the nodes inside any mounted claim.
+    draft = service.spec.model.draft.model_copy(update={"source": "file:///adapters/loras/d"})
+    model = service.spec.model.model_copy(update={"draft": draft})
+    service = service.model_copy(update={"spec": service.spec.model_copy(update={"model": model})})
+
+    mounts = {each["name"]: each["mountPath"] for each in model_mounts(service, Hub())}
+    assert mounts == {"adapters-0": "/adapters/loras", "draft-model": "/adapters/loras/d"}
 
 
 def test_pods_get_access_to_the_hub_for_a_draft_model_alone():
@@ -225,6 +163,15 @@ def test_the_job_inspects_both_models_at_their_revisions_or_commits():
     assert command(draft=COMMIT) == [*own, "--draft-revision", COMMIT]
 
 
+def test_the_job_requests_the_memory_for_a_comparison_of_tokenizers_beside_a_draft_model_only():
+    def requested(model):
+        (container,) = inspect_job(make_service(model=model), "i", Hub(), 0)["spec"]["template"]["spec"]["containers"]
+        return container["resources"]
+
+    assert requested(DRAFTED) == {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}}
+    assert requested(HUB_MODEL) == {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "2Gi"}}
+
+
 def test_the_job_of_a_service_without_a_draft_model_is_unchanged():
     job = inspect_job(make_service(model=HUB_MODEL), SETTINGS.engine_image, Hub(), 0)
 
@@ -261,6 +208,17 @@ def test_the_facts_of_the_draft_model_are_stored_and_read_again():
     resolved = resolve(make_service(model=DRAFTED), "image", again.facts)
     config = pod_engine_config(resolved)
     assert (config["revision"], config["draft_revision"]) == (COMMIT, DRAFT_COMMIT)
+
+
+def test_a_model_whose_stored_draft_model_cannot_be_read_keeps_its_commit():
+    document = document_of(look(ended(facts_with_draft()), model=DRAFTED))
+    for broken in ({**document["model"]["draft"], "checkpointDtype": "int3"}, "draft", 7):
+        document["model"]["draft"] = broken
+        assert (stored_model(document).commit, stored_model(document).draft) == (COMMIT, None)
+    (command,) = commands(look(stored=document, model=DRAFTED))
+    assert command[2:] == ["--model", "hf://acme/tiny", "--revision", COMMIT, "--draft-model", "hf://acme/draft"]
+    assert stored_model({"model": {**document["model"], "commit": 7}}) is None
+    assert stored_model({}) is None
 
 
 def commands(seen):

@@ -1,4 +1,4 @@
-"""The memory of a draft model in the sizing, the status, the worker pods and `plan`.
+"""The memory of a draft model in the sizing, the status and the worker pods.
 
 The comparison with the engine's bytes is in tests/contract/test_draft_model.py.
 """
@@ -7,11 +7,9 @@ import json
 from dataclasses import replace
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayloom_operator.__main__ import main
 from rayloom_operator.api.sizing_status import stored_sizing
 from rayloom_operator.api.status import Status
 from rayloom_operator.errors import DoesNotFit, SpecError
@@ -209,6 +207,13 @@ def test_a_draft_model_too_large_for_a_pod_is_refused_with_the_fields_to_change(
     )
 
 
+def test_a_part_of_a_draft_model_that_does_not_fit_is_shown_beside_the_whole():
+    with pytest.raises(DoesNotFit) as refused:
+        on_cpu(1200, parallelism={"tensor": 3})
+    # 96,506,496 bytes are 92 MiB, and a third of them is 31 MiB. 384 and 168 / 3 MiB are for a rank's process.
+    assert "31 MiB as its part of the 92 MiB of the draft model's weights and 440 MiB for the" in str(refused.value)
+
+
 def test_another_draft_model_is_another_question_and_other_costs_of_it_are_not():
     plain = question(make_service(model={"source": SOURCE}), SMOLLM2)
     own = asked()
@@ -217,13 +222,27 @@ def test_another_draft_model_is_another_question_and_other_costs_of_it_are_not()
         plain.inputs,
         own.inputs,
         asked(draft={"source": SOURCE, "quantization": "none"}).inputs,
+        asked(draft={"source": SOURCE, "quantization": "int8"}).inputs,
         asked(draft={"source": "hf://acme/draft"}).inputs,
         asked(draft={"source": "hf://acme/draft", "revision": "v2"}).inputs,
     }
 
-    assert len(hashes) == 5
+    assert len(hashes) == 6
+    assert asked(draft={"source": SOURCE, "quantization": "auto"}).inputs == own.inputs
     assert replace(own, draft=replace(costs, weights=costs.weights + 1)).inputs == own.inputs
     assert question(make_service(model={"source": SOURCE}), with_draft(SMOLLM2)).inputs == plain.inputs
+
+
+def test_a_draft_model_in_another_form_is_sized_again():
+    def sized_as(quantization, previous):
+        draft = {"source": SOURCE, "quantization": quantization}
+        return resolve(make_service(model={**OWN, "draft": draft}), "i", with_draft(SMOLLM2), previous).sizing
+
+    kept = sized_as("auto", {})
+    previous = json.loads(Status(sizing=kept).model_dump_json(by_alias=True, exclude_none=True))
+
+    assert sized_as("auto", previous) == kept
+    assert [sized_as(form, previous).draft_weights_bytes for form in ("int8", "none")] == [DENSE, DENSE]
 
 
 NATIVE = sorted(name for name, facts in SHIPPED.items() if facts.as_draft() is not None)
@@ -260,39 +279,3 @@ def test_a_draft_model_never_needs_less_memory(source, draft, gib, per_node, dat
     if per_node is not None and found[1].pipeline == 1:
         held = found[1].weights_bytes_per_rank + room.weights + room.kv_block * (found[1].kv_tokens // 16)
         assert held < gib * GIB, "the rank that samples holds all of this"
-
-
-def planned(tmp_path, capsys, *flags, **model):
-    path = tmp_path / "service.yaml"
-    document = {
-        "apiVersion": "rayloom.dev/v1alpha1",
-        "kind": "LLMService",
-        "metadata": {"name": "chat"},
-        "spec": {"model": model},
-    }
-    path.write_text(yaml.safe_dump(document), encoding="utf-8")
-    code = main(["plan", "-f", str(path), *flags])
-    captured = capsys.readouterr()
-    return code, captured.out + captured.err
-
-
-def test_plan_prints_what_the_draft_model_takes(tmp_path, capsys):
-    code, output = planned(tmp_path, capsys, source="hf://Qwen/Qwen3-8B", draft={"source": "hf://Qwen/Qwen3-0.6B"})
-
-    # 596,049,920 x 2 bytes. A token of the KV cache has 2 x 28 layers x 8 heads x 128 x 2 bytes of the draft model and
-    # 2 x 36 x 8 x 128 x 2 bytes of the model. 4 GiB hold 16,384 tokens, with 112 KiB of each for the draft model.
-    assert code == 0
-    assert (
-        "Draft model hf://Qwen/Qwen3-0.6B: 0.60 billion parameters. The rank that samples holds all of it: 1.1 GiB of "
-        "weights, and 1.8 GiB for its part of the KV cache."
-    ) in output
-
-
-def test_plan_names_the_command_that_finds_the_facts_of_a_draft_model(tmp_path, capsys):
-    code, output = planned(tmp_path, capsys, source="hf://Qwen/Qwen3-8B", draft={"source": "pvc://drafts/d"})
-
-    assert code != 0
-    assert (
-        "run `rayloom-engine inspect --model hf://Qwen/Qwen3-8B --draft-model DRAFT_FOLDER/d > facts.json` where it "
-        "can be read, and the claim drafts is mounted at DRAFT_FOLDER, and add --facts facts.json"
-    ) in output

@@ -26,6 +26,10 @@ def _adapters(**fields: Any) -> dict[str, Any]:
     return _model(adapters=[{**_ADAPTER, **fields}])
 
 
+def _drafted(**fields: Any) -> dict[str, Any]:
+    return _model(draft={**_MODEL, **fields})
+
+
 def _engine(**fields: Any) -> dict[str, Any]:
     return _spec(engine=fields)
 
@@ -135,6 +139,68 @@ AT_ADMISSION: tuple[tuple[str, dict[str, Any], str], ...] = (
             }
         },
         "cannot have the names of the adapters' volumes",
+    ),
+    ("a draft model without a source", _model(draft={}), "spec.model.draft.source: Required value"),
+    ("a draft model that is a string", _model(draft=_MODEL["source"]), "spec.model.draft in body must be of type obj"),
+    ("a draft model of an unknown source", _drafted(source="s3://bucket/model"), _SOURCES),
+    ("a draft model's revision of no hub", _drafted(revision="main"), "remove it, or use an hf:// source"),
+    ("a draft model in int4", _drafted(quantization="int4"), 'supported values: "auto", "none", "int8"'),
+    ("a draft model outside of its claim", _drafted(source="pvc://c/../a"), "an empty part, or a part '.' or '..'"),
+    ("a draft model outside of its folder", _drafted(source="file:///data/../etc"), "an empty part, or a part '.' or"),
+    ("a draft model behind two slashes", _drafted(source="file:///data//d"), "an empty part, or a part '.' or '..'"),
+    ("a draft model in the pods' own folder", _drafted(source="file:///tmp"), "a folder of their own"),
+    ("a draft model among the keys", _drafted(source="file:///etc/rayloom-keys"), "a folder of their own"),
+    ("a draft model in a folder of the image", _drafted(source="file:///usr/lib"), "of the engine's image"),
+    (
+        "a draft model of the nodes where the model's claim is",
+        _model(source="pvc://models/a", draft={"source": "file:///models/d"}),
+        "the claim of the model is mounted at /models",
+    ),
+    (
+        "a model of the nodes where the draft model's claim is",
+        _model(source="file:///draft-model/m", draft={"source": "pvc://drafts/d"}),
+        "the claim of the draft model is mounted at /draft-model",
+    ),
+    (
+        "an adapter of the nodes where the draft model's claim is",
+        _model(adapters=[{**_ADAPTER, "source": "file:///draft-model/a"}], draft={"source": "pvc://drafts/d"}),
+        "the claim of the draft model is mounted at /draft-model",
+    ),
+    (
+        "an int8 draft model in float16",
+        _model(dtype="float16", draft={**_MODEL, "quantization": "int8"}),
+        "draft.quantization int8 works with dtype auto, bfloat16 or float32",
+    ),
+    (
+        "an int8 draft model on a GPU",
+        {"spec": {**_drafted(quantization="int8")["spec"], "accelerator": {}}},
+        "model.draft.quantization int8 works on CPU only",
+    ),
+    (
+        "an int8 draft model beside the device cuda",
+        {"spec": {**_args(device="cuda")["spec"], **_drafted(quantization="int8")["spec"]}},
+        "model.draft.quantization int8 works on CPU only",
+    ),
+    (
+        "n-grams beside a draft model",
+        {"spec": {**_args(speculation="ngram")["spec"], **_drafted()["spec"]}},
+        "engine.args.speculation chooses another kind of drafts",
+    ),
+    (
+        "no drafts beside a draft model",
+        {"spec": {**_args(speculation="off")["spec"], **_drafted()["spec"]}},
+        "engine.args.speculation chooses another kind of drafts",
+    ),
+    ("drafts without a draft model", _args(speculation="draft"), "no draft model is named: name it in model.draft"),
+    (
+        "a draft model beside a volume of its name",
+        {
+            "spec": {
+                **_drafted()["spec"],
+                "podTemplate": {"worker": {"spec": {"volumes": [{"name": "draft-model", "emptyDir": {}}]}}},
+            }
+        },
+        "beside model.draft no volume of podTemplate can be called draft-model",
     ),
     ("a LoRA rank of 512", _args(maxLoraRank=512), "should be less than or equal to 256"),
     ("a maxModelLen of 1", _model(maxModelLen=1), "should be greater than or equal to 2"),

@@ -6,7 +6,7 @@ import hashlib
 import re
 from typing import Any
 
-from rayloom_operator.api.adapters import MODELS_FOLDER
+from rayloom_operator.api.mounted_folders import MODELS_FOLDER
 from rayloom_operator.api.pod_template.reserved_parts import OWN_VOLUMES
 from rayloom_operator.api.spec import API_VERSION, KIND, LLMService, Metadata
 

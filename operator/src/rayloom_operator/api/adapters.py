@@ -11,7 +11,8 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, field_validator
 
 from rayloom_operator.api.base import MAP_BY_NAME, Part, rules
-from rayloom_operator.api.pod_template.reserved_parts import ADAPTER_VOLUMES, ADAPTERS_FOLDER, OWN_FOLDERS
+from rayloom_operator.api.mounted_folders import CLOSED, HIDING, MODELS_FOLDER, UP, UP_IN_WORDS, taken_in_words
+from rayloom_operator.api.pod_template.reserved_parts import ADAPTER_VOLUMES, ADAPTERS_FOLDER
 
 MAX_ADAPTERS = 64
 # The largest number of claims and node folders that a pod mounts for adapters. The operator reserves a volume name for
@@ -28,40 +29,9 @@ HUB_ONLY_IN_WORDS = (
     "tokenSecretRef and cache have an effect for hf:// sources of the model, its draft model or an adapter only: "
     "remove them, or use an hf:// source"
 )
-_UP = re.compile(r"(^|/)\.\.?(/|$)")
-_UP_IN_WORDS = "the path must not have a part '.' or '..'; write it without them"
-# The folder at which a claim with the model is mounted. If the model is in a claim, no adapter may be in this folder.
-MODELS_FOLDER = "/models"
-# Folders of the engine's image and of the kernel: a mount in one of them could hide files that the engine needs.
-_IMAGE_FOLDERS = (
-    "/bin",
-    "/dev",
-    "/etc",
-    "/lib",
-    "/lib32",
-    "/lib64",
-    "/libx32",
-    "/opt/rayloom",
-    "/proc",
-    "/run",
-    "/sbin",
-    "/sys",
-    "/usr",
-    "/var/run",
-)
-# Parents of some of _IMAGE_FOLDERS. A mount at one of these two paths would hide the folders of the image. A mount at a
-# subfolder of these two is allowed, unless the subfolder is one of _IMAGE_FOLDERS or lies inside one.
-_IMAGE_PARENTS = ("/opt", "/var")
-_CLOSED = (ADAPTERS_FOLDER, *_IMAGE_FOLDERS)  # nothing can be mounted inside these folders
-_HIDING = sorted(  # a mount at one of these folders would hide a folder of the pod
-    folder
-    for folder in (*_IMAGE_PARENTS, *OWN_FOLDERS)
-    if folder != MODELS_FOLDER and not any(folder.startswith(f"{each}/") for each in _CLOSED)
-)
-_TAKEN = re.compile(rf"^file://(({'|'.join(_HIDING)})/[^/]+/?|({'|'.join(_CLOSED)})/.*)$")
+_TAKEN = re.compile(rf"^file://(({'|'.join(HIDING)})/[^/]+/?|({'|'.join(CLOSED)})/.*)$")
 _TAKEN_IN_WORDS = (
-    "pods mount FOLDER at its own path, where it must not hide a folder of their own or of the engine's image: FOLDER "
-    f"must not be {', '.join(_HIDING)}, nor be or lie in {', '.join(_CLOSED)}. "
+    f"pods mount FOLDER at its own path, {taken_in_words('FOLDER')}. "
     "Move the adapter, for example to /data/adapters or /opt/adapters of the nodes"
 )
 MODELS_IN_WORDS = (
@@ -96,7 +66,7 @@ class Adapter(Part):
                 f"self.matches({json.dumps(f'^({_HUB}|{_CLAIM}|{_FOLDER})$')})",
                 f"this is not the source of an adapter; use {_SOURCES_IN_WORDS}",
             ),
-            (f"!self.matches({json.dumps(_UP.pattern)})", _UP_IN_WORDS),
+            (f"!self.matches({json.dumps(UP.pattern)})", UP_IN_WORDS),
             (f"!self.matches({json.dumps(_TAKEN.pattern)})", _TAKEN_IN_WORDS),
         ),
     )
@@ -106,8 +76,8 @@ class Adapter(Part):
     def _source_is_known(cls, source: str) -> str:
         if not re.fullmatch(f"{_HUB}|{_CLAIM}|{_FOLDER}", source):
             raise ValueError(f"{source!r} is not the source of an adapter; use {_SOURCES_IN_WORDS}")
-        if _UP.search(source):
-            raise ValueError(f"{source!r} is not allowed: {_UP_IN_WORDS}")
+        if UP.search(source):
+            raise ValueError(f"{source!r} is not allowed: {UP_IN_WORDS}")
         if _TAKEN.search(source):
             raise ValueError(f"{source!r} is not allowed: {_TAKEN_IN_WORDS}")
         return source

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, field_validator
 
 from rayloom_operator.api.base import rules
-from rayloom_operator.api.model_source import REVISION_RULE, SOURCE_SCHEMA, SOURCES_IN_WORDS, SourcedModel
+from rayloom_operator.api.model_source import REVISION_RULE, SOURCE_RULE, SOURCES_IN_WORDS, SourcedModel
+from rayloom_operator.api.mounted_folders import CLOSED, HIDING, UP, taken_in_words
 
 SPECULATION_IN_WORDS = (
     "model.draft names a draft model, and engine.args.speculation chooses another kind of drafts: remove one of the two"
@@ -15,7 +18,20 @@ SPECULATION_IN_WORDS = (
 NO_DRAFT_IN_WORDS = (
     "engine.args.speculation is draft, and no draft model is named: name it in model.draft.source, or use ngram"
 )
-DRAFT_INT8_IN_WORDS = "model.draft.quantization int8 works on CPU only: remove it, or the accelerator"
+DRAFT_INT8_IN_WORDS = (
+    "model.draft.quantization int8 works on CPU only: remove it, or the accelerator and engine.args.device cuda"
+)
+DRAFT_FLOAT16_IN_WORDS = (
+    "draft.quantization int8 works with dtype auto, bfloat16 or float32, and dtype is float16: change one of the two"
+)
+_UP_IN_WORDS = "the path must not have an empty part, or a part '.' or '..'; write it without them"
+# Two slashes inside a path of the nodes. The claims' pattern refuses them.
+_EMPTY = re.compile(r"^file://.*//")
+_TAKEN = re.compile(rf"^file://(({'|'.join(HIDING)})/?|({'|'.join(CLOSED)})(/.*)?)$")
+_TAKEN_IN_WORDS = (
+    f"pods mount the draft model at its own path, {taken_in_words('the path')}. "
+    "Move the draft model, for example to /data/drafts or /opt/drafts of the nodes"
+)
 
 
 class Draft(SourcedModel):
@@ -24,7 +40,11 @@ class Draft(SourcedModel):
     source: str = Field(
         max_length=1024,
         description=f"Source of the draft model: {SOURCES_IN_WORDS}. It needs the tokenizer of the model.",
-        json_schema_extra=SOURCE_SCHEMA,
+        json_schema_extra=rules(
+            SOURCE_RULE,
+            (f"!self.matches({json.dumps(UP.pattern)}) && !self.matches({json.dumps(_EMPTY.pattern)})", _UP_IN_WORDS),
+            (f"!self.matches({json.dumps(_TAKEN.pattern)})", _TAKEN_IN_WORDS),
+        ),
     )
     revision: str | None = Field(
         None,
@@ -37,3 +57,12 @@ class Draft(SourcedModel):
         description="Form of the draft model's weights in memory, as engine.args.quantization is for the model. int8: "
         "only on CPU. Default: auto.",
     )
+
+    @field_validator("source")
+    @classmethod
+    def _source_can_be_mounted(cls, source: str) -> str:
+        if UP.search(source) or _EMPTY.search(source):
+            raise ValueError(f"{source!r} is not allowed: {_UP_IN_WORDS}")
+        if _TAKEN.search(source):
+            raise ValueError(f"{source!r} is not allowed: {_TAKEN_IN_WORDS}")
+        return source

@@ -6,16 +6,21 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
-from rayloom_operator.api.adapters import HUB_ONLY_IN_WORDS, MODELS_FOLDER, MODELS_IN_WORDS, Adapters
+from rayloom_operator.api.adapters import HUB_ONLY_IN_WORDS, MODELS_IN_WORDS, Adapters
 from rayloom_operator.api.base import rules
-from rayloom_operator.api.draft import Draft
+from rayloom_operator.api.draft import DRAFT_FLOAT16_IN_WORDS, Draft
 from rayloom_operator.api.model_source import REVISION_RULE, SOURCE_SCHEMA, SOURCES_IN_WORDS, SourcedModel
+from rayloom_operator.api.mounted_folders import MODELS_FOLDER
 from rayloom_operator.api.pod_template.reserved_parts import DRAFT_FOLDER
 from rayloom_operator.api.pods import ModelCache, SecretKey
 
 DRAFT_FOLDER_IN_WORDS = (
     f"the claim of the model is mounted at {MODELS_FOLDER}, so the draft model cannot be in this folder of the nodes: "
     "move it to another folder, or into a claim"
+)
+DRAFT_CLAIM_IN_WORDS = (
+    f"the claim of the draft model is mounted at {DRAFT_FOLDER}, so neither the model nor an adapter can be in this "
+    "folder of the nodes: move it to another folder, or into a claim"
 )
 
 
@@ -38,6 +43,17 @@ class Model(SourcedModel):
                 "!has(self.draft) || !self.source.startsWith('pvc://') || "
                 f"!self.draft.source.matches('^file://{MODELS_FOLDER}(/|$)')",
                 DRAFT_FOLDER_IN_WORDS,
+            ),
+            (
+                "!has(self.draft) || !self.draft.source.startsWith('pvc://') || "
+                f"(!self.source.matches('^file://{DRAFT_FOLDER}(/|$)') && (!has(self.adapters) || "
+                f"self.adapters.all(each, !each.source.startsWith('file://{DRAFT_FOLDER}/'))))",
+                DRAFT_CLAIM_IN_WORDS,
+            ),
+            (
+                "!has(self.draft) || !has(self.draft.quantization) || self.draft.quantization != 'int8' || "
+                "!has(self.dtype) || self.dtype != 'float16'",
+                DRAFT_FLOAT16_IN_WORDS,
             ),
         )
     )
@@ -105,6 +121,21 @@ class Model(SourcedModel):
         path = None if self.draft is None else self.draft.host_path
         if self.claim is not None and path is not None and f"{path}/".startswith(f"{MODELS_FOLDER}/"):
             raise ValueError(f"draft: {DRAFT_FOLDER_IN_WORDS}")
+        return self
+
+    @model_validator(mode="after")
+    def _draft_claim_hides_nothing(self) -> Model:
+        if self.draft is None or self.draft.claim is None:
+            return self
+        given = [self.source, *(each.source for each in self.adapters or ())]
+        if hidden := [each for each in given if f"{each}/".startswith(f"file://{DRAFT_FOLDER}/")]:
+            raise ValueError(f"{', '.join(hidden)}: {DRAFT_CLAIM_IN_WORDS}")
+        return self
+
+    @model_validator(mode="after")
+    def _draft_model_has_a_type(self) -> Model:
+        if self.draft is not None and self.draft.quantization == "int8" and self.dtype == "float16":
+            raise ValueError(DRAFT_FLOAT16_IN_WORDS)
         return self
 
     @property

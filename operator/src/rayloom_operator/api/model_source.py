@@ -21,12 +21,11 @@ _SOURCES = (
 SOURCES_IN_WORDS = "hf://ORG/NAME, pvc://CLAIM/PATH, file:///PATH, " + ", ".join(
     f"builtin://{name}" for name in BUILTIN_MODELS
 )
-SOURCE_SCHEMA = rules(
-    (
-        f"self.matches({json.dumps('^(' + '|'.join(_SOURCES) + ')$')})",
-        f"this is not a model source; use one of {SOURCES_IN_WORDS}",
-    )
+SOURCE_RULE = (
+    f"self.matches({json.dumps('^(' + '|'.join(_SOURCES) + ')$')})",
+    f"this is not a model source; use one of {SOURCES_IN_WORDS}",
 )
+SOURCE_SCHEMA = rules(SOURCE_RULE)
 REVISION_RULE = (
     "!has(self.revision) || self.source.startsWith('hf://')",
     "revision has an effect for hf:// sources only: remove it, or use an hf:// source",

@@ -120,8 +120,9 @@ class Spec(Part):
                 NO_DRAFT_IN_WORDS,
             ),
             (
-                "!has(self.model.draft) || !has(self.accelerator) || !has(self.model.draft.quantization) || "
-                "self.model.draft.quantization != 'int8'",
+                "!has(self.model.draft) || !has(self.model.draft.quantization) || "
+                "self.model.draft.quantization != 'int8' || (!has(self.accelerator) && (!has(self.engine) || "
+                "!has(self.engine.args) || !has(self.engine.args.device) || self.engine.args.device != 'cuda'))",
                 DRAFT_INT8_IN_WORDS,
             ),
             *(
@@ -229,6 +230,9 @@ class Spec(Part):
     def _accelerator_is_used(self) -> Spec:
         if self.model.adapters is not None and (self.accelerator or self.engine.args.device == "cuda"):
             raise ValueError(ON_CPU_IN_WORDS)
+        has_int8_draft = self.model.draft is not None and self.model.draft.quantization == "int8"
+        if has_int8_draft and (self.accelerator or self.engine.args.device == "cuda"):
+            raise ValueError(DRAFT_INT8_IN_WORDS)
         if self.accelerator is None:
             return self
         if (tensor := self.parallelism.tensor or 1) > self.accelerator.per_node:
@@ -237,8 +241,6 @@ class Spec(Part):
             raise ValueError(_CPU_IN_WORDS)
         if self.engine.args.quantization == "int8":
             raise ValueError(_INT8_IN_WORDS)
-        if self.model.draft is not None and self.model.draft.quantization == "int8":
-            raise ValueError(DRAFT_INT8_IN_WORDS)
         return self
 
     @model_validator(mode="after")

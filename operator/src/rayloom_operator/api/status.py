@@ -232,11 +232,17 @@ class InspectedModel(ModelFacts):
 def stored_model(status: Mapping[str, Any]) -> InspectedModel | None:
     """Returns the model in a status document; None if the model or one of its fields is missing, or if a number is out
     of bounds.
+
+    If only its draft model cannot be read, the model is returned without it, so that the model keeps its commit.
     """
-    try:
-        return InspectedModel.model_validate(status["model"])
-    except (KeyError, ValidationError):
-        return None
+    document = status.get("model")
+    parts = document if isinstance(document, Mapping) else {}
+    for given in (document, {name: part for name, part in parts.items() if name != "draft"}):
+        try:
+            return InspectedModel.model_validate(given)
+        except ValidationError:
+            continue
+    return None
 
 
 def stored_rollout(status: Mapping[str, Any]) -> RolloutState:

@@ -26,14 +26,16 @@ from rayloom_operator.objects.pod import (
 from rayloom_operator.objects.pod_template import with_inspection_template
 from rayloom_operator.resolve.resolved import Hub
 
-# Most of this time is for the pull of the engine's image; `inspect` itself waits for the hub at most a minute.
+# Most of this time is for the pull of the engine's image; `inspect` itself waits for the hub at most a minute for
+# each of the two models.
 DEADLINE_SECONDS = 1800
 # Seconds in which an admin can read the log of a finished Job. The Job must outlive the wait for the next attempt,
 # because the number of that attempt is computed from this Job's name.
 _KEEP_SECONDS = 900
 # Memory, measured: 50 MiB, or 90 MiB with the hub's library. To compare two tokenizers of 150,000 tokens that are not
 # equal takes 100 MiB more. A model of the transformers backend is measured with torch, which takes about 700 MiB.
-_RESOURCES = {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "2Gi"}}
+_REQUESTED, _REQUESTED_WITH_DRAFT = "128Mi", "256Mi"
+_LIMIT = "2Gi"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +60,11 @@ def inspect_job(service: LLMService, image: str, hub: Hub, attempt: int, commits
             command += ["--draft-revision", revision]
     variables: dict[str, Manifest] = {"RAYLOOM_TERMINATION_LOG": {"value": "/dev/termination-log"}}
     variables |= model_variables(service, hub, serves=False)
+    memory = _REQUESTED if model.draft is None else _REQUESTED_WITH_DRAFT
     container = container_basics(service, names.INSPECT_CONTAINER, image) | {
         "command": command,
         "env": environment(service, variables),
-        "resources": _RESOURCES,
+        "resources": {"requests": {"cpu": "100m", "memory": memory}, "limits": {"memory": _LIMIT}},
         "volumeMounts": [{"name": "scratch", "mountPath": "/tmp"}, *model_mounts(service, hub, serves=False)],
     }
     pod = pod_basics(service) | {

@@ -159,8 +159,9 @@ def _model_places(service: LLMService, hub: Hub, serves: bool) -> list[tuple[Man
     if draft is not None and draft.claim not in (None, model.claim):
         places.append(_claim_place(DRAFT_VOLUME, draft, DRAFT_FOLDER))
     if draft is not None and (path := draft.host_path) is not None:
-        # The draft model may be in a folder that the pod mounts for the model or for an adapter.
-        mounted = [mount["mountPath"] for _, mount in (*places, *adapters)]
+        # The draft model may be in a folder of the nodes that the pod mounts for the model or for an adapter. A mounted
+        # claim does not have the files of the nodes.
+        mounted = [mount["mountPath"] for volume, mount in (*places, *adapters) if "hostPath" in volume]
         if not any(covers(folder, path) for folder in mounted):
             places.append(_host_place(DRAFT_VOLUME, draft, path))
     if _reads_hub(model, serves) and hub.ca_config_map:

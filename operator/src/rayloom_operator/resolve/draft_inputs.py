@@ -35,7 +35,7 @@ def draft_inputs(service: LLMService, facts: DraftFacts | None) -> dict[str, Any
         "draft": room,
         "draft_source": draft.source,
         "draft_commit": facts.commit or draft.revision,
-        "draft_quantization": "none" if draft.quantization == "none" else None,
+        "draft_quantization": None if draft.quantization == "auto" else draft.quantization,
         "num_drafted": args.num_speculative_tokens,
     }
 

@@ -152,7 +152,7 @@ def why_not(question: Question, tensor: int, load: Load) -> str:
     """Returns a sentence that says why a candidate does not fit; empty if it fits."""
     if load.is_too_heavy:
         memory = (question.memory or 0) // (tensor if question.is_cpu else 1)
-        draft = f", {in_words(load.fullest.draft)} of the draft model's weights" if load.fullest.draft else ""
+        draft = _draft_in_words(question, load.fullest.draft)
         others = f"{draft}, {in_words(load.adapters)} for LoRA adapters" if load.adapters else draft
         weights = in_words(load.fullest.weights)
         process = f"{weights} of weights{others} and {in_words(load.reserve)} for the process"
@@ -168,6 +168,15 @@ def why_not(question: Question, tensor: int, load: Load) -> str:
             f"{room}"
         )
     return ""
+
+
+def _draft_in_words(question: Question, held: int) -> str:
+    """Returns the part of `why_not` about the draft model; empty without one. `held`: its bytes that a rank counts."""
+    if not held or question.draft is None:
+        return ""
+    if held == question.draft.weights:
+        return f", {in_words(held)} of the draft model's weights"
+    return f", {in_words(held)} as its part of the {in_words(question.draft.weights)} of the draft model's weights"
 
 
 def _kv_room(question: Question, tensor: int, free: int | None, rank: RankMemory) -> int:

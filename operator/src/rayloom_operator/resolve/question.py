@@ -55,7 +55,7 @@ class Question:
     draft: DraftRoom | None = None
     draft_source: str | None = None
     draft_commit: str | None = None  # or the revision in the spec, if the draft model has no commit
-    draft_quantization: str | None = None  # "none" or None: all other values give the same bytes in every version
+    draft_quantization: str | None = None  # None stands for "auto", too; each other value gives other bytes
     num_drafted: int | None = None
 
     def num_blocks_of(self, num_tokens: int) -> int:

@@ -320,8 +320,8 @@ class PodTemplates(Part):
         """Returns messages about conflicts with the rest of the spec.
 
         `accelerator`: the resource of spec.accelerator; None without spec.accelerator. `model_paths`: the paths of
-        file:// models, of adapters and of the draft model in containers. `taken_volumes`: names of volumes that the
-        service needs for them, with a message for each group of names.
+        file:// models, of adapters and of the draft model in containers. `taken_volumes`: names of the volumes of
+        adapters or of a draft model, with a message for each group of names.
         """
         found = []
         resources = [each.resources for each in self.head.spec.every_container if each.resources is not None]
@@ -335,8 +335,8 @@ class PodTemplates(Part):
             for container in spec.containers or ():
                 paths = [each.mount_path for each in (container.volume_mounts if container.is_own else None) or ()]
                 found += [
-                    f"{path}: this mountPath of container {container.name} hides the model or its adapters; "
-                    "use another one"
+                    f"{path}: this mountPath of container {container.name} hides the model, its draft model or its "
+                    "adapters; use another one"
                     for path in paths
                     if any(covers(path, model_path) for model_path in model_paths)
                 ]
