@@ -67,7 +67,8 @@ def known_facts(model: Model, backend: str | None) -> ModelFacts | None:
     """Returns the shipped facts of a model and its draft model; None if no facts of one of the two are shipped.
 
     Also None if the spec names a revision other than main, or a backend that computes the model in another way, or if
-    the engine would refuse the draft model.
+    the draft model needs a backend other than the engine's own. Windows are compared by `draft_conflict`. Tokenizers
+    are not part of facts, so only an inspection compares them.
 
     `backend`: as in spec.engine.args.modelBackend.
     """
@@ -87,11 +88,43 @@ def known_refusal(model: Model, backend: str | None) -> str:
     return next(refusals, "")
 
 
+def draft_conflict(model: Model) -> str:
+    """Returns why the engine refuses the draft model beside this model, if their shipped facts show it; else empty."""
+    target, draft = _shipped_pair(model)
+    if target is None or draft is None or target.costs is None or draft.costs is None:
+        return ""
+    own, span = target.costs.attention_span, draft.costs.attention_span
+    if own is None or (span is not None and span <= own):
+        return ""
+    seen = "all positions" if span is None else f"{span} positions"
+    return f"the draft model attends to {seen}, and the model to {own}; use one whose sliding windows are not wider"
+
+
+def vocabularies(model: Model) -> tuple[int, int] | None:
+    """Returns the rows of the embeddings of a model and its draft model; None if no facts of one of them are shipped.
+
+    Models with the same tokenizer may have different numbers of rows, because they are padded to different numbers.
+    """
+    target, draft = _shipped_pair(model)
+    return None if target is None or draft is None else (target.shape.vocab_size, draft.shape.vocab_size)
+
+
+def _shipped_pair(model: Model) -> tuple[ModelFacts | None, ModelFacts | None]:
+    """Returns the shipped facts of a model and of its draft model, as far as there are any."""
+    known = shipped_facts()
+    return known.get(model.source) if model.revision in (None, "main") else None, _draft_of(model, known)
+
+
+def _draft_of(model: Model, known: Mapping[str, ModelFacts]) -> ModelFacts | None:
+    draft = model.draft
+    return known.get(draft.source) if draft is not None and draft.revision in (None, "main") else None
+
+
 def _with_draft(facts: ModelFacts | None, model: Model, known: Mapping[str, ModelFacts]) -> ModelFacts | None:
     """Returns `facts` with those of the draft model of `model`; None if `known` does not have the draft model."""
     if facts is None or model.draft is None:
         return facts
-    found = known.get(model.draft.source) if model.draft.revision in (None, "main") else None
+    found = _draft_of(model, known)
     draft = None if found is None else found.as_draft()
     return None if draft is None else facts.model_copy(update={"draft": draft})
 

@@ -20,9 +20,10 @@ from rayloom_operator.api.model import Model
 from rayloom_operator.api.model_facts import ModelFacts
 from rayloom_operator.api.pod_template.privileges import host_paths, privileges
 from rayloom_operator.api.rollout.state import RolloutState
-from rayloom_operator.api.shipped_facts import known_facts, known_refusal
+from rayloom_operator.api.shipped_facts import draft_conflict, known_facts, known_refusal
 from rayloom_operator.api.sizing_status import Candidate, SizedShape, SizingStatus
 from rayloom_operator.api.spec import LLMService
+from rayloom_operator.cli.plan_draft import draft_lines, has_draft_of
 from rayloom_operator.cli.rollout import explain_rollout
 from rayloom_operator.decide.changes.plan import plan
 from rayloom_operator.decide.conditions.accepted import VALID
@@ -35,7 +36,7 @@ from rayloom_operator.errors import SpecError
 from rayloom_operator.names import Manifest
 from rayloom_operator.observe.observed import Observed
 from rayloom_operator.resolve.question import Question
-from rayloom_operator.resolve.rank_memory import BLOCK_SIZE, in_words
+from rayloom_operator.resolve.rank_memory import in_words
 from rayloom_operator.resolve.resolved import Resolved, question, resolve
 from rayloom_operator.resolve.revision import revision
 from rayloom_operator.resolve.sizing import cost
@@ -77,7 +78,7 @@ def print_plan(
             each = {name: value for name, value in each.items() if (each["kind"], name) != ("Secret", "data")}
             print("---\n" + yaml.safe_dump(each, sort_keys=False), end="")
         return 0
-    print(explain(resolved, known))
+    print(explain(resolved, known, is_shipped=facts is None))
     if needed := _needed_settings(service):
         print(f"\nspec.podTemplate needs these values of the operator's chart: {needed}.")
     print(f"\nObjects in namespace {service.metadata.namespace}:")
@@ -120,8 +121,11 @@ def _objects(resolved: Resolved, clock: datetime) -> tuple[Manifest, ...]:
     return plan(situation).wanted
 
 
-def explain(resolved: Resolved, facts: ModelFacts) -> str:
-    """Returns the candidates as a table with a mark at the chosen candidate, and the reason for the choice."""
+def explain(resolved: Resolved, facts: ModelFacts, *, is_shipped: bool) -> str:
+    """Returns the candidates as a table with a mark at the chosen candidate, and the reason for the choice.
+
+    `is_shipped`: the facts come with the operator, and not from an inspection.
+    """
     spec = resolved.service.spec
     sizing = resolved.sizing
     asked = question(resolved.service, facts)
@@ -139,7 +143,7 @@ def explain(resolved: Resolved, facts: ModelFacts) -> str:
     lines = [
         f"{spec.model.source}: {facts.num_parameters / 1e9:.2f} billion parameters{of_token}, {size} in {asked.dtype}.",
         *_quantised(facts, asked),
-        *_draft(resolved, asked),
+        *draft_lines(resolved, asked, is_shipped=is_shipped),
         *_adapters(resolved, asked),
         f"{where}; {asked.num_requests} or more requests of {sizing.max_model_len} tokens at once.",
         "",
@@ -158,18 +162,6 @@ def _quantised(facts: ModelFacts, asked: Question) -> list[str]:
     held = "as they are" if asked.keeps_quantised else f"as {asked.dtype}"
     what = f"{facts.quantization}, {in_words(facts.checkpoint_bytes)}"
     return [f"The checkpoint has quantised weights ({what}); ranks on {where} hold them {held}."]
-
-
-def _draft(resolved: Resolved, asked: Question) -> list[str]:
-    """Returns the memory of the draft model; nothing if the manifest has none."""
-    draft, facts = resolved.service.spec.model.draft, resolved.draft
-    if draft is None or facts is None or asked.draft is None or resolved.sizing is None:
-        return []
-    kv = in_words(asked.draft.kv_block * (resolved.sizing.kv_tokens // BLOCK_SIZE))
-    return [
-        f"Draft model {draft.source}: {facts.num_parameters / 1e9:.2f} billion parameters. The rank that samples holds "
-        f"all of it: {in_words(asked.draft.weights)} of weights, and {kv} for its part of the KV cache."
-    ]
 
 
 def _adapters(resolved: Resolved, asked: Question) -> list[str]:
@@ -193,7 +185,8 @@ def _steps(old: LLMService, new: LLMService, old_facts: Path | None, facts: Path
         names = f"{old.metadata.name} and {new.metadata.name}"
         raise SpecError((f"metadata.name: {names} are two services; a rollout is a change of one",))
     after, _ = _resolved(new, facts, engine_image)
-    if old_facts is None and old.spec.model.source == new.spec.model.source:
+    is_same = old.spec.model.source == new.spec.model.source and has_draft_of(new.spec.model, old.spec.model)
+    if old_facts is None and is_same:
         old_facts = facts
     before, _ = _resolved(old, old_facts, engine_image, "--old-facts")
     return explain_rollout(before, after, new.spec.rollout)
@@ -209,6 +202,11 @@ def _resolved(
         raise SpecError((f"spec.model.source: the engine cannot serve {model.source}: {refusal}",))
     if known is None:
         raise SpecError((f"spec.model.source: run {_advice(model, backend)}, and add {flag} facts.json",))
+    if facts is None and model.draft is not None and (conflict := draft_conflict(model)):
+        raise SpecError((f"spec.model.draft.source: the engine refuses {model.draft.source}: {conflict}",))
+    if model.draft is not None and known.draft is None:
+        again = f"run {_advice(model, backend)}, and use its output"
+        raise SpecError((f"{flag}: {facts} does not have the facts of the draft model {model.draft.source}; {again}",))
     return resolve(service, service.spec.engine.image or engine_image, known), known
 
 
