@@ -44,9 +44,11 @@ class _Held(BaseHTTPRequestHandler):
     """Answers /held only after a request to another path has arrived. Answers a POST with its body."""
 
     other_arrived: threading.Event
+    held_arrived: threading.Event
 
     def do_GET(self) -> None:
         if self.path == "/held":
+            self.held_arrived.set()
             self.other_arrived.wait(60)
         else:
             self.other_arrived.set()
@@ -65,8 +67,12 @@ class _Held(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def url() -> Iterator[str]:
-    handler = type("Held", (_Held,), {"other_arrived": threading.Event()})
+def handler() -> type[_Held]:
+    return type("Held", (_Held,), {"other_arrived": threading.Event(), "held_arrived": threading.Event()})
+
+
+@pytest.fixture
+def url(handler: type[_Held]) -> Iterator[str]:
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -111,12 +117,13 @@ def test_requests_of_threads_run_in_parallel_in_one_program(url: str, programs: 
 
 
 def test_the_end_of_the_program_fails_its_requests_and_the_next_request_starts_another(
-    url: str, programs: Programs
+    url: str, handler: type[_Held], programs: Programs
 ) -> None:
     kept = KeptRequests(programs.start)
     assert kept.send(url, {}, 60.0, {}) == (200, "{}")
     with ThreadPoolExecutor() as threads:
         held = threads.submit(kept.send, f"{url}/held", None, 60.0, {"X-Own": "held"})
+        assert handler.held_arrived.wait(60), "the program has sent the request"
         programs.started[0].kill()
         with pytest.raises(ClusterError):
             held.result()

@@ -155,6 +155,31 @@ def _arrival(
     draft_costs=None,
     withholds=False,
 )
+# Choices of a request with a sliding window are resumed one after the other. Each names the slot of the choice before
+# it for its prompt and the first entries of its block table. Entries before the window differ between these choices.
+@example(
+    arrivals=[
+        _arrival((0,), 1, 0, num_forks=2),
+        Arrival((0,) * 5, 8, "", 0, 5, None, 2, num_generated=2, build_steps=1),
+    ],
+    num_blocks=9,
+    budget=13,
+    max_num_seqs=3,
+    depth=3,
+    num_ahead=0,
+    window=2,
+    collects=[True],
+    trials=[None, 3, None, 2, None, 2, None],
+    losses=set(),
+    keeps_memory=False,
+    token_s=None,
+    num_kept=None,
+    guesses=None,
+    num_guesses=1,
+    late_masks=False,
+    draft_costs=None,
+    withholds=False,
+)
 # A sequence with a sliding window is postponed because its mask is missing. It must keep the blocks that its newest
 # token sees.
 @example(

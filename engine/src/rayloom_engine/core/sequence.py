@@ -236,10 +236,12 @@ class Sequence:
             num_known_tokens = self.num_prompt_tokens
             has_known_grammar = bool(params.grammar) and params.grammar == known.sequence.params.grammar
             # Two block tables have entries in common only through a fork or the prefix cache, so only registered blocks
-            # are compared. Entries before `first` are never read.
-            first = self.first_block
+            # are compared. Entries before `first` are never read. Before its `first_block`, `known` may have other
+            # entries on the ranks, because these may come from the slot of a third sequence with the same prompt.
+            other, first = known.sequence, self.first_block
             num = self.num_registered_blocks
-            if num <= known.num_blocks and known.sequence.block_ids[first:num] == self.block_ids[first:num]:
+            has_entries = other.first_block <= first and num <= known.num_blocks
+            if has_entries and other.block_ids[first:num] == self.block_ids[first:num]:
                 num_known_blocks = num
         if has_known_grammar:
             params = msgspec.structs.replace(params, grammar="")
