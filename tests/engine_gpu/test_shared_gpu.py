@@ -5,16 +5,14 @@ They exchange through host memory, because NCCL refuses two ranks on one GPU.
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rayloom_engine import LLM, SamplingParams
 from rt_faults import aim, breakable_server
+from rt_id_stream import stream_ids
 from rt_server import RunningServer
 from rt_tiny import tiny_checkpoint, tiny_tokenizer
 
@@ -57,19 +55,6 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0])
 
 
-def _tokens(server: RunningServer, prompt: list[int], num_tokens: int) -> Iterator[int]:
-    """Yields the ids of a greedy stream as they arrive."""
-    body: dict[str, Any] = {"model": "m", "prompt": prompt, "max_tokens": num_tokens, "temperature": 0.0}
-    body |= {"ignore_eos": True, "return_token_ids": True, "stream": True}
-    with server.client.stream("POST", f"{server.api_url}/v1/completions", json=body, timeout=120.0) as answer:
-        assert answer.status_code == 200, answer.read()
-        for line in answer.iter_lines():
-            if line.startswith("data: {"):
-                event = json.loads(line.removeprefix("data: "))
-                assert "error" not in event, event
-                yield from (event["choices"][0].get("token_ids") or ()) if event["choices"] else ()
-
-
 def _pids(server: RunningServer) -> list[int]:
     return [rank["pid"] for rank in sorted(server.status()["ranks"], key=lambda rank: rank["rank"])]
 
@@ -79,7 +64,7 @@ def _stream_with(server: RunningServer, fault: str) -> list[int]:
     before = _pids(server)
     cause = aim(server, "rank 1", fault)
     found = []
-    for token_id in _tokens(server, PROMPTS[0], NUM_TOKENS):
+    for token_id in stream_ids(server, PROMPTS[0], NUM_TOKENS):
         found.append(token_id)
         if len(found) == STRIKE_AT:
             cause()
@@ -97,7 +82,7 @@ def test_two_ranks_on_a_gpu_give_the_tokens_of_one_and_a_stream_outlives_one_of_
     """If a rank is stopped, none of its connections close, so only the core's Abort ends the wait of the other rank."""
     arguments = ("--model", str(folder), "--served-model-name", "m", *ARGUMENTS, *LAYOUTS[layout])
     with breakable_server(tmp_path, *arguments) as server:
-        answers = [list(_tokens(server, prompt, NUM_COMPARED)) for prompt in PROMPTS]
+        answers = [list(stream_ids(server, prompt, NUM_COMPARED)) for prompt in PROMPTS]
         assert answers == [tokens[:NUM_COMPARED] for tokens in expected]
         assert _stream_with(server, "killed") == expected[0]
         if layout == "two shards":

@@ -111,118 +111,90 @@ def _arrival(
     )
 
 
+def _history(**given: object) -> dict[str, object]:
+    """The arguments of the test below: those given, and for all others values without an effect."""
+    usual: dict[str, object] = {
+        "depth": 1,
+        "num_ahead": 0,
+        "window": None,
+        "collects": [False],
+        "trials": [None],
+        "losses": set(),
+        "keeps_memory": False,
+        "token_s": None,
+        "num_kept": None,
+        "guesses": None,
+        "num_guesses": 1,
+        "late_masks": False,
+        "draft_costs": None,
+        "withholds": False,
+    }
+    return {**usual, **given}
+
+
 # A resumed fork names a slot, and the same plan appends blocks to this slot. Ranks add the fork before they know these
 # blocks.
 @example(
-    arrivals=[_arrival((0, 0), 8, 0, num_forks=2)],
-    num_blocks=9,
-    budget=10,
-    max_num_seqs=3,
-    depth=2,
-    num_ahead=0,
-    window=1,
-    collects=[False],
-    trials=[None],
-    losses={29},
-    keeps_memory=False,
-    token_s=None,
-    num_kept=None,
-    guesses=None,
-    num_guesses=1,
-    late_masks=False,
-    draft_costs=None,
-    withholds=False,
+    **_history(
+        arrivals=[_arrival((0, 0), 8, 0, num_forks=2)],
+        num_blocks=9,
+        budget=10,
+        max_num_seqs=3,
+        depth=2,
+        window=1,
+        losses={29},
+    )
 )
 # The sequence whose turn it is finds no free block, so a sequence is preempted. The plan is still empty. Then the other
 # sequences must compute.
 @example(
-    arrivals=[_arrival((0,), 7, 1), _arrival((0,) * 4, 6, 1), _arrival((0,) * 11, 10, 0, num_generated=1)],
-    num_blocks=9,
-    budget=4,
-    max_num_seqs=3,
-    depth=3,
-    num_ahead=0,
-    window=None,
-    collects=[True],
-    trials=[None],
-    losses=set(),
-    keeps_memory=False,
-    token_s=None,
-    num_kept=None,
-    guesses=None,
-    num_guesses=1,
-    late_masks=False,
-    draft_costs=None,
-    withholds=False,
+    **_history(
+        arrivals=[_arrival((0,), 7, 1), _arrival((0,) * 4, 6, 1), _arrival((0,) * 11, 10, 0, num_generated=1)],
+        num_blocks=9,
+        budget=4,
+        max_num_seqs=3,
+        depth=3,
+        collects=[True],
+    )
 )
 # Choices of a request with a sliding window are resumed one after the other. Each names the slot of the choice before
 # it for its prompt and the first entries of its block table. Entries before the window differ between these choices.
 @example(
-    arrivals=[
-        _arrival((0,), 1, 0, num_forks=2),
-        Arrival((0,) * 5, 8, "", 0, 5, None, 2, num_generated=2, build_steps=1),
-    ],
-    num_blocks=9,
-    budget=13,
-    max_num_seqs=3,
-    depth=3,
-    num_ahead=0,
-    window=2,
-    collects=[True],
-    trials=[None, 3, None, 2, None, 2, None],
-    losses=set(),
-    keeps_memory=False,
-    token_s=None,
-    num_kept=None,
-    guesses=None,
-    num_guesses=1,
-    late_masks=False,
-    draft_costs=None,
-    withholds=False,
+    **_history(
+        arrivals=[
+            _arrival((0,), 1, 0, num_forks=2),
+            Arrival((0,) * 5, 8, "", 0, 5, None, 2, num_generated=2, build_steps=1),
+        ],
+        num_blocks=9,
+        budget=13,
+        max_num_seqs=3,
+        depth=3,
+        window=2,
+        collects=[True],
+        trials=[None, 3, None, 2, None, 2, None],
+    )
 )
 # A sequence with a sliding window is postponed because its mask is missing. It must keep the blocks that its newest
 # token sees.
 @example(
-    arrivals=[Arrival((0,) * 20, 1, "", 0, 0, None, 0, num_generated=0, build_steps=8)],
-    num_blocks=9,
-    budget=3,
-    max_num_seqs=1,
-    depth=1,
-    num_ahead=0,
-    window=4,
-    collects=[False],
-    trials=[None],
-    losses=set(),
-    keeps_memory=False,
-    token_s=None,
-    num_kept=None,
-    guesses=None,
-    num_guesses=1,
-    late_masks=False,
-    draft_costs=None,
-    withholds=False,
+    **_history(
+        arrivals=[Arrival((0,) * 20, 1, "", 0, 0, None, 0, num_generated=0, build_steps=8)],
+        num_blocks=9,
+        budget=3,
+        max_num_seqs=1,
+        window=4,
+    )
 )
 # A result names a slot whose mask is not ready. The slot's sequence was not postponed, because there is no block for
 # its token.
 @example(
-    arrivals=[Arrival((0, 0), 4, "", 0, 0, None, 0, num_generated=3, build_steps=6)],
-    num_blocks=9,
-    budget=2,
-    max_num_seqs=1,
-    depth=1,
-    num_ahead=0,
-    window=None,
-    collects=[False],
-    trials=[None],
-    losses={6},
-    keeps_memory=False,
-    token_s=None,
-    num_kept=None,
-    guesses=None,
-    num_guesses=1,
-    late_masks=False,
-    draft_costs=None,
-    withholds=False,
+    **_history(
+        arrivals=[Arrival((0, 0), 4, "", 0, 0, None, 0, num_generated=3, build_steps=6)],
+        num_blocks=9,
+        budget=2,
+        max_num_seqs=1,
+        losses={6},
+    )
 )
 @settings(max_examples=400, deadline=None, print_blob=True)
 @given(

@@ -4,17 +4,12 @@ import base64
 import json
 from dataclasses import replace
 
-from rayloom_operator.api.llmgateway.spec import parse_gateway
-from rayloom_operator.decide.conditions.accepted import VALID
-from rayloom_operator.decide.llmgateway.plan import wanted_objects
-from rayloom_operator.decide.llmgateway.situation import GatewaySituation, names_of
 from rayloom_operator.names import object_path, path_of
 from rayloom_operator.objects.gateway.companions import gateway_secret
 from rayloom_operator.objects.guards import network_policy
 from rayloom_operator.observe.applied_fields import SHAPES, digest
-from rayloom_operator.times import Now
-from rt_llmgateway import make_gateway_document, make_service_document
-from rt_operator import CLOCK, SETTINGS, make_service
+from rt_llmgateway import make_gateway_document, make_service_document, objects_of_gateway
+from rt_operator import SETTINGS, make_service
 
 KEYS = {"apiKeySecretRef": {"name": "keys", "key": "all"}}
 MORE_KEYS = {"apiKeySecretRef": {"name": "keys", "key": "more"}}
@@ -23,19 +18,7 @@ OTHER_KEYS = {"apiKeySecretRef": {"name": "other", "key": "all"}}
 
 def wanted(*services, settings=SETTINGS, **spec):
     """Kind -> object."""
-    gateway = parse_gateway(make_gateway_document(**spec))
-    members, aliases = names_of(gateway, services)
-    situation = GatewaySituation(
-        now=Now(CLOCK, 0.0),
-        settings=settings,
-        generation=1,
-        previous={},
-        gateway=gateway,
-        accepted=VALID,
-        members=members,
-        aliases=aliases,
-    )
-    return {each["kind"]: each for each in wanted_objects(situation)}
+    return {each["kind"]: each for each in objects_of_gateway(*services, settings=settings, **spec)}
 
 
 def models_file(*services, **spec):

@@ -5,15 +5,10 @@ from datetime import timedelta
 
 import pytest
 
-from rayloom_operator.api.llmgateway.spec import parse_gateway
 from rayloom_operator.decide.changes.gateway import gateway_objects
-from rayloom_operator.decide.conditions.accepted import VALID
-from rayloom_operator.decide.llmgateway.plan import wanted_objects
-from rayloom_operator.decide.llmgateway.situation import GatewaySituation, names_of
 from rayloom_operator.objects.secret_digest import SECRETS_ANNOTATION, has_digest, with_digest_of, without_digest
 from rayloom_operator.objects.tls.certificates import PERIOD
-from rayloom_operator.times import Now
-from rt_llmgateway import make_gateway_document, make_service_document
+from rt_llmgateway import make_service_document, objects_of_gateway
 from rt_operator import CLOCK, SETTINGS, make_serving, turn
 from rt_secret_digest import BEHIND, ENGINES, OPERATOR_KEY, SECRETS, TLS, changed, digest
 
@@ -25,19 +20,7 @@ def of_service(settings, wall):
 
 
 def of_llmgateway(settings, wall):
-    gateway = parse_gateway(make_gateway_document())
-    members, aliases = names_of(gateway, (make_service_document(),))
-    situation = GatewaySituation(
-        now=Now(wall, 100.0),
-        settings=settings,
-        generation=1,
-        previous={},
-        gateway=gateway,
-        accepted=VALID,
-        members=members,
-        aliases=aliases,
-    )
-    return list(wanted_objects(situation))
+    return objects_of_gateway(make_service_document(), settings=settings, wall=wall)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,14 @@ import contextlib
 import json
 
 from queue_steps import is_at_rest
+from rayloom_operator.api.llmgateway.spec import parse_gateway
+from rayloom_operator.decide.conditions.accepted import VALID
+from rayloom_operator.decide.llmgateway.plan import wanted_objects
+from rayloom_operator.decide.llmgateway.situation import GatewaySituation, names_of
 from rayloom_operator.reconcile.llmgateway.controller import GatewayController
+from rayloom_operator.times import Now
 from rt_fake_kube import FakeKube
-from rt_operator import SETTINGS, make_pod_document
+from rt_operator import CLOCK, SETTINGS, make_pod_document
 
 
 def make_gateway_document(name="public", **spec):
@@ -46,6 +51,23 @@ def make_service_document(name="chat", *, labels=None, created="2026-01-01T00:00
         "spec": {"model": {"source": "builtin://smollm2-135m"}, "gateway": {"replicas": 0}, **spec},
         "status": {"conditions": [condition], "gateway": {"replicas": 0, "ready": 0}},
     }
+
+
+def objects_of_gateway(*services, settings=SETTINGS, wall=CLOCK, **spec):
+    """The objects of a new LLMGateway that selects these services. `wall`: the present time."""
+    gateway = parse_gateway(make_gateway_document(**spec))
+    members, aliases = names_of(gateway, services)
+    situation = GatewaySituation(
+        now=Now(wall, 0.0),
+        settings=settings,
+        generation=1,
+        previous={},
+        gateway=gateway,
+        accepted=VALID,
+        members=members,
+        aliases=aliases,
+    )
+    return list(wanted_objects(situation))
 
 
 class GatewayWorld:

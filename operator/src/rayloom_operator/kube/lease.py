@@ -55,7 +55,7 @@ class Lease:
         self._wake()
 
     async def run(self, on_lead: Callable[[], object]) -> None:
-        """Acquires the Lease, calls `on_lead` when this process becomes the leader, and renews the Lease until `stop`.
+        """Waits until this process holds the Lease, calls `on_lead`, and then renews the Lease until `stop` is called.
 
         Raises LeaseLost if this process was the leader and the Lease no longer names it as the holder.
         """

@@ -71,7 +71,8 @@ class Scale:
         keeps_quantised = question.keeps_quantised
         draft = question.draft
         if draft is not None and question.is_cpu:
-            # The ranks of a stage share the memory of their pod, so each has a part of the draft model's weights less.
+            # One rank of the last stage holds the draft model. The ranks of a stage share the memory of their pod, so
+            # each of them counts an equal part of the weights.
             draft = replace(draft, weights=-(-draft.weights // tensor))
         self._cut = Cut(
             costs,

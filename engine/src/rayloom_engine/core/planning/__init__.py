@@ -13,6 +13,6 @@ shared_blocks  computed blocks that a waiting sequence can share
 overtaking     limits how many sequences may be admitted before an earlier, longer one
 spans          the positions that plans in flight compute
 step_drafts    adds drafts to a step of decodes
+step_proposals adds a draft model's drafts, and asks the draft model for those of the next step
 drafted_blocks the blocks in which the draft model has KV
-step_proposals the same with a draft model, and asks it for the next drafts
 """

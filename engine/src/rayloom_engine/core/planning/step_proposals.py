@@ -16,9 +16,9 @@ a prompt in two cases. Then it also makes no proposals for the sequence:
 
 If a draft costs too much, the sequences ask for one token now and then, so that the cost is measured again (trials.py).
 If already its verification costs too much, only one sequence asks.
-A sequence that asks for proposals and gets none is left out, too.
 
-The rank computes missing KV of the draft model when a step asks for a proposal.
+If a sequence has asked for proposals twice and got none, it asks no more. The rank computes missing KV of the draft
+model when a step asks for a proposal.
 """
 
 from __future__ import annotations

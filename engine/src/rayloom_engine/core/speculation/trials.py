@@ -1,7 +1,8 @@
 """Trials: drafts that are made although their measured cost forbids them.
 
-A cost is measured only in steps with drafts. Without trials, a first measurement that is too high, for example because
-another program slowed the step down, would switch drafts off for ever.
+A cost is measured only in steps with drafts. The first measured cost may be too high, for example because another
+program slowed the step down. Without trials, the cost would then never be measured again, and no sequence would get
+drafts.
 """
 
 from __future__ import annotations
