@@ -53,6 +53,7 @@ ARGS = {
     "enablePromptEmbeds": True,
     "kvCacheMemoryBytes": 1_000_000,
     "numKvBlocks": 64,
+    "kvHostMemoryBytes": 0,  # more would need the prefix cache
     "quantization": "none",
     "modelBackend": "native",
     "enablePrefixCaching": False,
@@ -131,6 +132,7 @@ def test_every_field_of_a_full_manifest_arrives():
         enable_prompt_embeds=True,
         kv_cache_memory_bytes=1_000_000,
         num_kv_blocks=64,
+        kv_host_memory_bytes=0,
         adapters=("sql=/data/adapters/sql",),
         max_loras=3,
         max_lora_rank=64,

@@ -15,23 +15,30 @@ from typing import Any
 import httpx
 import pytest
 
+from rayloom_engine.kv.host_file import remove_stale_files
 from rt_faults import aim, breakable_server, outlive_supervisor, slow_steps, strike
 from rt_message_events import read_messages_stream
 from rt_raw_client import RawClient, streamed_text
 from rt_response_events import read_responses_stream
-from rt_server import RunningServer, wait_until
-from rt_streams import NUM_TOKENS, Said, completion_body, disturb
+from rt_server import RunningServer, files_with_copies, wait_until
+from rt_streams import NUM_TOKENS, Said, completion_body, disturb, loaded_blocks
 from rt_torch_users import users_of_torch
 
 SLOW = pytest.mark.slow
 ARGUMENTS = ("--dtype", "float32", "--served-model-name", "m", "--max-model-len", "1024", "--num-kv-blocks", "512")
+COPIES = ("--kv-host-memory-bytes", str(8 << 20))
 
 
 @pytest.fixture(scope="module")
 def server(three_layers: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    arguments = ("--model", three_layers, *ARGUMENTS, "--hang-seconds", "3", "--restart-budget", "20")
+    arguments = ("--model", three_layers, *ARGUMENTS, *COPIES, "--hang-seconds", "3", "--restart-budget", "20")
     with breakable_server(tmp_path_factory.mktemp("core-death"), *arguments) as running:
+        files = files_with_copies(running)
+        assert [file.stat().st_mode & 0o777 for file in files] == [0o600] * 2
         yield running
+    # The last test kills the supervisor, so the next engine on the machine removes the files.
+    remove_stale_files()
+    assert not any(file.exists() for file in files)
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +58,7 @@ def test_a_fault_of_the_core_costs_a_pause_and_no_request(
     server: RunningServer, expected: list[Said], fault: str, measured: Callable[[str], None]
 ) -> None:
     children = server.children()
+    num_loads = loaded_blocks(server)
 
     victim = "rank 0" if fault == "stuck" else "core"
     seen = disturb(server, expected, aim(server, victim, fault))
@@ -59,6 +67,7 @@ def test_a_fault_of_the_core_costs_a_pause_and_no_request(
     assert seen.after["recoveries"][-1]["replayed_requests"] >= len(expected)
     assert seen.after["ranks"][0]["weight_bytes_read"] > 0
     assert server.children()["front"].pid == children["front"].pid
+    assert loaded_blocks(server) > num_loads, "the new core computed everything again"
     sentence = {
         "killed": "core died",
         "stopped": "core shows no sign of life for 3 s",

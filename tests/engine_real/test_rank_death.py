@@ -16,9 +16,19 @@ from rt_embeds import EmbeddingRows, field_of
 from rt_faults import aim, breakable_server, outlive_supervisor, slow_steps
 from rt_private_ray import check_private_ray
 from rt_server import RunningServer, running_server, wait_until
-from rt_streams import NUM_TOKENS, Said, completion_body, disturb, join_streams, start_streams, undisturbed
+from rt_streams import (
+    NUM_TOKENS,
+    Said,
+    completion_body,
+    disturb,
+    join_streams,
+    loaded_blocks,
+    start_streams,
+    undisturbed,
+)
 
 ARGUMENTS = ("--dtype", "float32", "--served-model-name", "m", "--max-model-len", "1024", "--num-kv-blocks", "512")
+COPIES = ("--kv-host-memory-bytes", str(64 << 20))
 HANG_SECONDS = 4
 
 
@@ -62,7 +72,7 @@ def server(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             if served.executor == "ray":
                 patch.setenv("HOME", str(folder))
                 patch.setenv("RAY_AUTH_TOKEN", "another-cluster's")
-            running = stack.enter_context(breakable_server(folder, *model, *ARGUMENTS, *extra))
+            running = stack.enter_context(breakable_server(folder, *model, *ARGUMENTS, *COPIES, *extra))
         yield running
 
 
@@ -85,7 +95,8 @@ def test_a_fault_costs_a_pause_and_no_request(
     fault: str,
     measured: Callable[[str], None],
 ) -> None:
-    """Every token equals that of one rank, also before the fault."""
+    """Every token equals that of one rank, also before the fault. The ranks load what they have in host memory."""
+    num_loads = loaded_blocks(server)
     pids = {f"rank {rank['rank']}": rank["pid"] for rank in server.status()["ranks"]}
     pids |= {role: child.pid for role, child in server.children().items()}
 
@@ -97,6 +108,7 @@ def test_a_fault_costs_a_pause_and_no_request(
     else:
         assert [rank for rank in ranks if ranks[rank] != pids[rank]] == [victim] * victim.startswith("rank")
     assert seen.survivors_read_nothing()
+    assert loaded_blocks(server) > num_loads
     recovery = seen.after["recoveries"][-1]
     if victim != "launcher":
         assert recovery["process"] == victim

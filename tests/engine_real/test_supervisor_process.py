@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rt_server import RunningServer, Stream, running_server, wait_until
+from rt_server import RunningServer, Stream, files_with_copies, running_server, wait_until
 from rt_tiny import tiny_checkpoint, tiny_tokenizer
 from rt_torch_users import users_of_torch
 
@@ -54,8 +54,9 @@ def _family(server: RunningServer) -> list[psutil.Process]:
 def test_sigterm_lets_a_stream_finish_and_ends_with_0_and_no_process_imported_torch_in_bfloat16(
     tmp_path: Path, model: str
 ) -> None:
-    with _serve(tmp_path, model, "--dtype", "bfloat16") as server:
+    with _serve(tmp_path, model, "--dtype", "bfloat16", "--kv-host-memory-bytes", str(1 << 20)) as server:
         family = _family(server)
+        files = files_with_copies(server)
         assert server.status()["model"]["compute_dtype"] == "bfloat16"
         assert users_of_torch(server) == []
         stream, thread = _stream(server, {**BODY, "max_tokens": 600})
@@ -63,6 +64,7 @@ def test_sigterm_lets_a_stream_finish_and_ends_with_0_and_no_process_imported_to
         thread.join(120.0)
         assert (stream.failure, len(stream.tokens), stream.finish_reason) == (None, 600, "length")
         assert server.process.wait(ENDS_S) == 0
+        assert not any(file.exists() for file in files), "the server has left its copies of KV blocks behind"
         assert psutil.wait_procs(family, timeout=ENDS_S)[1] == []
 
 

@@ -168,4 +168,4 @@ def test_no_advice_is_about_a_flag_that_there_is() -> None:
     assert flags.isdisjoint(_ELSEWHERE)
     named = set(re.findall(r"--[a-z-]+", " ".join(_ELSEWHERE.values())))
     assert named <= flags
-    assert complaints(["--swap-space", "4"], flags)[0].startswith("--swap-space: there is no such flag; sequences")
+    assert complaints(["--swap-space", "4"], flags)[0].startswith("--swap-space: there is no such flag; use --kv-host-")

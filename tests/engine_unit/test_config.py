@@ -48,6 +48,11 @@ def test_the_api_name_is_the_last_part_of_the_model(model: str, name: str) -> No
             "'uni' has one rank, but tensor_parallel_size 2 x pipeline_parallel_size 3 needs 6; use mp, ray or auto",
         ),
         ({"heartbeat_seconds": 3, "hang_seconds": 5}, "3 is more than half of hang_seconds 5; lower it"),
+        ({"kv_host_memory_bytes": -1}, "kv_host_memory_bytes: .*greater than or equal to 0, given -1"),
+        (
+            {"kv_host_memory_bytes": 4096, "enable_prefix_caching": False},
+            "kv_host_memory_bytes: 4096 bytes for copies of cached blocks, but enable_prefix_caching is false; remove",
+        ),
         ({"ngram_min": 6}, "ngram_min: 6 is more than ngram_max 5; lower it, or raise ngram_max"),
         ({"speculation": "draft"}, "draft_model: speculation is 'draft', so a draft model is needed"),
         ({"draft_model": "m"}, "draft_model: it has no effect, because speculation is 'off'; set speculation to draft"),

@@ -6,10 +6,12 @@ Triton kernels, it checks that all of their tensors are on the device.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,14 +24,20 @@ from rayloom_engine.kernels.kernel_set import choose_kernels
 from rayloom_engine.kernels.rms_norm import triton_gpu as triton_norm
 from rayloom_engine.kernels.target import Backend, Target
 from rayloom_engine.kernels.triton import early_start
+from rayloom_engine.kv import host_blocks
 from rayloom_engine.kv.cache import KvPages
+from rayloom_engine.kv.host_blocks import HostBlocks, pin
+from rayloom_engine.kv.host_file import HostFile
+from rayloom_engine.kv.layout import KvLayout
 from rayloom_engine.models.empty import empty_model
 from rayloom_engine.models.shape import read_shape
 from rayloom_engine.parallel.host_exchange import HostGroup, HostLink
 from rayloom_engine.parallel.model_part import whole_part
 from rayloom_engine.parallel.tensor_group import OneRank
+from rayloom_engine.worker import torch_computation
 from rayloom_engine.worker.gpu_sampler import GpuSampler
-from rayloom_engine.worker.torch_computation import TorchPart
+from rayloom_engine.worker.host_memory import RankHostMemory
+from rayloom_engine.worker.torch_computation import TorchComputation, TorchPart
 from rt_slots import make_slot
 from rt_tiny import VARIANTS, WITH_EXPERTS, make_batch, tiny_variant
 
@@ -113,6 +121,71 @@ def test_a_step_of_one_sequence_stays_on_its_device_and_has_products_of_one_row(
     assert launched.count("one_row_kernel") == 3 * num_layers + 1, "q, k, v; output of attention; down; the head"
     assert launched.count("gated_row_kernel") == num_layers
     assert launched.count("silu_mul_kernel") == 0
+
+
+def test_copies_to_and_from_host_memory_gather_blocks_on_the_device() -> None:
+    layout = KvLayout(num_layers=2, num_kv_heads=2, head_dim=4)
+    copies: list[tuple[str, str, tuple[int, ...], bool]] = []
+    with fake_cuda(), pytest.MonkeyPatch.context() as patch:
+        cache = KvPages.allocate(layout, num_blocks=4, block_size=4, dtype=torch.bfloat16, device=CUDA)
+        host = HostBlocks(memoryview(bytearray(3 * layout.block_bytes(4, 2))), cache, 3, is_pinned=True)
+        copy = torch.Tensor.copy_
+
+        def noted(to: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+            copies.append((source.device.type, to.device.type, tuple(to.shape), non_blocking))
+            return copy(to, source, non_blocking)
+
+        patch.setattr(torch.Tensor, "copy_", noted)
+        host.store(((0, 2), (3, 1)))
+        host.load(((1, 2),))
+    one_block = (2 * 4 * 2 * 2 * 4,)
+    assert copies == [("cuda", "cpu", one_block, True)] * 2 + [("cpu", "cuda", one_block, True)]
+
+
+@pytest.mark.parametrize(("code", "is_pinned"), [(0, True), (2, False)])
+def test_host_memory_that_cuda_does_not_pin_is_reported_and_leaves_no_error(
+    code: int, is_pinned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cleared = []
+    monkeypatch.setattr(host_blocks, "_clear_last_error", cleared.append)
+
+    class Runtime:
+        def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int:
+            assert address and (num_bytes, flags) == (4096, 0)
+            return code
+
+    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
+    assert pin(memoryview(bytearray(4096))) is is_pinned
+    assert ("cannot be pinned (CUDA error 2)" in caplog.text) is not is_pinned
+    assert bool(cleared) is not is_pinned
+
+
+def test_the_last_error_is_cleared_in_the_runtime_that_torch_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(ctypes, "CDLL", lambda path: SimpleNamespace(cudaGetLastError=lambda: calls.append(path)))
+    host_blocks._clear_last_error(
+        "7f00-7f01 r--p 0000 08:01 1 /lib/libc.so.6\n"
+        "7f02-7f03 r--p 0000 08:01 2 /torch/lib/libcudart-9.so.12\n"
+        "7f03-7f04 r-xp 1000 08:01 2 /torch/lib/libcudart-9.so.12\n"
+        "7f05-7f06 rw-p 0000 00:00 0 \n"
+    )
+    assert calls == ["/torch/lib/libcudart-9.so.12"]
+
+
+def test_host_memory_is_pinned_once_for_all_caches_of_a_rank(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each recovery with another number of blocks makes a new cache. CUDA refuses to pin the same memory twice."""
+    pinned = []
+    monkeypatch.setattr(torch_computation, "pin", lambda memory: pinned.append(memory) or False)
+    layout = KvLayout(num_layers=1, num_kv_heads=2, head_dim=4)
+    num_bytes = layout.block_bytes(4, 2)
+    with fake_cuda():
+        host = RankHostMemory(HostFile.open(None, "", num_bytes, tmp_path), 1)
+        for num_blocks in (2, 3):
+            cache = KvPages.allocate(layout, num_blocks=num_blocks, block_size=4, dtype=torch.bfloat16, device=CUDA)
+            rank = SimpleNamespace(_device=CUDA, _cache=cache)
+            TorchComputation.use_host_memory(rank, host)
+            rank.store_blocks(((1, 0),))
+    assert len(pinned) == 1 and host.is_pinned is False
 
 
 @pytest.mark.parametrize("backend", ["plain", "auto"])

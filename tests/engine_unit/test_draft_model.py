@@ -389,3 +389,12 @@ def test_a_block_behind_the_window_belongs_to_its_new_owner() -> None:
     kv.follow(0, np.arange(42), 40, 42, tables.of(0))
     assert (kv.of(0).num_computed, kv.of(0).ahead) == (16, ())
     assert not kv.is_whole[0]
+
+
+def test_a_block_that_is_loaded_from_host_memory_has_no_kv_of_the_draft_model() -> None:
+    kv, tables, new = DraftedKv(4, window=None), BlockTables(), _slot(0, tuple(range(40)), (0, 1, 2))
+    kv.is_whole[[0, 1]] = True
+    tables.begin(0, new.block_table)
+    steps = (SlotStep(slot=0, start=32, num_tokens=8),)
+    kv.apply(StepPlan(step_id=1, epoch=EPOCH, host_loads=((5, 1),), new_slots=(new,), slots=steps), tables)
+    assert kv.of(0).num_computed == 16, "the draft model computes the tokens from the loaded block on"

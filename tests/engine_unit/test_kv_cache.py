@@ -12,8 +12,11 @@ import pytest
 import torch
 
 from rayloom_engine.kernels.kv_write.plain import kv_write
+from rayloom_engine.kv import host_blocks
 from rayloom_engine.kv.cache import KvPages
+from rayloom_engine.kv.host_blocks import HostBlocks
 from rayloom_engine.kv.layout import KvLayout
+from rayloom_engine.kv.library_host import LibraryHostBlocks
 from rayloom_engine.kv.library_pages import LibraryPages
 
 LAYOUT = KvLayout(num_layers=2, num_kv_heads=1, head_dim=2)
@@ -41,6 +44,55 @@ def test_blocks_are_copied_and_cleared_in_every_layer() -> None:
     assert cache.pages[0][:, :, 1, 0, 1].tolist() == [[0, 5], [5, 0], [0, 5]]
     cache.clear_blocks((0, 1))
     assert cache.pages[1][:, :, 0, 0, 0].tolist() == [[0, 0], [0, 0], [0, 2]]
+
+
+def test_blocks_come_back_from_host_memory_bit_by_bit_in_every_layer() -> None:
+    layout = KvLayout(num_layers=2, num_kv_heads=3, head_dim=4, layer_sizes=((3, 4), (1, 2)))
+    cache = KvPages.allocate(layout, num_blocks=5, block_size=2, dtype=torch.bfloat16, device=torch.device("cpu"))
+    for layer, pages in enumerate(cache.pages):
+        # Every bit pattern of a bfloat16 is a number, a NaN or an infinity, and all of them must come back.
+        pages.view(torch.int16).random_(-(1 << 15), 1 << 15, generator=torch.Generator().manual_seed(layer))
+    before = [pages.view(torch.int16).clone() for pages in cache.pages]
+    memory = memoryview(bytearray(3 * layout.block_bytes(2, 2)))
+    host = HostBlocks(memory, cache, 3)
+    host.store(((4, 0), (1, 2)))
+    cache.clear_blocks((0, 1, 2, 3, 4))
+    host.load(((2, 3), (0, 0)))
+    for pages, old in zip(cache.pages, before, strict=True):
+        assert torch.equal(pages.view(torch.int16)[[0, 3]], old[[4, 1]])
+        assert not pages[[1, 2, 4]].any()
+    # Another process with the same memory loads the same.
+    HostBlocks(memory, cache, 3).load(((0, 1),))
+    assert torch.equal(cache.pages[1].view(torch.int16)[1], before[1][4])
+
+
+def test_a_block_may_be_stored_and_loaded_in_several_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = make_cache()
+    for pages in cache.pages:
+        pages.copy_(torch.arange(24.0).view(pages.shape))
+    block_bytes = LAYOUT.block_bytes(2, 4)
+    monkeypatch.setattr(host_blocks, "_BUFFER_BYTES", 2 * block_bytes)
+    host = HostBlocks(memoryview(bytearray(3 * block_bytes)), cache, 3)
+    assert [len(some) for some in host._rounds(((0, 2), (1, 1), (2, 0)))] == [2, 1]
+    host.store(((0, 2), (1, 1), (2, 0)))
+    host.load(((0, 0), (1, 1), (2, 2)))
+    assert cache.pages[1].view(3, 8).tolist() == [[16, 17, 18, 19, 20, 21, 22, 23], [*range(8, 16)], [*range(8)]]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_blocks_of_the_library_come_back_from_host_memory(dtype: str) -> None:
+    cache = LibraryPages.allocate(LAYOUT, num_blocks=4, block_size=2, dtype=dtype)  # type: ignore[arg-type]
+    for layer, pages in enumerate(cache.pages):
+        pages[:] = np.arange(32).reshape(pages.shape) + 100 * layer
+    before = [pages.copy() for pages in cache.pages]
+    memory = memoryview(bytearray(2 * LAYOUT.block_bytes(2, cache.pages[0].itemsize)))
+    host = LibraryHostBlocks(memory, cache, 2)
+    host.store(((3, 0), (1, 1)))
+    cache.clear_blocks((0, 1, 2, 3))
+    host.load(((0, 2), (1, 0)))
+    for pages, old in zip(cache.pages, before, strict=True):
+        assert (pages[2] == old[3]).all() and (pages[0] == old[1]).all()
+        assert not pages[[1, 3]].any()
 
 
 @pytest.mark.parametrize(("dtype", "num_bytes"), [("float32", 4), ("bfloat16", 2)])

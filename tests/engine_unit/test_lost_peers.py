@@ -67,7 +67,7 @@ def layout(request: pytest.FixtureRequest) -> str:
 def ranks(layout: str, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankServers]:
     shape = LAYOUTS[layout]
     sizes = {"tensor_parallel_size": shape.tensor, "hang_seconds": HANG_SECONDS, "heartbeat_seconds": 0.2}
-    config = stage_config(folder, shape.pipeline, **sizes)
+    config = stage_config(folder, shape.pipeline, kv_host_memory_bytes=1 << 20, **sizes)
     with pytest.MonkeyPatch.context() as patch:
         if shape.isa is not None:
             patch.setenv("RAYLOOM_CPU_ISA", shape.isa)
@@ -80,8 +80,14 @@ def ranks(layout: str, folder: Path, tmp_path_factory: pytest.TempPathFactory) -
 def test_the_peer_of_a_lost_rank_keeps_its_process_and_weights_and_no_token_changes(
     fault: Fault, layout: str, ranks: RankServers, expected: dict[str, list[int]], measured: Callable[[str], None]
 ) -> None:
+    """A replacement on the same machine finds the host memory of the killed rank, and the ranks load its copies.
+
+    A stopped or stuck process may still write to its memory, so its replacement makes another, and the copies are gone.
+    """
     shape = LAYOUTS[layout]
     engine = RecoveringEngine(ranks, depth=shape.pipeline)
+    memory = ranks.host_memory
+    assert all(memory)
     before = {status.rank: status for status in ranks.pool.statuses()}
     step = engine.step
     num_steps = 0
@@ -106,6 +112,10 @@ def test_the_peer_of_a_lost_rank_keeps_its_process_and_weights_and_no_token_chan
     assert {rank.loaded.arithmetic.startswith("torch ") for rank in ranks.pool.attached.values() if rank.loaded} == {
         shape.isa == "torch"
     }
+    assert ranks.host_memory[survivor] == memory[survivor]
+    assert (ranks.host_memory == memory) is (fault == "killed")
+    if fault == "killed":
+        assert engine.tier.num_loaded > engine.num_loaded_before
     noticed_s = engine.lost_at - struck_at
     measured(f"{layout}, rank {fault}: noticed after {noticed_s:.2f} s, next token {engine.pause_s:.2f} s later")
 

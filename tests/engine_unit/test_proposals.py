@@ -251,7 +251,7 @@ def test_a_cached_prompt_costs_nothing_only_if_the_draft_model_has_computed_it(s
     assert asked_of(plan) == [0 if follows else None]
 
 
-def test_a_block_with_a_new_owner_or_of_a_lost_rank_has_no_kv_of_the_draft_model() -> None:
+def test_a_block_with_a_new_owner_or_a_load_or_of_a_lost_rank_has_no_kv_of_the_draft_model() -> None:
     blocks = DraftedBlocks(block_size=4, window=None)
     step = SlotStep(slot=0, start=4, num_tokens=5)
     sequence = make_sequence("a", range(13))
@@ -264,6 +264,8 @@ def test_a_block_with_a_new_owner_or_of_a_lost_rank_has_no_kv_of_the_draft_model
     assert num_missing((2, 3, 4)) == 1
     assert num_missing((), slots=(msgspec.structs.replace(step, new_block_ids=(3,)),)) == 9
     assert num_missing((3,)) == 1
+    assert num_missing((), host_loads=((0, 4),), slots=(step,)) == 5, "a copy has KV of the target model alone"
+    assert num_missing((4,)) == 1
     new = make_sequence("new", range(9))
     new.slot, new.block_ids = 0, [2, 3, 4]
     assert num_missing((), new_slots=(new.new_slot(),), slots=(step,)) == 9, "the prefix hit has the block 2"

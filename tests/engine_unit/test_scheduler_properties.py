@@ -15,6 +15,7 @@ plan or several plans in flight, with and without placeholders.
 - drafts change no token and leave nothing behind, whether they are right or wrong, also if their KV is NaN, or if the
   masks of their sequence are late. They come from a drafter in the core, or from a draft model on the rank, whatever
   drafts cost, and if the draft model does not answer or lags behind
+- copies in host memory are loaded only if they are whole, also if the ranks die while they store them
 - a block that a later token sees is never released, and with a window no sequence holds more blocks than it needs
 """
 
@@ -128,6 +129,8 @@ def _history(**given: object) -> dict[str, object]:
         "late_masks": False,
         "draft_costs": None,
         "withholds": False,
+        "num_host_slots": 0,
+        "keeps_host_memory": True,
     }
     return {**usual, **given}
 
@@ -196,6 +199,23 @@ def _history(**given: object) -> dict[str, object]:
         losses={6},
     )
 )
+# A sequence loads its own copy, which it has not proven. The pool has a block of the same content that another sequence
+# has not proven either. The loaded block replaces this block.
+@example(
+    **_history(
+        arrivals=[
+            Arrival((0,), 1, "", 0, 0, None, 0, num_generated=0, build_steps=2),
+            Arrival((0,) * 5, 1, "", 0, 0, None, 1, num_generated=0, build_steps=2),
+        ],
+        num_blocks=9,
+        budget=6,
+        max_num_seqs=2,
+        trials=[None, None, 2, 1],
+        num_kept=1,
+        num_host_slots=1,
+        keeps_host_memory=False,
+    )
+)
 @settings(max_examples=400, deadline=None, print_blob=True)
 @given(
     arrivals=ARRIVALS,
@@ -216,6 +236,8 @@ def _history(**given: object) -> dict[str, object]:
     late_masks=st.booleans(),
     draft_costs=st.one_of(st.none(), st.sampled_from(DRAFT_COSTS)),
     withholds=st.booleans(),
+    num_host_slots=st.sampled_from((0, 0, 1, 3, 8, 64)),
+    keeps_host_memory=st.booleans(),
 )
 def test_every_history_ends_with_the_right_tokens_and_empty_books(
     arrivals,
@@ -236,9 +258,12 @@ def test_every_history_ends_with_the_right_tokens_and_empty_books(
     late_masks,
     draft_costs,
     withholds,
+    num_host_slots,
+    keeps_host_memory,
 ) -> None:
     sizes = {"max_num_batched_tokens": budget, "max_num_seqs": max_num_seqs, "depth": depth, "window": window}
     sizes["num_kept_blocks"] = num_kept
+    sizes["num_host_slots"] = num_host_slots
     sizes["num_ahead"] = 0 if guesses else min(num_ahead, depth - 1)
     has_draft_model = num_guesses % 3 == 0
     if guesses:  # True: the draft token at this position is right
@@ -325,7 +350,12 @@ def test_every_history_ends_with_the_right_tokens_and_empty_books(
         if step in losses:
             scheduler.forget_ranks()
             rank.forget_all(keeps_memory)
+            for plan in in_flight:
+                rank.tear(plan)
             in_flight.clear()
+            if num_host_slots and not keeps_host_memory:
+                rank.lose_host_memory()
+                scheduler.pool.tier.begin_epoch((f"memory {step}",))
         scheduler.check_integrity()
         every = trials[step % len(trials)] if step < 60 else None  # only some sequences are computed, as in a trial
         unfinished = [sequence.request_id for sequence in scheduler.unfinished()]

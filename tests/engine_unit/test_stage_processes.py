@@ -44,7 +44,7 @@ def expected(folder: Path) -> dict[str, list[int]]:
 
 @pytest.fixture
 def stages(folder: Path) -> Iterator[RankProcesses]:
-    processes = RankProcesses(stage_config(folder, 2))
+    processes = RankProcesses(stage_config(folder, 2, kv_host_memory_bytes=1 << 20))
     yield processes
     processes.close()
 
@@ -74,6 +74,28 @@ def test_after_a_rank_was_killed_the_other_keeps_its_weights_and_no_token_change
     outputs = answers_across_a_loss(engine, stages, EmbeddingRows(folder))
     assert ids_by_request(outputs) == expected
     assert stages.join(3)[1] == before
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_after_a_rank_was_killed_both_load_the_blocks_that_both_have_in_host_memory(
+    lost: int, stages: RankProcesses, folder: Path, expected: dict[str, list[int]]
+) -> None:
+    stages.join(1)
+    memory = stages.host_memory()
+    engine = make_engine(_DiesAtStep(stages, lost, at_step=9), depth=2, num_host_slots=64)
+    tier = engine.scheduler.pool.tier
+    tier.begin_epoch(memory)
+    loaded_before = []
+
+    def rejoined() -> None:
+        assert stages.host_memory() == memory, "the replacement found another memory"
+        tier.begin_epoch(stages.host_memory())
+        loaded_before.append(tier.num_loaded)
+        assert tier.slots.num_used > 0
+
+    outputs = answers_across_a_loss(engine, stages, EmbeddingRows(folder), rejoined)
+    assert ids_by_request(outputs) == expected
+    assert tier.num_loaded > loaded_before[0]
 
 
 def test_a_stage_continues_before_the_next_one_receives_and_notices_its_end(stages: RankProcesses) -> None:
@@ -158,8 +180,11 @@ class _DiesAtStep:
         self._stages.forget_all()
 
 
-def answers_across_a_loss(engine, stages: RankProcesses, embedding: EmbeddingRows):
-    """Returns the result of `answers`. When the engine's step raises, the test makes a new process group."""
+def answers_across_a_loss(engine, stages: RankProcesses, embedding: EmbeddingRows, rejoined=lambda: None):
+    """Returns the result of `answers`. When the engine's step raises, the test makes a new process group.
+
+    Then it calls `rejoined`.
+    """
     step = engine.step
     losses = []
 
@@ -173,6 +198,7 @@ def answers_across_a_loss(engine, stages: RankProcesses, embedding: EmbeddingRow
                     stages.start(rank)
             stages.join(2)
             engine.scheduler.epoch = 2
+            rejoined()
             return []
 
     engine.step = step_or_rebuild

@@ -107,8 +107,12 @@ def whole_model(
 def test_stages_compute_the_tokens_of_the_whole_model(
     num_stages: int, whole_model: tuple[Path, dict[str, list[SequenceOutput]]]
 ) -> None:
+    """Three stages also copy blocks to host memory, and load them for the same requests once the cache is lost."""
     folder, expected = whole_model
-    engine = make_engine(StagesInARow(load_stages(stage_config(folder, num_stages))), depth=num_stages)
+    num_host_slots = 40 if num_stages == 3 else 0
+    config = stage_config(folder, num_stages, kv_host_memory_bytes=num_host_slots << 15)
+    stages = StagesInARow(load_stages(config))
+    engine = make_engine(stages, depth=num_stages, num_host_slots=num_host_slots)
     got = answers(engine)
     assert ids_by_request(got) == ids_by_request(expected)
     assert all(len(ids) == 20 for ids in ids_by_request(got).values())
@@ -120,6 +124,12 @@ def test_stages_compute_the_tokens_of_the_whole_model(
     )
     assert len(entries) == 29 and [token for token, _ in entries] == [token for token, _ in right]
     assert [value for _, value in entries] == pytest.approx([value for _, value in right], abs=1e-4)
+    if num_host_slots:
+        engine.scheduler.forget_ranks()
+        stages.forget_all()
+        again = ids_by_request(answers(engine, max_tokens=2))
+        assert again == {name: ids[:2] for name, ids in ids_by_request(expected).items()}
+        assert engine.stats().num_host_loads >= 2
 
 
 @pytest.mark.parametrize(("variant", "num_stages"), [("llama", 2), ("qwen2-some-windows", 3), ("llama-tied", 2)])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -15,9 +17,11 @@ import pytest
 from rayloom_engine.common.restarts import backoff_seconds
 from rayloom_engine.config import parse_config
 from rayloom_engine.errors import ConfigError
+from rayloom_engine.kv.host_file import FOLDER, HostFile, file_name
 from rayloom_engine.supervisor import child as child_module
 from rayloom_engine.supervisor.child import Child
 from rayloom_engine.supervisor.sockets import bind_sockets
+from rayloom_engine.supervisor.supervisor import Supervisor
 from rt_server import wait_until
 
 
@@ -178,3 +182,12 @@ last = LastObject()
 raise SystemExit(3)
 """
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 3
+
+
+def test_a_supervisor_without_its_lock_file_still_removes_the_files_of_its_ranks() -> None:
+    """In a full /dev/shm there may have been no room for the lock."""
+    token = secrets.token_hex(16)
+    HostFile.open(file_name(token, "rank0"), "", 1000).close()
+    config = parse_config({"kv_host_memory_bytes": 1 << 20})
+    Supervisor._remove_host_files(SimpleNamespace(_config=config, _host_lock=None, _token=lambda: token))
+    assert not list(FOLDER.glob(file_name(token, "*")))

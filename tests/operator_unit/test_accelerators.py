@@ -92,6 +92,11 @@ def test_ranks_of_a_pod_have_shared_memory_for_nccl():
 
     assert limit(make()) == "2560Mi"
     assert limit(make_resolved(parallelism={"tensor": 3})) == "512Mi"
+    # Each rank has 1 GiB for copies of KV blocks, and less than a MiB for the header of their file.
+    copies = {"engine": {"args": {"kvHostMemoryBytes": 1 << 30}}}
+    assert limit(make(**copies)) == f"{2560 + 4 * 1025}Mi"
+    assert limit(make_resolved(parallelism={"tensor": 3}, **copies)) == f"{512 + 3 * 1025}Mi"
+    assert limit(make(engine={"args": {"kvHostMemoryBytes": 0}})) == "2560Mi"
 
 
 def test_a_rank_on_a_cpu_requests_the_memory_of_its_weights():
@@ -101,6 +106,14 @@ def test_a_rank_on_a_cpu_requests_the_memory_of_its_weights():
 
     assert container(big)["resources"]["requests"]["memory"] == "15869Mi"
     assert container(make_resolved())["resources"]["requests"]["memory"] == "1Gi"
+
+
+def test_ranks_request_the_host_memory_of_their_copies_of_kv_blocks():
+    copies = {"engine": {"args": {"kvHostMemoryBytes": 1 << 30}}}
+    assert container(make_resolved(**copies))["resources"]["requests"]["memory"] == "2049Mi"
+    assert container(make(**copies))["resources"]["requests"]["memory"] == f"{4 * (4096 + 1025)}Mi"
+    document = engine_config(make(**copies))
+    assert document["kv_host_memory_bytes"] == 1 << 30
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,12 @@ def test_every_kind_of_source_is_accepted(source):
             "spec: engine.args.speculation is draft, and no draft model is named: name it in model.draft.source, or "
             "use ngram",
         ),
+        (
+            "spec.engine.args",
+            {"kvHostMemoryBytes": 4096, "enablePrefixCaching": False},
+            "spec.engine.args: kvHostMemoryBytes is for copies of cached blocks, but enablePrefixCaching is false: "
+            "remove one of the two",
+        ),
         ("spec.drainSeconds", -1, "spec.drainSeconds: -1 is too small; use 0 or more"),
         (
             "spec.routers",

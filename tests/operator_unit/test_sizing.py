@@ -146,6 +146,20 @@ def test_on_a_cpu_the_cache_takes_half_of_the_memory_limits_rest():
     assert size(make_question(SMOLLM2, 2, None, tensor=1, pipeline=1)).kv_tokens == 1996 * 16
 
 
+def test_on_a_cpu_copies_of_kv_blocks_leave_less_memory_for_the_cache():
+    # 368,640,000 bytes for 1000 copies leave half as much less for the cache: 500 blocks less than above.
+    asked = make_question(SMOLLM2, 2, None, tensor=1, pipeline=1, kv_host_memory_bytes=1000 * 368_640)
+    assert size(asked).kv_tokens == (1996 - 500) * 16
+    assert asked.inputs != make_question(SMOLLM2, 2, None, tensor=1, pipeline=1).inputs
+    refused = make_question(SMOLLM2, 2, None, tensor=1, pipeline=1, kv_host_memory_bytes=2 << 30)
+    sentence = (
+        r"92 MiB of weights, 2\.0 GiB for copies of KV blocks and 552 MiB for the process do not fit in 2\.0 GiB; "
+        r"raise spec\.engine\.resources\.limits\.memory, or lower spec\.engine\.args\.kvHostMemoryBytes"
+    )
+    with pytest.raises(DoesNotFit, match=sentence):
+        size(refused)
+
+
 @pytest.mark.parametrize("quantization", ["none", "int8", "dense"])
 def test_quantised_weights_count_as_dense_where_no_rank_keeps_them(quantization):
     # 1,299,639,680 bytes are left beside 269,030,016 bytes of weights.

@@ -168,6 +168,7 @@ CHANGES: dict[str, tuple[Change, ...]] = {
     "engine.args.enablePromptEmbeds": (yes(None, True),),
     "engine.args.kvCacheMemoryBytes": (yes(None, 1 << 30),),
     "engine.args.numKvBlocks": (yes(None, 4096),),
+    "engine.args.kvHostMemoryBytes": (yes(None, 1 << 30), yes(None, 1 << 30, HUB)),
     "engine.args.enablePrefixCaching": (yes(None, False),),
     "engine.args.asyncScheduling": (yes(None, True),),
     "engine.args.speculation": (yes(None, "ngram"), no(None, "draft", DRAFTED)),

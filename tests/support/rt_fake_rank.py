@@ -149,9 +149,9 @@ class FakeRank:
 class FakeLauncher:
     """A launcher that receives fences. `on_fence` may start the rank again."""
 
-    def __init__(self, port: int, on_fence: Callable[[Fence], None] = lambda _: None) -> None:
+    def __init__(self, port: int, on_fence: Callable[[Fence], None] = lambda _: None, token: str = TOKEN) -> None:
         self.fences: list[Fence] = []
-        self.channel, _ = dial(f"127.0.0.1:{port}", TOKEN, Greeting(role="launch", proof=""))
+        self.channel, _ = dial(f"127.0.0.1:{port}", token, Greeting(role="launch", proof=""))
         self._on_fence = on_fence
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -175,9 +175,10 @@ def make_listener() -> tuple[socket.socket, int]:
 class Ranks:
     """A pool of two ranks, and the ranks and launchers that tests start for it."""
 
-    def __init__(self, hang_seconds: float = 5.0) -> None:
+    def __init__(self, hang_seconds: float = 5.0, token: str = TOKEN) -> None:
         listener, self.port = make_listener()
-        self.pool = RankPool(listener, TOKEN, 2, hang_seconds)
+        self.token = token
+        self.pool = RankPool(listener, token, 2, hang_seconds)
         self.epochs = itertools.count(1)
         self._started: list[FakeRank] = []
 

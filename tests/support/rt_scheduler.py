@@ -108,9 +108,12 @@ class SimulatedRank:
         self._postponed: set[str] = set()
         self._block_size = block_size
         self._window = window
-        self._keys = keys or {}
+        self._keys = {} if keys is None else keys
         # (block, offset) -> cache key of the sequence, and its ids up to this place
         self._content: dict[tuple[int, int], tuple[bytes, tuple[int, ...]]] = {}
+        # host slot -> the content of the block in it, by offset
+        self._host: dict[int, dict[int, tuple[bytes, tuple[int, ...]]]] = {}
+        self.num_loaded_blocks = 0
         self._slots: dict[int, tuple[NewSlot, list[int], list[int]]] = {}  # slot -> (new, token ids, block table)
         self._adapters: dict[int, bytes] = {}  # adapter slot -> digest
         self.broken_adapters: set[bytes] = set()  # digests of adapters that cannot be loaded
@@ -133,9 +136,11 @@ class SimulatedRank:
                 assert (len(ids), len(table)) == (new.num_prompt_tokens, new.num_shared_blocks)
             self._slots[new.slot] = (new, [*ids, *new.token_ids], [*table, *new.block_table])
             self._unsent[new.slot] = deque()
+        self._store(plan)
         for block in plan.cleared_blocks:
             for offset in range(self._block_size):
                 self._content.pop((block, offset), None)
+        self._load(plan)
         for source, target in plan.block_copies:
             for offset in range(self._block_size):
                 self._content.pop((target, offset), None)
@@ -228,6 +233,29 @@ class SimulatedRank:
         found = guessed(ids, min(step.num_proposals, room), self._guesses)
         self.num_proposed_tokens += len(found)
         return found
+
+    def _store(self, plan: StepPlan) -> None:
+        assert len({slot for _, slot in plan.host_stores}) == len(plan.host_stores), "two blocks for one slot"
+        for block, slot in plan.host_stores:
+            places = {offset: (block, offset) for offset in range(self._block_size)}
+            found = {offset: self._content[place] for offset, place in places.items() if place in self._content}
+            assert len(found) == self._block_size, f"block {block} is stored before it is full"
+            self._host[slot] = found
+
+    def _load(self, plan: StepPlan) -> None:
+        assert len({block for _, block in plan.host_loads}) == len(plan.host_loads), "two contents for one block"
+        for slot, block in plan.host_loads:
+            self.num_loaded_blocks += 1
+            for offset, content in self._host[slot].items():
+                self._content[block, offset] = content
+
+    def tear(self, plan: StepPlan) -> None:
+        """Dies within a plan: its stores leave the slots half-written."""
+        for _, slot in plan.host_stores:
+            self._host[slot] = dict.fromkeys(range(self._block_size), (b"torn", ()))
+
+    def lose_host_memory(self) -> None:
+        self._host = {}
 
     def _is_late(self, new: NewSlot, ids: SequenceOf[int]) -> bool:
         """True if the slot's mask is not ready: its grammar is not built, or the step had no time for the mask."""

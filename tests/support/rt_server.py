@@ -82,6 +82,14 @@ def running_server(
             process.wait(60.0)
 
 
+def files_with_copies(server: RunningServer) -> list[Path]:
+    """The files with copies of KV blocks of a server whose core is its only rank: those of the core and of the rank."""
+    mapped = {Path(each.path) for each in server.children()["core"].memory_maps()}
+    files = sorted(file for file in mapped if file.name.startswith("rayloom-kv-"))
+    assert [file.name.rpartition("-")[2] for file in files] == ["index", "rank0"]
+    return files
+
+
 def is_ready(server: RunningServer) -> bool:
     assert server.process.poll() is None, f"server ended:\n{server.log_text()}"
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import Sequence
 from rayloom_engine.core.speculation.drafter import SpeculationConfig
 from rayloom_engine.core.step import StepPlan, StepResult
+from rayloom_engine.kv.host_file import remove_files
 from rayloom_engine.models.checkpoint.progress import no_progress
 from rayloom_engine.parallel.group_abort import GroupAbort
 from rayloom_engine.parallel.model_part import ModelPart
@@ -31,6 +33,7 @@ from rayloom_engine.parallel.stage import make_stages
 from rayloom_engine.worker.draft_forms import DraftForms
 from rayloom_engine.worker.draft_model import DraftModel
 from rayloom_engine.worker.forms import Forms
+from rayloom_engine.worker.host_memory import HostMemoryPlace
 from rayloom_engine.worker.loaded_rank import LoadedRank
 from rayloom_engine.worker.masks import Masks
 from rayloom_engine.worker.runner import Runner
@@ -128,6 +131,7 @@ def make_engine(
     num_ahead: int = 0,
     speculation: SpeculationConfig | None = None,
     forms: Forms | None = None,
+    num_host_slots: int = 0,
 ) -> Engine:
     """An engine whose few blocks and small budget cause chunks, preemption and resumes. `forms`: as in `engine_on`."""
     if isinstance(executor, StagesInARow):
@@ -142,6 +146,7 @@ def make_engine(
         depth=depth,
         num_ahead=num_ahead,
         speculation=speculation,
+        num_host_slots=num_host_slots,
     )
     grammars = None if forms is None else DraftForms(forms)
     return Engine(Scheduler(config, epoch, grammars=grammars), executor, clock=time.monotonic)
@@ -199,13 +204,14 @@ class RankProcesses:
         self.processes: dict[int, Any] = {}
         self._connections: dict[int, Connection] = {}
         self._num_submitted = 0
+        self._token = secrets.token_hex(16)
         for rank in range(config.world_size):
             self.start(rank)
 
     def start(self, rank: int) -> None:
         """Starts or restarts the process of a rank."""
         ours, theirs = self._context.Pipe()
-        arguments = (self._config, rank, theirs, self._exchanges_on_host)
+        arguments = (self._config, rank, theirs, self._exchanges_on_host, self._token)
         process = self._context.Process(target=_rank_process, args=arguments, daemon=True)
         process.start()
         theirs.close()
@@ -284,14 +290,21 @@ class RankProcesses:
         except (EOFError, ConnectionError):
             return RuntimeError(f"rank {rank} died")
 
+    def host_memory(self) -> tuple[str, ...]:
+        """The id of each rank's host memory."""
+        return tuple(self._ask(range(self._config.world_size), "host_memory"))
+
     def close(self) -> None:
         for process in self.processes.values():
             process.kill()
             process.join(60.0)
+        remove_files(self._token)
 
 
-def _rank_process(config: EngineConfig, number: int, connection: Connection, exchanges_on_host: bool) -> None:
-    """Runs a rank: loads the model, then answers one request after the other."""
+def _rank_process(
+    config: EngineConfig, number: int, connection: Connection, exchanges_on_host: bool, token: str
+) -> None:
+    """Runs a rank: loads the model, then answers one request after the other. `token`: names its host memory."""
     os.environ["OMP_NUM_THREADS"] = "1"
     rank: LoadedRank
     runner: Runner | None = None
@@ -303,7 +316,8 @@ def _rank_process(config: EngineConfig, number: int, connection: Connection, exc
         leave()
         config = new_config
         resolved, shape = find_model(config, no_progress)
-        rank = load_rank(config, resolved, shape, no_progress, part=part_of(config, shape, number))
+        place = HostMemoryPlace(token=token, rank=number)
+        rank = load_rank(config, resolved, shape, no_progress, part=part_of(config, shape, number), host=place)
         rank.exchanges_on_host = exchanges_on_host
 
     def open_a_store() -> int:
@@ -338,6 +352,7 @@ def _rank_process(config: EngineConfig, number: int, connection: Connection, exc
         return runner.answers, runner.run(plan)
 
     calls: dict[str, Callable[..., Any]] = {"load": load, "open_store": open_a_store, "join": join, "run": run}
+    calls["host_memory"] = lambda: "" if rank.host is None else rank.host.file.id
     load(config)
     while True:
         what, *details = connection.recv()

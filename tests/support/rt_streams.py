@@ -9,11 +9,14 @@ token.
 from __future__ import annotations
 
 import itertools
+import re
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
+
+import httpx
 
 from rt_call_streams import ENDLESS_JSON, CallStream, call_body
 from rt_faults import slow_steps
@@ -182,6 +185,14 @@ def disturb(
     after = server.status()
     noticed_s = after["recoveries"][-1]["at"] - struck_time
     return Disturbance(failures, len(problems), noticed_s, seconds, before, after)
+
+
+def loaded_blocks(server: HasApi) -> float:
+    """The number of KV blocks that the server's ranks have loaded from host memory, by its metrics."""
+    text = httpx.get(f"{server.api_url}/metrics", timeout=60.0).text
+    found = re.search(r"^rayloom:kv_host_loaded_blocks_total\{.*\} (\S+)$", text, re.MULTILINE)
+    assert found is not None, text
+    return float(found[1])
 
 
 def _problem(stream: Stream, expected: Said) -> str:

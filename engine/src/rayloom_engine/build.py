@@ -28,6 +28,7 @@ from rayloom_engine.worker.start import find_model, start_rank
 if TYPE_CHECKING:
     from rayloom_engine.worker.draft_forms import DraftForms
     from rayloom_engine.worker.forms import Forms
+    from rayloom_engine.worker.host_memory import HostMemoryPlace
     from rayloom_engine.worker.loaded_rank import LoadedRank
 
 
@@ -52,14 +53,20 @@ def build_engine(config: EngineConfig, epoch: int, progress: Progress) -> BuiltE
     return build_found_engine(config, FoundModel(*find_model(config, progress)), epoch, progress)
 
 
-def build_found_engine(config: EngineConfig, found: FoundModel, epoch: int, progress: Progress) -> BuiltEngine:
-    """Returns a ready engine with one rank in this process, for a model that `find_model` has found."""
-    rank, runner = start_rank(config, found.resolved, found.shape, epoch, progress)
+def build_found_engine(
+    config: EngineConfig, found: FoundModel, epoch: int, progress: Progress, host: HostMemoryPlace | None = None
+) -> BuiltEngine:
+    """Returns a ready engine with one rank in this process, for a model that `find_model` has found.
+
+    `host`: the place of the host memory for copies of KV blocks; None: it ends with this process.
+    """
+    rank, runner = start_rank(config, found.resolved, found.shape, epoch, progress, host)
     sizes = EngineSizes(
         num_blocks=rank.kv.num_blocks,
         max_model_len=rank.kv.max_model_len,
         num_step_tokens=rank.num_step_tokens,
         num_kept_blocks=rank.kv.num_kept_blocks,
+        num_host_slots=0 if rank.host is None else rank.host.num_slots,
     )
     return BuiltEngine(
         engine=engine_on(config, LocalExecutor(runner), found.shape, sizes, epoch, rank.forms),
@@ -140,6 +147,7 @@ class EngineSizes:
     max_model_len: int  # longest sequence, in tokens
     num_step_tokens: int  # most tokens in one step
     num_kept_blocks: int | None = None  # limit of cached blocks at the beginning, as in KvPlan; None: no limit
+    num_host_slots: int = 0  # copies of KV blocks that the host memory of every rank has room for
 
 
 def engine_on(
@@ -171,6 +179,7 @@ def engine_on(
             max_queued=config.max_queued_requests,
             enable_prefix_caching=config.enable_prefix_caching,
             num_kept_blocks=sizes.num_kept_blocks,
+            num_host_slots=sizes.num_host_slots,
             depth=config.pipeline_parallel_size + num_ahead,  # one plan for each stage, and the plan ahead, if any
             num_ahead=num_ahead,
             max_loras=config.max_loras if config.takes_adapters else 0,

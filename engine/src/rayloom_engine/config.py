@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rayloom_engine.adapter_settings import AdapterSettings
+from rayloom_engine.cache_settings import HostMemoryBytes
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.loopback import is_loopback
 from rayloom_engine.setting_conflicts import check_conflicts
@@ -211,6 +212,7 @@ class EngineConfig(BaseModel):
         description=f"Number of KV blocks of {BLOCK_SIZE} tokens; overrides kv_cache_memory_bytes. "
         "Default: as many as it holds.",
     )
+    kv_host_memory_bytes: HostMemoryBytes = 0
     enable_prefix_caching: bool = Field(True, description="Reuse KV blocks of equal prompt prefixes.")
     threads: int | None = Field(
         None, ge=1, description="Compute threads. Default: the cores this process may use (affinity and cgroup quota)."

@@ -46,6 +46,11 @@ def check_conflicts(config: EngineConfig) -> None:
             "EngineConfig: allow_runtime_lora_updating: managed_adapters lets only the admin port change the adapters; "
             "remove one of the two"
         )
+    if config.kv_host_memory_bytes and not config.enable_prefix_caching:
+        raise ConfigError(
+            f"EngineConfig: kv_host_memory_bytes: {config.kv_host_memory_bytes} bytes for copies of cached blocks, but "
+            "enable_prefix_caching is false; remove one of the two"
+        )
     if config.quantization == "int8":
         _check_quantization(config, "quantization")
     if config.ranks_per_gpu > 1:

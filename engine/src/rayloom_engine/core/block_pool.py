@@ -27,6 +27,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from rayloom_engine.core.cache_growth import CacheGrowth
 from rayloom_engine.core.cache_log import CacheLog
+from rayloom_engine.core.host_tier import HostTier
 
 
 class BlockPool:
@@ -40,6 +41,7 @@ class BlockPool:
         assert num_blocks > 0
         self.num_blocks = num_blocks
         self.log: CacheLog | None = None  # records changes of the prefix index; None: changes are not recorded
+        self.tier: HostTier | None = None  # copies of blocks in host memory; None: there are none
         self._ref_counts = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks  # block id -> hash of its content, if reusable
         self._cached: dict[bytes, int] = {}  # hash -> block id
@@ -60,9 +62,9 @@ class BlockPool:
         """
         successor = BlockPool(self.num_blocks, self.unproven().union(unproven), self._growth.limit)
         successor.log = self.log
-        if self.log is not None:
-            for content in self._cached:
-                self.log.removed(content)
+        successor.tier = self.tier
+        for content in self._cached:
+            self._note_removed(content)
         return successor
 
     @property
@@ -108,8 +110,9 @@ class BlockPool:
             self._growth.note_evicted(evicted)
         del self._cached[evicted]
         self._hashes[block_id] = None
-        if self.log is not None:
-            self.log.removed(evicted)
+        self._note_removed(evicted)
+        if self.tier is not None:
+            self.tier.evicted(evicted, block_id)
         return block_id
 
     def hold(self, block_ids: Iterable[int]) -> None:
@@ -145,12 +148,12 @@ class BlockPool:
         assert self._ref_counts[block_id] > 0
         other = self._cached.get(content)
         if other is not None and self._is_doubtful(other):
-            self.forget([content])
+            self._unlink(content)
             other = None
         if self._hashes[block_id] is None and other is None:
             self._hashes[block_id] = content
             self._cached[content] = block_id
-            if self.log is not None:
+            if self.log is not None and not self._has_copy(content):
                 self.log.added(content)
 
     def vouch(self, block_ids: Iterable[int], hashes: Iterable[bytes]) -> None:
@@ -164,18 +167,47 @@ class BlockPool:
                 self._vouched.add(block_id)
 
     def forget(self, hashes: Iterable[bytes]) -> None:
-        """Removes blocks from the prefix index, whether held or not, because their keys and values may be wrong."""
+        """Removes blocks from the prefix index, whether held or not, because their keys and values may be wrong.
+
+        Drops their copies in host memory, too.
+        """
+        hashes = list(hashes)
         for content in hashes:
-            block_id = self._cached.pop(content, None)
-            if block_id is None:
-                continue
-            if self.log is not None:
-                self.log.removed(content)
-            self._hashes[block_id] = None
-            if self._ref_counts[block_id] == 0:
-                del self._free_cached[block_id]
-                self._free_plain.append(block_id)
-                self._unproven.add(block_id)
+            self._unlink(content)
+        if self.tier is not None:
+            self.tier.forget(hashes)
+
+    def _unlink(self, content: bytes) -> None:
+        """Removes the block with this content from the prefix index, if there is one."""
+        block_id = self._cached.pop(content, None)
+        if block_id is None:
+            return
+        self._note_removed(content)
+        if self.tier is not None:
+            self.tier.unlinked(content)
+        self._hashes[block_id] = None
+        if self._ref_counts[block_id] == 0:
+            del self._free_cached[block_id]
+            self._free_plain.append(block_id)
+            self._unproven.add(block_id)
+
+    def note_copy_added(self, content: bytes) -> None:
+        """Records that there is now a copy in host memory that every sequence may load."""
+        if self.log is not None and content not in self._cached:
+            self.log.added(content)
+
+    def note_copy_dropped(self, content: bytes) -> None:
+        """Records that such a copy is gone."""
+        if self.log is not None and content not in self._cached:
+            self.log.removed(content)
+
+    def _has_copy(self, content: bytes) -> bool:
+        return self.tier is not None and self.tier.slots.is_known(content)
+
+    def _note_removed(self, content: bytes) -> None:
+        """Records that the prefix index has lost a block. Routers need not know if there is a copy in host memory."""
+        if self.log is not None and not self._has_copy(content):
+            self.log.removed(content)
 
     def take_unclear(self) -> tuple[int, ...]:
         """Returns the blocks that the next plan must clear: allocated since the last call, and possibly with a NaN."""
@@ -204,17 +236,26 @@ class BlockPool:
             found.append(block_id if is_offered else None)
         return found
 
+    def block_of(self, content: bytes) -> int | None:
+        """Returns the block of the prefix index with this content."""
+        return self._cached.get(content)
+
     def cached_hashes(self) -> list[bytes]:
-        """Returns the content hashes of all blocks in the prefix index."""
-        return list(self._cached)
+        """Returns the content hashes of all blocks in the prefix index, and of all known copies in host memory."""
+        if self.tier is None:
+            return list(self._cached)
+        return [*self._cached, *(each for each in self.tier.slots.known_contents() if each not in self._cached)]
 
     def num_leading(self, hashes: Sequence[bytes]) -> int:
-        """Returns an estimate of the number of leading blocks that the prefix index has.
+        """Returns an estimate of the number of leading blocks that the prefix index or host memory has.
 
         `hashes`: hashes of a sequence's full blocks, in order. The end of a prefix is evicted before its beginning, so
         a binary search finds the length. The result may be wrong if a block in the middle is missing.
         """
-        return bisect_left(hashes, True, key=lambda content: content not in self._cached)
+        return bisect_left(hashes, True, key=self._is_missing)
+
+    def _is_missing(self, content: bytes) -> bool:
+        return content not in self._cached and not self._has_copy(content)
 
     def _is_doubtful(self, block_id: int) -> bool:
         """True if no sequence holds the block, the block is unproven, and `vouch` was not called for it."""

@@ -184,6 +184,7 @@ class Engine:
         scheduler = self.scheduler
         counters = self.scheduler.counters
         times = self.times
+        tier = scheduler.pool.tier
         now = measured_load(scheduler, self._meter.costs())
         return SchedulerStats(
             num_running=scheduler.num_running,
@@ -193,6 +194,11 @@ class Engine:
             num_preemptions=counters.num_preemptions,
             prefix_queries=counters.prefix_queries,
             prefix_hits=counters.prefix_hits,
+            host_hits=counters.host_hits,
+            num_host_slots=0 if tier is None or not tier.is_usable else tier.slots.num_slots,
+            num_used_host_slots=0 if tier is None else tier.slots.num_used,
+            num_host_stores=0 if tier is None else tier.num_stored,
+            num_host_loads=0 if tier is None else tier.num_loaded,
             prompt_tokens=counters.prompt_tokens,
             generation_tokens=counters.generation_tokens,
             num_corrupt=counters.num_corrupt,

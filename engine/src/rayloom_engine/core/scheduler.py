@@ -208,6 +208,7 @@ class Scheduler:
         self._step_id += 1
         freed_slots = self._running.take_freed_slots()
         builder.adapter_loads = self._running.adapters.take_loads()
+        builder.host_orders = self._running.take_host_orders(self._step_id, builder.num_tokens.values())
         plan = builder.to_plan(self._step_id, self.epoch, freed_slots, self.pool.take_unclear(), self._running)
         self._running.planned(builder.num_tokens)
         self._in_flight.append(InFlight(plan, {s.slot: s for s in builder.num_tokens if s.slot is not None}))
@@ -245,6 +246,7 @@ class Scheduler:
         plan, sequences = self._in_flight[0].plan, self._in_flight[0].sequences
         assert (result.step_id, result.epoch) == (plan.step_id, plan.epoch), "a result out of order"
         self._in_flight.popleft()
+        self._running.has_run(result.step_id)
         outputs = self._end_corrupt([sequences[slot] for slot in result.corrupt_slots])
         for broken in result.broken_forms:
             outputs += self._fail(sequences[broken.slot], BROKEN_FORM, broken.message)
@@ -378,6 +380,7 @@ class Scheduler:
             self._running.leave(sequence)
         else:
             self._waiting.remove(sequence)
+        self._running.finished(sequence)
         sequence.state = SequenceState.FINISHED
         del self._sequences[sequence.request_id]
 

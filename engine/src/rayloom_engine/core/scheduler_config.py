@@ -18,6 +18,7 @@ class SchedulerConfig:
     max_queued: int  # limit of waiting sequences; more are refused
     enable_prefix_caching: bool = True
     num_kept_blocks: int | None = None  # limit of cached blocks at the beginning (cache_growth.py); None: no limit
+    num_host_slots: int = 0  # copies of KV blocks that the host memory of every rank has room for
     depth: int = 1  # limit of plans in flight
     num_ahead: int = 0  # limit of plans in flight that compute a placeholder of the same sequence
     max_loras: int = 0  # adapters that the ranks hold at once

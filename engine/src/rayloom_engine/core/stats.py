@@ -18,6 +18,7 @@ class Counters:
     num_preemptions: int = 0
     prefix_queries: int = 0  # tokens looked up in the prefix cache
     prefix_hits: int = 0  # tokens found in the prefix cache
+    host_hits: int = 0  # the part of prefix_hits that was in host memory alone
     prompt_tokens: int = 0
     generation_tokens: int = 0
     num_corrupt: int = 0  # sequences that ended because their logits were not finite
@@ -41,6 +42,11 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     num_preemptions: int = 0
     prefix_queries: int = 0  # tokens looked up in the prefix cache
     prefix_hits: int = 0  # tokens found in the prefix cache
+    host_hits: int = 0  # the part of prefix_hits that was in host memory alone
+    num_host_slots: int = 0  # copies of KV blocks that the host memory of a rank has room for
+    num_used_host_slots: int = 0
+    num_host_stores: int = 0  # KV blocks copied to host memory
+    num_host_loads: int = 0  # KV blocks loaded from host memory
     prompt_tokens: int = 0  # prompt tokens of accepted sequences
     generation_tokens: int = 0  # sampled tokens
     num_corrupt: int = 0  # sequences that ended because their logits were not finite

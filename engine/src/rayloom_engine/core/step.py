@@ -65,11 +65,11 @@ class SlotStep(msgspec.Struct, frozen=True, kw_only=True):
     embeds: Embeds | None = None
 
 
-class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
+class StepPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The orders of the core to every rank for one step.
 
-    A rank loads adapters, frees slots, adds slots, appends ids, clears blocks, copies blocks, computes and samples, in
-    this order.
+    A rank frees slots, adds slots, appends ids, loads adapters, stores blocks in host memory, clears blocks, loads
+    blocks from host memory, copies blocks, computes and samples, in this order.
     """
 
     step_id: int
@@ -77,7 +77,10 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     adapter_loads: tuple[AdapterLoad, ...] = ()
     freed_slots: tuple[int, ...] = ()
     new_slots: tuple[NewSlot, ...] = ()
+    # (block, host slot): blocks to copy to host memory. They may have new owners in this plan.
+    host_stores: tuple[tuple[int, int], ...] = ()
     cleared_blocks: tuple[int, ...] = ()  # blocks to fill with zeros, because they may hold a NaN of an earlier owner
+    host_loads: tuple[tuple[int, int], ...] = ()  # (host slot, block): copies to bring back from host memory
     block_copies: tuple[tuple[int, int], ...] = ()  # (from, to) block ids, for copy-on-write
     slots: tuple[SlotStep, ...] = ()
 

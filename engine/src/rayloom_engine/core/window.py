@@ -36,16 +36,16 @@ def most_blocks(num_tokens: int, window: int | None, max_step_tokens: int, block
     return min(total, -(-(window - 1 + max_step_tokens) // block_size) + 1)
 
 
-def longest_hit(known: Sequence[int | None], window: int | None, block_size: int) -> tuple[int, int]:
+def longest_hit(known: Sequence[object | None], window: int | None, block_size: int) -> tuple[int, int]:
     """Finds the longest prefix of a sequence that need not be computed: blocks [0, end). Returns (first, end).
 
     Blocks [first, end) are cached. Blocks before `first` are not needed, because no token after the prefix sees them.
-    `known`: an entry for each full block of the sequence, in order: the id of a block with the same content, or None.
+    `known`: an entry for each full block of the sequence, in order: None if no block with the same content is known.
     """
     longest = (0, 0)
     run = 0  # number of consecutive known blocks up to this block
-    for index, block_id in enumerate(known):
-        run = 0 if block_id is None else run + 1
+    for index, block in enumerate(known):
+        run = 0 if block is None else run + 1
         first = first_seen_block((index + 1) * block_size, window, block_size)
         if index + 1 - run <= first and run:
             longest = (first, index + 1)

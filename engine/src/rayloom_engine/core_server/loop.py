@@ -11,6 +11,7 @@ import msgspec
 
 from rayloom_engine.core.embeds import check_embeds
 from rayloom_engine.core.engine import Engine
+from rayloom_engine.core.host_tier import HostTier
 from rayloom_engine.core.output import SequenceOutput
 from rayloom_engine.core.probe import is_probe
 from rayloom_engine.core.sequence import BROKEN_ADAPTER, BROKEN_FORM, CORRUPT, Origin, Sequence
@@ -63,6 +64,11 @@ class Core:
         """Marks all further plans with `epoch`. The ranks must be ready for this epoch."""
         self._engine.scheduler.epoch = epoch
         self._state.epoch = epoch
+
+    @property
+    def host_tier(self) -> HostTier | None:
+        """The copies of KV blocks in host memory; None if there are none."""
+        return self._engine.scheduler.pool.tier
 
     def forget_ranks(self) -> None:
         """Resets the scheduler after ranks lost slots and KV cache. Every sequence keeps its ids and waits again."""

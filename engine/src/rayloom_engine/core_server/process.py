@@ -40,6 +40,7 @@ from rayloom_engine.config import EngineConfig, load_config
 from rayloom_engine.core_server.black_box import BlackBox
 from rayloom_engine.core_server.context import CoreContext
 from rayloom_engine.core_server.front_handshake import PortTls
+from rayloom_engine.core_server.host_index import begin_host_epoch
 from rayloom_engine.core_server.loop import Core
 from rayloom_engine.core_server.ranks.pool import RankPool
 from rayloom_engine.core_server.ranks.stillness import Stillness
@@ -50,6 +51,7 @@ from rayloom_engine.core_server.state import CoreState
 from rayloom_engine.errors import ConfigError, CorruptRank, EngineDead, ModelError
 from rayloom_engine.protocol.front_key import load_front_key
 from rayloom_engine.protocol.tls.files import TlsFiles
+from rayloom_engine.worker.host_memory import HostMemoryPlace
 from rayloom_engine.worker.start import find_model
 
 logger = logging.getLogger(__name__)
@@ -115,6 +117,8 @@ class CoreProcess:
         except CorruptRank as error:
             # The next EngineCore process loads the weights again. This death counts in the supervisor's restart budget.
             logger.error("%s; the core ends", error)
+            if self._state.rank is not None and self._state.rank.host is not None:
+                self._state.rank.host.file.remove()  # the damaged rank may have written wrong copies
             write_failure(self._folder.path, f"{error}; {_CORRUPT_CURE}")
             os._exit(1)
 
@@ -160,7 +164,10 @@ class CoreProcess:
         kept = self._folder.sizes()
         sizes = {} if kept is None else {"num_kv_blocks": kept.num_kv_blocks, "max_model_len": kept.max_model_len}
         config = self._config.model_copy(update=sizes)
-        built = build_found_engine(config, model, self._epoch, self._state.begin_phase)
+        host = HostMemoryPlace(token=self._token, is_required=kept is None)
+        built = build_found_engine(config, model, self._epoch, self._state.begin_phase, host)
+        if built.rank.host is not None:
+            begin_host_epoch(built.engine.scheduler.pool.tier, (built.rank.host.file.id,), self._token)
         num_blocks = built.engine.scheduler.config.num_blocks
         self._folder.keep_sizes(KeptSizes(num_kv_blocks=num_blocks, max_model_len=built.model.max_model_len))
         self._state.rank = built.rank

@@ -28,6 +28,7 @@ from rayloom_engine.build import EngineSizes, FoundModel, engine_on, served_mode
 from rayloom_engine.common.restarts import RestartBudget
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.core_server.context import CoreContext
+from rayloom_engine.core_server.host_index import begin_host_epoch
 from rayloom_engine.core_server.loop import Core
 from rayloom_engine.core_server.ranks.assembly import assemble, replace_lost
 from rayloom_engine.core_server.ranks.pool import RankPool
@@ -149,6 +150,8 @@ class RecoveryMachine:
         context = self._context
         core = self._core = self._core or self._build()
         core.begin_epoch(self._assembly.epoch)
+        memory = tuple(rank.host_memory for rank in self._assembly.loaded)
+        begin_host_epoch(core.host_tier, memory, context.folder.token())
         smallest = min(self._assembly.loaded, key=lambda rank: rank.num_blocks)
         began = context.prepare_to_serve(core.model, smallest.kv_explanation, is_restart=self._is_rebuild)
         self._is_rebuild = True
@@ -191,6 +194,7 @@ class RecoveryMachine:
             max_model_len=sizes.max_model_len,
             num_step_tokens=loaded[0].num_step_tokens,
             num_kept_blocks=loaded[0].num_kept_blocks,
+            num_host_slots=min(rank.num_host_slots for rank in loaded),
         )
         # The rank that samples has its own forms. The core needs forms only to cut drafts.
         forms = None if context.config.speculation == "off" else forms_of(self._model.resolved, self._model.shape)

@@ -22,7 +22,7 @@ import msgspec
 from rayloom_engine.core.adapter import AdapterReport, NeededAdapter
 from rayloom_engine.core.step import StepPlan, StepResult
 
-RANK_PROTOCOL_VERSION = 8
+RANK_PROTOCOL_VERSION = 9
 
 Role = Literal["steps", "control", "launch"]
 
@@ -141,6 +141,8 @@ class Loaded(msgspec.Struct, frozen=True, tag="loaded", kw_only=True):
     weight_bytes: int
     bytes_read: int  # weight bytes read from files since the process started
     kv_explanation: str
+    host_memory: str = ""  # id of the memory with copies of KV blocks; "" if there is none. A new id: no earlier copies
+    num_host_slots: int = 0  # KV blocks that this memory has room for
     ticket: int = 0
 
 

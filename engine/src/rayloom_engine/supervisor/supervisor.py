@@ -37,6 +37,7 @@ from rayloom_engine.common.process import (
 )
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.executor_choice import choose_executor, job_place
+from rayloom_engine.kv.host_file import ENGINE, HostFile, file_name, remove_files
 from rayloom_engine.supervisor.child import Child, cause_of
 from rayloom_engine.supervisor.prepared import PreparedProcess
 from rayloom_engine.supervisor.sockets import (
@@ -81,6 +82,7 @@ class Supervisor:
         self._signals: deque[int] = deque()
         self._exit_code: int | None = None  # set once the supervisor is about to stop
         self._listened_at = time.monotonic()
+        self._host_lock: HostFile | None = None
         self._stop_by = float("inf")  # latest end of a drain, by time.monotonic; infinite until the drain begins
 
     @property
@@ -108,6 +110,7 @@ class Supervisor:
             if alive:
                 Path(alive).write_text(str(os.getpid()))
             self._write_run_dir()
+            self._lock_host_files()
             while self._exit_code is None:
                 self._start_due()
                 poller.poll(1000 * self._next_wake())
@@ -124,7 +127,23 @@ class Supervisor:
             self._write_termination_message()
             if alive:
                 Path(alive).unlink(missing_ok=True)  # Ray's container in this pod exits once this file is gone
+            self._remove_host_files()
             shutil.rmtree(self._run_dir, ignore_errors=True)
+
+    def _lock_host_files(self) -> None:
+        """Locks a file as long as this engine lives. Other engines remove the copies of engines without this lock."""
+        if self._config.kv_host_memory_bytes:
+            with contextlib.suppress(OSError):  # without room for this file, the ranks report what to change
+                self._host_lock = HostFile.open(file_name(self._token(), ENGINE), "", 0)
+
+    def _remove_host_files(self) -> None:
+        """Removes the copies of KV blocks that processes of this engine have left in this machine's memory."""
+        if self._config.kv_host_memory_bytes:
+            with contextlib.suppress(OSError):  # it may have ended before it made its token
+                remove_files(self._token())
+
+    def _token(self) -> str:
+        return (self._run_dir / "token").read_text().strip()
 
     def _write_termination_message(self) -> None:
         """Writes the cause of a failure to the container's termination message, so that Kubernetes shows the cause."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rayloom_engine.core.adapter import AdapterLoad
 from rayloom_engine.core.step import TokenLogprobs
@@ -22,6 +22,9 @@ from rayloom_engine.parallel.model_part import ModelPart
 from rayloom_engine.parallel.tensor_group import TensorGroup
 from rayloom_engine.worker.batch import InputBatch
 from rayloom_engine.worker.slots import Slot
+
+if TYPE_CHECKING:
+    from rayloom_engine.worker.host_memory import RankHostMemory
 
 ArrayT = TypeVar("ArrayT")
 
@@ -50,6 +53,15 @@ class RankComputation(Protocol[ArrayT]):
 
         No block may be both a source and a destination.
         """
+
+    def use_host_memory(self, host: RankHostMemory) -> None:
+        """Uses this memory in `store_blocks` and `load_blocks`."""
+
+    def store_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:
+        """Copies whole KV blocks in all layers to host memory; each pair is (block, host slot)."""
+
+    def load_blocks(self, pairs: tuple[tuple[int, int], ...]) -> None:
+        """Copies whole KV blocks in all layers from host memory; each pair is (host slot, block)."""
 
     def forward(
         self,

@@ -46,6 +46,8 @@ class DraftedKv:
         """Records the slots and the blocks of a plan that the SlotTable has applied."""
         for number in plan.freed_slots:
             self._slots.pop(number, None)
+        for _, block_id in plan.host_loads:  # copies in host memory have KV of the target model alone
+            self.is_whole[block_id] = False
         starts = {step.slot: step.start for step in plan.slots}
         for new in plan.new_slots:
             start = starts[new.slot]

@@ -47,6 +47,7 @@ def serve_in_job(config: EngineConfig) -> int:
             logger.error("no core at %s for %.0f s", place.address, config.rebuild_seconds)
             break
         time.sleep(DIAL_SECONDS)
+    server.remove_host_memory()
     if signals:
         return 0
     logger.error("the core of rank %d is gone%s", place.rank, "" if server.is_refused else "; start the job again")

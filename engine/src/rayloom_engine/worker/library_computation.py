@@ -17,6 +17,7 @@ from rayloom_engine.config import Quantization
 from rayloom_engine.cpu_library.arrays import ELEMENTS, Array, are_finite
 from rayloom_engine.cpu_library.library import CpuLibrary
 from rayloom_engine.kv.layout import KvLayout
+from rayloom_engine.kv.library_host import LibraryHostBlocks
 from rayloom_engine.kv.library_pages import LibraryPages
 from rayloom_engine.models.adapters.memory import adapter_bytes
 from rayloom_engine.models.checkpoint.progress import Progress
@@ -31,6 +32,7 @@ from rayloom_engine.parallel.model_part import ModelPart
 from rayloom_engine.parallel.tensor_group import TensorGroup
 from rayloom_engine.worker.batch import InputBatch
 from rayloom_engine.worker.cpu_sampler import CpuSampler
+from rayloom_engine.worker.host_memory import RankHostMemory
 from rayloom_engine.worker.machine import free_memory_bytes
 
 FloatArray = npt.NDArray[np.float32]
@@ -55,6 +57,11 @@ class LibraryComputation:
         self.logits = decoder.logits if has_all_columns else self._fitted_logits
         self.sample = self._sampler.__call__
         self.describe = self._sampler.describe
+
+    def use_host_memory(self, host: RankHostMemory) -> None:
+        blocks = LibraryHostBlocks(host.memory, self._cache, host.num_slots)
+        self.store_blocks = blocks.store
+        self.load_blocks = blocks.load
 
     def step(self) -> contextlib.nullcontext[None]:
         return _NOTHING

@@ -16,6 +16,7 @@ from rayloom_engine.worker.activity import Activity, WatchedGroup, WatchedLink
 from rayloom_engine.worker.computation import LoadedPart, RankComputation
 from rayloom_engine.worker.draft_model import DraftLimits, DraftModel
 from rayloom_engine.worker.forms import Forms
+from rayloom_engine.worker.host_memory import RankHostMemory
 from rayloom_engine.worker.runner import Runner
 
 if TYPE_CHECKING:
@@ -32,12 +33,14 @@ class LoadedRank:
         forms: Forms | None = None,
         ranks_per_gpu: int = 1,
         draft: LoadedPart | None = None,
+        host: RankHostMemory | None = None,
     ) -> None:
         """`forms`, `draft`: None, except on the rank that samples. `draft`: the draft model, if there is one.
 
-        `ranks_per_gpu`: the setting.
+        `ranks_per_gpu`: the setting. `host`: memory for copies of KV blocks; None: no copies.
         """
         self.loaded = loaded
+        self.host = host
         self.kv = kv  # the KV cache that fits on this rank; all ranks use the size of the smallest
         self.num_step_tokens = num_step_tokens
         self.device_type = loaded.device_type
@@ -120,6 +123,8 @@ class LoadedRank:
             # frees the memory of the caches before new caches are allocated
             self._computation = self._draft_computation = None
             self._computation = self._allocate(self.loaded, num_blocks)
+            if self.host is not None:
+                self._computation.use_host_memory(self.host)
             if self.draft is not None:
                 # The logits of both models have a column for each token id of the served model.
                 self._draft_computation = self._allocate(self.draft, num_blocks, self.loaded.shape.vocab_size)

@@ -121,7 +121,13 @@ class RankServer:
             if self.serve_core() and (self._had_order or time.monotonic() - dialled_at > _OWN_SECONDS):
                 core_seen_at = time.monotonic()
             time.sleep(DIAL_SECONDS)
+        self.remove_host_memory()
         logger.warning("no core at %s for %.0f s; rank %d ends", self._place.address, ORPHAN_SECONDS, self._place.rank)
+
+    def remove_host_memory(self) -> None:
+        """Removes the file with copies of KV blocks. Call it when no core will use this rank's copies."""
+        if self._rank is not None and self._rank.host is not None:
+            self._rank.host.file.remove()
 
     def serve_core(self) -> bool:
         """Serves the core at the address until it is gone. Returns False if no core answers there."""
@@ -195,6 +201,7 @@ class RankServer:
             is_loading = self._rank is None and self._failure is None
             # the main thread exits by itself, unless it waits for a peer that hangs
             time.sleep(_LAST_LOADING_SECONDS if is_loading else _LAST_SECONDS)
+            self.remove_host_memory()
             os._exit(self._exit_code())
 
     def _receive_control(self, control: Channel, group_abort: GroupAbort) -> None:
@@ -241,6 +248,7 @@ class RankServer:
                 # weights again.
                 logger.error("rank %d: %s; the rank ends", self._place.rank, error)
                 steps.send(Failed(_ticket(order), "rank", str(error)))
+                self.remove_host_memory()  # the damaged rank may have written wrong copies
                 os._exit(1)
             except Exception as error:
                 # The cause may be a lost peer, so this process stays. The core decides which ranks to replace.
@@ -272,8 +280,11 @@ class RankServer:
 
     def _load(self) -> Loaded | Failed:
         if self._rank is None and self._failure is None:
+            from rayloom_engine.worker.host_memory import HostMemoryPlace
             from rayloom_engine.worker.start import find_model, load_rank, part_of
 
+            # The core has chosen sizes before, so this rank replaces another.
+            is_first = self._config is self._given_config
             try:
                 resolved, shape = find_model(self._given_config, self._progress)
                 self._rank = load_rank(
@@ -283,6 +294,7 @@ class RankServer:
                     self._progress,
                     part=part_of(self._config, shape, self._place.rank),
                     ranks_on_host=self._place.ranks_on_host,
+                    host=HostMemoryPlace(token=self._place.token, rank=self._place.rank, is_required=is_first),
                 )
             except ModelError as error:
                 self._failure = Failed(0, "model", str(error))
@@ -305,6 +317,8 @@ class RankServer:
             weight_bytes=rank.weight_bytes,
             bytes_read=rank.num_bytes_read,
             kv_explanation=rank.kv.explanation,
+            host_memory="" if rank.host is None else rank.host.file.id,
+            num_host_slots=0 if rank.host is None else rank.host.num_slots,
         )
 
     def _leave(self) -> None:

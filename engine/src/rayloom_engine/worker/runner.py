@@ -118,8 +118,12 @@ class Runner(Generic[ArrayT]):
         self._masks.forget(plan.freed_slots)
         for load in plan.adapter_loads:
             self._load_adapter(load)
+        if plan.host_stores:  # first, because their blocks may have new owners in this plan
+            self._computation.store_blocks(plan.host_stores)
         if plan.cleared_blocks:
             self._computation.clear_blocks(plan.cleared_blocks)
+        if plan.host_loads:
+            self._computation.load_blocks(plan.host_loads)
         if plan.block_copies:
             self._computation.copy_blocks(plan.block_copies)
         started = time.perf_counter()

@@ -33,6 +33,7 @@ from rayloom_engine.parallel.model_part import ModelPart, whole_part
 from rayloom_engine.parallel.shard import Shard
 from rayloom_engine.parallel.stage import make_stages, split_layers
 from rayloom_engine.worker.draft_loading import find_draft
+from rayloom_engine.worker.host_memory import HostMemoryPlace, model_identity, open_host_memory
 from rayloom_engine.worker.machine import usable_cores
 
 if TYPE_CHECKING:
@@ -108,10 +109,18 @@ def set_threads(config: EngineConfig, ranks_on_host: int = 1) -> int:
 
 
 def start_rank(
-    config: EngineConfig, resolved: ResolvedModel, shape: ModelShape, epoch: int, progress: Progress
+    config: EngineConfig,
+    resolved: ResolvedModel,
+    shape: ModelShape,
+    epoch: int,
+    progress: Progress,
+    host: HostMemoryPlace | None = None,
 ) -> tuple[LoadedRank, Runner[Any]]:
-    """Returns the only rank of an engine, with a warmed-up runner. Raises ModelError or ConfigError."""
-    rank = load_rank(config, resolved, shape, progress, part=whole_part(shape.num_layers))
+    """Returns the only rank of an engine, with a warmed-up runner. Raises ModelError or ConfigError.
+
+    `host`: as for `load_rank`.
+    """
+    rank = load_rank(config, resolved, shape, progress, part=whole_part(shape.num_layers), host=host)
     runner = rank.runner(rank.kv.num_blocks, epoch, None)
     progress("warm_up", 0, 0, "")
     warm_up(runner, epoch)
@@ -126,11 +135,13 @@ def load_rank(
     *,
     part: ModelPart,
     ranks_on_host: int = 1,
+    host: HostMemoryPlace | None = None,
 ) -> LoadedRank:
     """Loads the weights of a rank's part of the model, and plans its KV cache. `LoadedRank.runner` allocates the cache.
 
-    `ranks_on_host`: number of this engine's ranks that share this machine's cores and, on CPU, its memory. Raises
-    ModelError or ConfigError.
+    `ranks_on_host`: number of this engine's ranks that share this machine's cores and, on CPU, its memory. `host`: the
+    place of the host memory for copies of KV blocks (kv_host_memory_bytes); None: it belongs to this process alone.
+    Raises ModelError or ConfigError.
     """
     num_threads = set_threads(config, ranks_on_host)
     progress("import", 0, 0, "")
@@ -156,7 +167,17 @@ def load_rank(
     )
     if config.enable_prompt_embeds:
         num_step_tokens = min(num_step_tokens, most_step_rows(shape.hidden_size))
-    kv = _plan_cache(config, loaded, draft, num_step_tokens, ranks_on_host)
+    # Allocated before the KV cache is planned, so that the plan finds less free memory.
+    host_memory = None
+    if config.kv_host_memory_bytes:
+        identity = model_identity(resolved, shape)
+        host_memory = open_host_memory(config, loaded, identity, ranks_on_host, host or HostMemoryPlace())
+    try:
+        kv = _plan_cache(config, loaded, draft, num_step_tokens, ranks_on_host)
+    except BaseException:
+        if host_memory is not None:
+            host_memory.file.remove()
+        raise
     logger.info("%s", kv.explanation)
     return LoadedRank(
         loaded=loaded,
@@ -165,6 +186,7 @@ def load_rank(
         forms=forms,
         ranks_per_gpu=config.ranks_per_gpu,
         draft=draft,
+        host=host_memory,
     )
 
 

@@ -25,6 +25,7 @@ from rayloom_engine.kernels.kernel_set import KernelSet, choose_kernels
 from rayloom_engine.kernels.target import Target
 from rayloom_engine.kernels.triton.choice import uses_triton
 from rayloom_engine.kv.cache import KvPages
+from rayloom_engine.kv.host_blocks import HostBlocks, pin
 from rayloom_engine.kv.layout import KvLayout
 from rayloom_engine.kv.memory import share_of_gpu
 from rayloom_engine.models.adapters.memory import adapter_bytes
@@ -46,6 +47,7 @@ from rayloom_engine.worker.sampler import Sampler, are_finite
 
 if TYPE_CHECKING:
     from rayloom_engine.worker.gpu_sampler import GpuSampler
+    from rayloom_engine.worker.host_memory import RankHostMemory
     from rayloom_engine.worker.part_loading import PartToLoad
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -91,6 +93,13 @@ class TorchComputation:
                 self.graphs = DecodeGraphs(
                     model, cache, max_num_seqs=limits.max_num_seqs, max_context_len=limits.max_context_len
                 )
+
+    def use_host_memory(self, host: RankHostMemory) -> None:
+        if host.is_pinned is None:  # once, because a second call of CUDA fails
+            host.is_pinned = self._device.type == "cuda" and pin(host.memory)
+        blocks = HostBlocks(host.memory, self._cache, host.num_slots, is_pinned=host.is_pinned)
+        self.store_blocks = blocks.store
+        self.load_blocks = blocks.load
 
     def step(self) -> AbstractContextManager[object]:
         return torch.inference_mode()  # small calls take a fifth less time than with no_grad

@@ -14,6 +14,9 @@ _NGRAM_MIN, _NGRAM_MAX = 2, 5  # the engine's defaults
 _NGRAM_IN_WORDS = (
     f"ngramMin (default {_NGRAM_MIN}) is more than ngramMax (default {_NGRAM_MAX}): lower it, or raise the other"
 )
+_COPIES_IN_WORDS = (
+    "kvHostMemoryBytes is for copies of cached blocks, but enablePrefixCaching is false: remove one of the two"
+)
 
 
 class EngineArgs(Part):
@@ -25,7 +28,12 @@ class EngineArgs(Part):
                 f"(has(self.ngramMin) ? self.ngramMin : {_NGRAM_MIN}) <= "
                 f"(has(self.ngramMax) ? self.ngramMax : {_NGRAM_MAX})",
                 _NGRAM_IN_WORDS,
-            )
+            ),
+            (
+                "!has(self.kvHostMemoryBytes) || self.kvHostMemoryBytes == 0 || !has(self.enablePrefixCaching) || "
+                "self.enablePrefixCaching",
+                _COPIES_IN_WORDS,
+            ),
         )
     )
 
@@ -99,6 +107,13 @@ class EngineArgs(Part):
     )
     kv_cache_memory_bytes: int | None = Field(None, ge=1, description="Bytes for KV blocks.")
     num_kv_blocks: int | None = Field(None, ge=2, description="Number of KV blocks of 16 tokens.")
+    kv_host_memory_bytes: int | None = Field(
+        None,
+        ge=0,
+        description="Bytes of host memory of each rank for copies of KV blocks: blocks that were evicted, or lost with "
+        "a rank, are loaded again instead of computed. 0, the default: no copies. The memory is allocated at the start "
+        "and added to the pod's memory request and /dev/shm; raise a memory limit by the same amount.",
+    )
     enable_prefix_caching: bool | None = Field(None, description="Reuse KV blocks of equal prompt prefixes.")
     threads: int | None = Field(None, ge=1, description="Compute threads of each rank.")
     cors_allowed_origins: tuple[str, ...] | None = Field(
@@ -158,4 +173,10 @@ class EngineArgs(Part):
     def _ngram_sizes_fit(self) -> EngineArgs:
         if (self.ngram_min or _NGRAM_MIN) > (self.ngram_max or _NGRAM_MAX):
             raise ValueError(_NGRAM_IN_WORDS)
+        return self
+
+    @model_validator(mode="after")
+    def _copies_have_a_cache(self) -> EngineArgs:
+        if self.kv_host_memory_bytes and self.enable_prefix_caching is False:
+            raise ValueError(_COPIES_IN_WORDS)
         return self

@@ -60,6 +60,7 @@ _CUDA_RANK_MIB = 4096
 # Sizes of /dev/shm in MiB, which count towards the pod's memory. _SHARED_MIB is for Ray, whose object store uses 75
 # MiB. _NCCL_MIB is for each rank on a GPU: NCCL needs shared memory for each pair of ranks.
 _SHARED_MIB, _NCCL_MIB = 512, 512
+_HOST_FILE_BYTES = 4096  # of the header of the file with copies of KV blocks
 
 # With Ray's defaults a lost node is detected after a minute, with these settings within 6 s. Head and workers must have
 # the same settings. The drain time-out is 0: with the default, a terminating Ray node waits 30 s for Ray's own tasks.
@@ -274,7 +275,11 @@ def _worker_pod(resolved: Resolved, group: str) -> Manifest:
         "volumes": [
             {"name": "ray", "emptyDir": {}},
             scratch_volume("scratch", scratch_mebibytes(resolved, has_ranks=True), worker["resources"]),
-            _shared_memory(_SHARED_MIB + _NCCL_MIB * num_ranks * (service.spec.accelerator is not None)),
+            _shared_memory(
+                _SHARED_MIB
+                + _NCCL_MIB * num_ranks * (service.spec.accelerator is not None)
+                + num_ranks * _host_copies_mib(service)
+            ),
             *model_volumes(service, resolved.hub),
         ],
     }
@@ -333,12 +338,19 @@ def _worker_resources(resolved: Resolved) -> Manifest:
         # All worker pods are equal, so each has room for the draft model, which one rank of the last stage holds.
         needed = num_ranks * (of_model + CPU_RANK_BYTES) + (resolved.sizing.draft_weights_bytes or 0) + RAY_POD_BYTES
         mebibytes = max(mebibytes, -(-needed // 2**20))
+    mebibytes += num_ranks * _host_copies_mib(resolved.service)
     defaults = {"cpu": f"{_RANK_CPU_MILLIS * num_ranks}m", "memory": _mebibytes(mebibytes)}
     defaults |= _scratch_request(scratch_mebibytes(resolved, has_ranks=True))
     defaults = _without_limits(defaults, given.limits)
     devices = {} if accelerator is None else {accelerator.resource: str(num_ranks)}
     limits = given.limits | devices
     return {"requests": defaults | given.requests | devices} | ({"limits": limits} if limits else {})
+
+
+def _host_copies_mib(service: LLMService) -> int:
+    """Returns the memory of a rank for copies of KV blocks, which the rank allocates in /dev/shm at its start."""
+    num_bytes = service.spec.engine.args.kv_host_memory_bytes or 0
+    return -(-(num_bytes + _HOST_FILE_BYTES) // 2**20) if num_bytes else 0
 
 
 def _mebibytes(number: int) -> str:

@@ -44,7 +44,7 @@ class Load:
     weights: int  # bytes of weights on the rank with the most weights
     fullest: RankMemory  # the rank with the most weights of both the model and its draft model
     adapters: int  # bytes for LoRA adapters on the rank with the most such bytes
-    reserve: int  # bytes that a rank's process needs beside weights and KV cache
+    reserve: int  # bytes that a rank's process needs beside weights and KV cache, copies of KV blocks included
     room: int  # bytes for KV blocks on the rank that has room for the fewest blocks
     block_bytes: int  # bytes of one KV block on that rank
     num_blocks: int  # KV blocks that the engine allocates
@@ -117,7 +117,7 @@ class Scale:
         reserve = _CUDA_BYTES + _NCCL_BYTES * has_several_ranks
         if question.is_cpu:
             memory = None if memory is None else memory // self._tensor
-            reserve = CPU_RANK_BYTES + RAY_POD_BYTES // self._tensor
+            reserve = CPU_RANK_BYTES + RAY_POD_BYTES // self._tensor + (question.kv_host_memory_bytes or 0)
         # All ranks have the same number of blocks, so the rank with room for the fewest blocks determines the number.
         num_blocks, block_bytes, kv_bytes = min(self._room(rank, memory, reserve) for rank in ranks)
         largest = max(1, *(rank.kv_block for rank in ranks))
@@ -155,8 +155,10 @@ def why_not(question: Question, tensor: int, load: Load) -> str:
         memory = (question.memory or 0) // (tensor if question.is_cpu else 1)
         draft = _draft_in_words(question, load.fullest.draft)
         others = f"{draft}, {in_words(load.adapters)} for LoRA adapters" if load.adapters else draft
+        copies = question.kv_host_memory_bytes or 0
+        others += f", {in_words(copies)} for copies of KV blocks" if copies else ""
         weights = in_words(load.fullest.weights)
-        process = f"{weights} of weights{others} and {in_words(load.reserve)} for the process"
+        process = f"{weights} of weights{others} and {in_words(load.reserve - copies)} for the process"
         return f"{process} do not fit in {in_words(memory)}"
     if load.has_too_many_blocks:
         needed = in_words(load.num_blocks * load.block_bytes)

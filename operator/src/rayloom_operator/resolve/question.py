@@ -41,6 +41,7 @@ class Question:
     num_step_tokens: int | None = None
     kv_cache_memory_bytes: int | None = None
     num_kv_blocks: int | None = None
+    kv_host_memory_bytes: int | None = None  # on CPU, where it takes memory that KV blocks could take; else None
     # With "none", "int8" or DENSE, memory is computed as if all weights were dense. The hash depends only on whether
     # the value is "none".
     quantization: str | None = None

@@ -225,6 +225,7 @@ def question(service: LLMService, facts: ModelFacts, memory: int | None = None) 
         num_step_tokens=args.max_num_batched_tokens,
         kv_cache_memory_bytes=args.kv_cache_memory_bytes,
         num_kv_blocks=args.num_kv_blocks,
+        kv_host_memory_bytes=(args.kv_host_memory_bytes or None) if accelerator is None else None,
         keeps_adapters=True if keeps_adapters else None,
         max_loras=args.max_loras if keeps_adapters else None,
         max_lora_rank=args.max_lora_rank if keeps_adapters else None,

@@ -148,6 +148,8 @@ def _refusal(question: Question, considered: list[Candidate], best: Candidate | 
     said = f"spec.parallelism: {even}{last.shape} does not fit: {last.why_not}"
     fewer = "" if question.adapters is None else ", or lower spec.engine.args.maxLoras or maxLoraRank"
     fewer += "" if question.draft is None else ", or use a smaller model in spec.model.draft, or none"
+    if question.kv_host_memory_bytes:
+        fewer += ", or lower spec.engine.args.kvHostMemoryBytes"
     if best is not None and best not in considered:
         return f"{said}; use tensor {best.tensor} and pipeline {best.pipeline}, which fit{fewer}"
     if question.is_cpu:

@@ -59,30 +59,27 @@ class Admission:
         first_choice = None if sequence.fork_of is None else self._sequences.get(sequence.fork_of)
         if first_choice is not None:
             sequence.adopt_hashes(first_choice, self._config.block_size)
-        first, found, source = self._shared.known(sequence, leader)
-        num_known = min((first + len(found)) * self._config.block_size, sequence.num_tokens - 1)
-        if source is not None:
+        shared = self._shared.known(sequence, leader)
+        num_known = min(shared.end * self._config.block_size, sequence.num_tokens - 1)
+        if shared.source is not None:
             num_known = sequence.num_prompt_tokens - 1
         num = chunk_of(sequence, num_known, builder, most, self._config)
         if num == 0:
             return  # the attention of its long context would make the step too slow
-        if not line.may_pass(sequence) or not self.has_room(sequence, found, builder, rank):
+        if not line.may_pass(sequence) or not self.has_room(sequence, shared.present, builder, rank):
             line.hold(sequence)
             return
-        self._running.pool.hold(found)
-        sequence.block_ids = [0] * first + found  # entries before `first` are never read
-        sequence.first_block = first
+        num_loads = self._running.share(sequence, shared.first, shared.block_ids)
         sequence.num_computed = num_known
-        # The found blocks are in the prefix index already.
-        sequence.num_registered_blocks = len(sequence.block_ids)
         is_extended = self._running.try_extend(sequence, num_known + num)
         assert is_extended, "admission checked the room"
-        if source is not None:
-            builder.copies[sequence] = (source, sequence.block_ids[first + len(found)])
+        if shared.source is not None:
+            builder.copies[sequence] = (shared.source, sequence.block_ids[shared.end])
         self._waiting.admit(sequence)
         self._running.admit(sequence)
         line.passed(sequence)
         self._count_lookup(sequence, num_known)
+        self._counters.host_hits += num_loads * self._config.block_size
         builder.take(sequence, num, is_prompt=True)
 
     def has_room(self, sequence: Sequence, found: list[int], builder: StepBuilder, rank: int | None) -> bool:

@@ -22,7 +22,12 @@ class DraftedBlocks:
         self.ids: set[int] = set()
 
     def ended(self, plan: StepPlan, work: DraftWork | None) -> None:
-        """Records an ended plan. A block that the plan gives to a sequence for new tokens loses its old content."""
+        """Records an ended plan.
+
+        A block that the plan gives to a sequence for new tokens loses its old content. A block that it loads from host
+        memory has KV of the target model alone.
+        """
+        self.ids.difference_update(block_id for _, block_id in plan.host_loads)
         start_of = {step.slot: step.start for step in plan.slots}
         for new in plan.new_slots:
             first = max(0, start_of[new.slot] // self._block_size - new.num_shared_blocks)

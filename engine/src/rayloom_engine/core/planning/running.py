@@ -5,9 +5,12 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Sequence as SequenceOf
+from itertools import chain
 
 from rayloom_engine.core.adapter_slots import AdapterSlots
 from rayloom_engine.core.block_pool import BlockPool
+from rayloom_engine.core.host_tier import NO_HOST_ORDERS, HostOrders, HostTier
 from rayloom_engine.core.scheduler_config import SchedulerConfig
 from rayloom_engine.core.sequence import Sequence, SequenceState, order_of
 from rayloom_engine.core.window import first_seen_block
@@ -18,6 +21,12 @@ class RunningSequences:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.pool = BlockPool(config.num_blocks, num_kept=config.num_kept_blocks)
+        self.tier: HostTier | None = None  # copies of blocks in host memory; None: there are none
+        if config.num_host_slots:
+            self.tier = self.pool.tier = HostTier(config.num_host_slots, config.block_size)
+            self.tier.slots.on_known = lambda content: self.pool.note_copy_added(content)
+            self.tier.slots.on_unknown = lambda content: self.pool.note_copy_dropped(content)
+            self.tier.block_of = lambda content: self.pool.block_of(content)
         self.adapters = AdapterSlots(config.max_loras)
         self._config = config
         self._sequences: list[Sequence] = []  # sorted by `Sequence.order`
@@ -106,7 +115,25 @@ class RunningSequences:
         self._free_slots = list(range(self._config.max_num_seqs - 1, -1, -1))
         self._slots_to_free = []
         self.pool = self.pool.successor(unproven)
+        if self.tier is not None:
+            self.tier.lose_ranks()
         return left
+
+    def finished(self, sequence: Sequence) -> None:
+        """Records that the sequence has ended, whether it was running or not."""
+        if self.tier is not None:
+            self.tier.end(sequence.number)
+
+    def take_host_orders(self, step_id: int, num_tokens: Iterable[int]) -> HostOrders:
+        """Returns the copies between blocks and host memory for the next plan. `num_tokens`: of each sequence in it."""
+        if self.tier is None:
+            return NO_HOST_ORDERS
+        return self.tier.take(step_id, sum(num_tokens))
+
+    def has_run(self, step_id: int) -> None:
+        """Records that all ranks have executed a plan."""
+        if self.tier is not None:
+            self.tier.confirm(step_id)
 
     def take_freed_slots(self) -> tuple[int, ...]:
         """Returns the slots freed since the last call. The next plan tells the ranks to empty them."""
@@ -173,6 +200,42 @@ class RunningSequences:
         for block_id, content in zip(sequence.block_ids[first:num_full], hashes, strict=True):
             self.pool.register(block_id, content)
         sequence.num_registered_blocks = num_full
+        if self.tier is not None:
+            blocks = list(zip(sequence.block_ids[first:num_full], hashes, strict=True))
+            self.tier.use(sequence.number, blocks, first - sequence.first_block)
+
+    def share(self, sequence: Sequence, first: int, block_ids: Iterable[int | None]) -> int:
+        """Gives computed blocks to a sequence without blocks. Returns how many of them the next plan must load.
+
+        `block_ids`: the sequence's blocks from index `first` on. For None, a block is allocated, and its content is
+        loaded from host memory. `try_extend` must have room for these blocks.
+        """
+        wanted = list(block_ids)
+        self.pool.hold(block_id for block_id in wanted if block_id is not None)
+        num_loads = wanted.count(None)
+        loaded = iter(self.pool.allocate(num_loads))
+        sequence.block_ids = [0] * first  # entries before `first` are never read
+        sequence.first_block = first
+        # The shared blocks are in the prefix index already.
+        sequence.num_registered_blocks = first + len(wanted)
+        hashes: list[bytes] = []
+        to_load: set[bytes] = set()
+        if self.tier is not None:
+            hashes = sequence.hashes(sequence.num_registered_blocks, self._config.block_size)
+        for block_id in wanted:
+            if block_id is None:
+                assert self.tier is not None
+                content = hashes[len(sequence.block_ids)]
+                block_id = next(loaded)
+                # Before `register`, which drops a copy that nobody has proven if it replaces a block of this content.
+                self.tier.load(content, block_id)
+                to_load.add(content)
+                self.pool.register(block_id, content)
+            sequence.block_ids.append(block_id)
+        if self.tier is not None:
+            self.tier.end(sequence.number, to_load)
+            self.tier.use(sequence.number, list(zip(sequence.block_ids[first:], hashes[first:], strict=True)))
+        return num_loads
 
     def num_sole(self, sequence: Sequence, kept: set[int]) -> int:
         """Returns how many blocks become free if this sequence releases all of its blocks except those in `kept`."""
@@ -191,6 +254,8 @@ class RunningSequences:
         if first > sequence.first_block:
             num_proven = sequence.num_proven_blocks(self._config.block_size) - sequence.first_block
             self.pool.release(sequence.block_ids[sequence.first_block : first], max(0, num_proven))
+            if self.tier is not None:
+                self.tier.leave(sequence.number, _used_hashes(sequence)[: first - sequence.first_block])
             sequence.first_block = first
 
     def prove(self, sequence: Sequence) -> None:
@@ -205,10 +270,14 @@ class RunningSequences:
             if sequence.num_proven < num * self._config.block_size:
                 self.pool.vouch(sequence.block_ids[:num], sequence.hashes(num, self._config.block_size))
         sequence.num_proven = sequence.num_tokens
+        if self.tier is not None:
+            self.tier.prove(sequence.number)
 
     def _release_blocks(self, sequence: Sequence) -> None:
         num_proven = sequence.num_proven_blocks(self._config.block_size) - sequence.first_block
         self.pool.release(sequence.held_block_ids, max(0, num_proven))
+        if self.tier is not None:
+            self.tier.leave(sequence.number, _used_hashes(sequence))
 
     def check_integrity(self) -> None:
         """Raises AssertionError if slots and blocks contradict each other."""
@@ -226,3 +295,10 @@ class RunningSequences:
             ), f"{sequence.request_id}: a block that is still seen was given back"
         self.adapters.check_integrity((s.tenant, s.params.adapter) for s in self._sequences)
         self.pool.check_integrity(s.held_block_ids for s in self._sequences)
+        if self.tier is not None:
+            self.tier.check_integrity(Counter(chain.from_iterable(map(_used_hashes, self._sequences))))
+
+
+def _used_hashes(sequence: Sequence) -> SequenceOf[bytes]:
+    """Returns the hashes of the blocks in the prefix index that the sequence holds, in order of position."""
+    return sequence.known_hashes[sequence.first_block : sequence.num_registered_blocks]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from rayloom_engine.core.planning.running import RunningSequences
 from rayloom_engine.core.scheduler_config import SchedulerConfig
@@ -10,8 +11,31 @@ from rayloom_engine.core.sequence import Sequence, SequenceState
 from rayloom_engine.core.window import first_seen_block, longest_hit
 
 
+@dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """Computed blocks that a sequence can share: its blocks from index `first` on.
+
+    No later token attends to a block before `first`. None stands for a block whose copy is in host memory alone.
+    `source`: a block that the sequence must copy, or None.
+    """
+
+    first: int = 0
+    block_ids: tuple[int | None, ...] = ()
+    source: int | None = None
+
+    @property
+    def present(self) -> list[int]:
+        """The blocks that are in the ranks' device memory."""
+        return [block_id for block_id in self.block_ids if block_id is not None]
+
+    @property
+    def end(self) -> int:
+        """Index of the first block that is not shared."""
+        return self.first + len(self.block_ids)
+
+
 class SharedBlocks:
-    """Finds blocks in the prefix index, and blocks of the choice of the same request that computes the prompt."""
+    """Finds blocks in the prefix index and in host memory, and blocks of the choice that computes the prompt."""
 
     def __init__(self, config: SchedulerConfig, sequences: Mapping[str, Sequence], running: RunningSequences) -> None:
         """`sequences`: request id -> every unfinished sequence."""
@@ -31,14 +55,13 @@ class SharedBlocks:
         first = first_seen_block(sequence.num_prompt_tokens - 1, self._config.window, self._config.block_size)
         return leader if is_alike and leader.first_block <= first and sequence.has_prompt_of(leader) else None
 
-    def known(self, sequence: Sequence, leader: Sequence | None) -> tuple[int, list[int], int | None]:
-        """Returns (first, blocks, source): computed blocks that the sequence can share, and a block that it must copy.
+    def known(self, sequence: Sequence, leader: Sequence | None) -> SharedPrefix:
+        """Returns the computed blocks that the sequence can share, and a block of the leader that it must copy.
 
-        `blocks` are the sequence's blocks from index `first` on; no later token attends to a block before `first`.
-        `source` is a block of the leader, or None. The last token of a prompt is always computed, because the next
-        token is sampled from its logits. A fork therefore soon writes to the block of that token. So the fork gets a
-        copy of this block when it is admitted (copy-on-write), and the leader's block table never changes. While the
-        leader's generated tokens in that block may hold a NaN, the fork copies nothing and computes the block itself.
+        The last token of a prompt is always computed, because the next token is sampled from its logits. A fork
+        therefore soon writes to the block of that token. So the fork gets a copy of this block when it is admitted
+        (copy-on-write), and the leader's block table never changes. While the leader's generated tokens in that block
+        may hold a NaN, the fork copies nothing and computes the block itself.
         """
         block_size = self._config.block_size
         if leader is not None:
@@ -47,16 +70,23 @@ class SharedBlocks:
             first = first_seen_block(sequence.num_prompt_tokens - 1, self._config.window, block_size)
             if is_shared_whole or not _has_doubtful_rest(leader, num_shared, block_size):
                 source = None if is_shared_whole else leader.block_ids[num_shared]
-                return first, leader.block_ids[first:num_shared], source
+                return SharedPrefix(first, tuple(leader.block_ids[first:num_shared]), source)
             first = first_seen_block(num_shared * block_size, self._config.window, block_size)
             if leader.first_block <= first:
-                return first, leader.block_ids[first:num_shared], None
+                return SharedPrefix(first, tuple(leader.block_ids[first:num_shared]))
         if not self._config.enable_prefix_caching or sequence.wants_prompt_logprobs:
-            return 0, [], None
+            return SharedPrefix()
         num_full = (sequence.num_tokens - 1) // block_size
-        known = self._running.pool.known(sequence.hashes(num_full, block_size), sequence.own_blocks)
-        first, end = longest_hit(known, self._config.window, block_size)
-        return first, [block_id for block_id in known[first:end] if block_id is not None], None
+        hashes = sequence.hashes(num_full, block_size)
+        known = self._running.pool.known(hashes, sequence.own_blocks)
+        found: list[object | None] = list(known)
+        tier = self._running.tier
+        if tier is not None:
+            for index, content in enumerate(hashes):
+                if found[index] is None and tier.slots.may_load(content, sequence.number):
+                    found[index] = content
+        first, end = longest_hit(found, self._config.window, block_size)
+        return SharedPrefix(first, tuple(known[first:end]))
 
 
 def _has_doubtful_rest(leader: Sequence, index: int, block_size: int) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rayloom_engine.core.adapter import AdapterLoad
+from rayloom_engine.core.host_tier import NO_HOST_ORDERS, HostOrders
 from rayloom_engine.core.planning.prompt_time import PromptTime
 from rayloom_engine.core.sequence import KnownPrompt, Sequence
 from rayloom_engine.core.step import SlotStep, StepPlan
@@ -28,6 +29,7 @@ class StepBuilder:
     num_tokens: dict[Sequence, int] = field(default_factory=dict)  # scheduled sequence -> tokens to compute
     copies: dict[Sequence, tuple[int, int]] = field(default_factory=dict)  # sequence -> (from, to) block ids
     adapter_loads: tuple[AdapterLoad, ...] = ()  # adapters that the ranks load before the step
+    host_orders: HostOrders = NO_HOST_ORDERS  # copies between KV blocks and host memory
     # sequence -> its draft; `num_tokens` counts the draft's tokens, too
     drafts: dict[Sequence, tuple[int, ...]] = field(default_factory=dict)
     proposals: dict[Sequence, int] = field(default_factory=dict)  # sequence -> SlotStep.num_proposals
@@ -167,7 +169,9 @@ class StepBuilder:
             adapter_loads=self.adapter_loads,
             freed_slots=freed_slots,
             new_slots=tuple(new_slots),
+            host_stores=self.host_orders.stores,
             cleared_blocks=cleared_blocks,
+            host_loads=self.host_orders.loads,
             block_copies=tuple(self.copies.values()),
             slots=tuple(slots),
         )

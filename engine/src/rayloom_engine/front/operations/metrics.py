@@ -35,6 +35,9 @@ _CORE_COUNTERS = {
     "num_preemptions": ("num_preemptions_total", "Sequences preempted for want of KV blocks."),
     "prefix_queries": ("prefix_cache_queries_total", "Tokens looked up in the prefix cache."),
     "prefix_hits": ("prefix_cache_hits_total", "Tokens found in the prefix cache."),
+    "host_hits": ("prefix_cache_host_hits_total", "The part of these tokens that was loaded from host memory."),
+    "num_host_stores": ("kv_host_stored_blocks_total", "KV blocks copied to host memory."),
+    "num_host_loads": ("kv_host_loaded_blocks_total", "KV blocks loaded from host memory."),
     "num_drafts": ("spec_decode_num_drafts_total", "Drafts of next tokens that were verified (`speculation`)."),
     "draft_tokens": ("spec_decode_num_draft_tokens_total", "Tokens of these drafts."),
     "accepted_tokens": ("spec_decode_num_accepted_tokens_total", "Draft tokens that were accepted."),
@@ -100,6 +103,8 @@ class Metrics:
             "admission_rejections_total", "Requests that found the queue full; their answer was a 429.", "reason"
         )
         self._kv_usage = gauge("kv_cache_usage_perc", "KV blocks in use; 1 means all.")
+        self._host_room = gauge("kv_host_blocks", "KV blocks that the host memory of a rank has room for.")
+        self._host_used = gauge("kv_host_blocks_used", "KV blocks that have a copy in host memory.")
         self._cache_config = gauge(
             "cache_config_info",
             "Always 1; the labels describe the KV cache of a rank.",
@@ -188,6 +193,8 @@ class Metrics:
         self.observe_queue(stats.num_running, stats.num_waiting)
         used = stats.num_blocks - stats.num_free_blocks
         self._kv_usage.set(used / stats.num_blocks if stats.num_blocks else 0.0)
+        self._host_room.set(stats.num_host_slots)
+        self._host_used.set(stats.num_used_host_slots)
         num_tokens = stats.num_blocks * BLOCK_SIZE
         self._cache_config.clear()
         self._cache_config.set(
