@@ -22,17 +22,18 @@ plan or several plans in flight, with and without placeholders.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rayloom_engine.core.decoding import DecodingParams, ThinkingBudget
+from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.sequence import CORRUPT
 from rayloom_engine.core.speculation.drafter import SpeculationConfig
 from rayloom_engine.core.step_seconds import StepSeconds
+from rayloom_engine.core.window import most_blocks
+from rt_histories import ARRIVALS, DRAFT_COSTS, THINKING, history, simple_arrival
 from rt_scheduler import (
-    POISON,
+    BLOCK_SIZE,
     GuessedGrammars,
     GuessingDrafter,
     SimulatedRank,
@@ -42,104 +43,12 @@ from rt_scheduler import (
     make_sequence,
 )
 
-# Prompts are drawn from two letters, so that shared prefixes are common.
-PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=20).map(tuple)
-
-# Measured seconds of a draft token, of a pass of the draft model, and of a prompt's token in the draft model, where a
-# decode takes 1 s: drafts pay, each of these costs is too high, and only the first cost is known.
-DRAFT_COSTS = ((0.05, 0.1, 0.01), (2.0, 0.1, 0.01), (0.05, 2.0, 0.01), (0.05, 0.1, 50.0), (0.05, None, None))
-
-THINKING = ThinkingBudget(num_tokens=1, start="", ends=("x",), end_ids=(1,))
-
-
-@dataclass(frozen=True)
-class Arrival:
-    prompt: tuple[int, ...]  # one object for all forks, so that the ranks get the prompt once
-    max_tokens: int
-    tenant: str
-    priority: int
-    at_step: int
-    abort_after: int | None  # steps after arrival
-    num_forks: int
-    num_generated: int  # more than 0 in a resume
-    salt: bytes = b""
-    has_prompt_logprobs: bool = False
-    # The number of steps for which masks are not ready. If the number is odd, the sequence has a grammar. If it is even
-    # and not 0, the sequence has a thinking budget.
-    build_steps: int = 0
-    poison_at: int | None = None  # the token at this position, modulo the prompt's length, gives NaN
-
-    def prompt_ids(self) -> tuple[int, ...]:
-        if self.poison_at is None:
-            return self.prompt
-        place = self.poison_at % len(self.prompt)
-        return (*self.prompt[:place], POISON, *self.prompt[place + 1 :])
-
-
-ARRIVALS = st.lists(
-    st.builds(
-        Arrival,
-        prompt=PROMPTS,
-        max_tokens=st.integers(1, 12),
-        tenant=st.sampled_from(("", "x", "y")),
-        priority=st.integers(0, 2),
-        at_step=st.integers(0, 12),
-        abort_after=st.one_of(st.none(), st.integers(0, 8)),
-        num_forks=st.integers(0, 3),
-        num_generated=st.integers(0, 3),
-        salt=st.sampled_from((b"", b"", b"salt")),
-        has_prompt_logprobs=st.integers(0, 3).map(lambda number: number == 3),
-        build_steps=st.one_of(st.just(0), st.integers(1, 9)),
-        poison_at=st.one_of(st.none(), st.none(), st.none(), st.integers(0, 19)),
-    ),
-    min_size=1,
-    max_size=8,
-)
-
-
-def _arrival(
-    prompt: tuple[int, ...], max_tokens: int, at_step: int, num_forks: int = 0, num_generated: int = 0
-) -> Arrival:
-    return Arrival(
-        prompt=prompt,
-        max_tokens=max_tokens,
-        tenant="",
-        priority=0,
-        at_step=at_step,
-        abort_after=None,
-        num_forks=num_forks,
-        num_generated=num_generated,
-    )
-
-
-def _history(**given: object) -> dict[str, object]:
-    """The arguments of the test below: those given, and for all others values without an effect."""
-    usual: dict[str, object] = {
-        "depth": 1,
-        "num_ahead": 0,
-        "window": None,
-        "collects": [False],
-        "trials": [None],
-        "losses": set(),
-        "keeps_memory": False,
-        "token_s": None,
-        "num_kept": None,
-        "guesses": None,
-        "num_guesses": 1,
-        "late_masks": False,
-        "draft_costs": None,
-        "withholds": False,
-        "num_host_slots": 0,
-        "keeps_host_memory": True,
-    }
-    return {**usual, **given}
-
 
 # A resumed fork names a slot, and the same plan appends blocks to this slot. Ranks add the fork before they know these
 # blocks.
 @example(
-    **_history(
-        arrivals=[_arrival((0, 0), 8, 0, num_forks=2)],
+    **history(
+        arrivals=[simple_arrival((0, 0), 8, 0, num_forks=2)],
         num_blocks=9,
         budget=10,
         max_num_seqs=3,
@@ -151,8 +60,12 @@ def _history(**given: object) -> dict[str, object]:
 # The sequence whose turn it is finds no free block, so a sequence is preempted. The plan is still empty. Then the other
 # sequences must compute.
 @example(
-    **_history(
-        arrivals=[_arrival((0,), 7, 1), _arrival((0,) * 4, 6, 1), _arrival((0,) * 11, 10, 0, num_generated=1)],
+    **history(
+        arrivals=[
+            simple_arrival((0,), 7, 1),
+            simple_arrival((0,) * 4, 6, 1),
+            simple_arrival((0,) * 11, 10, 0, num_generated=1),
+        ],
         num_blocks=9,
         budget=4,
         max_num_seqs=3,
@@ -163,10 +76,10 @@ def _history(**given: object) -> dict[str, object]:
 # Choices of a request with a sliding window are resumed one after the other. Each names the slot of the choice before
 # it for its prompt and the first entries of its block table. Entries before the window differ between these choices.
 @example(
-    **_history(
+    **history(
         arrivals=[
-            _arrival((0,), 1, 0, num_forks=2),
-            Arrival((0,) * 5, 8, "", 0, 5, None, 2, num_generated=2, build_steps=1),
+            simple_arrival((0,), 1, 0, num_forks=2),
+            simple_arrival((0,) * 5, 8, 5, num_forks=2, num_generated=2, build_steps=1),
         ],
         num_blocks=9,
         budget=13,
@@ -180,8 +93,8 @@ def _history(**given: object) -> dict[str, object]:
 # A sequence with a sliding window is postponed because its mask is missing. It must keep the blocks that its newest
 # token sees.
 @example(
-    **_history(
-        arrivals=[Arrival((0,) * 20, 1, "", 0, 0, None, 0, num_generated=0, build_steps=8)],
+    **history(
+        arrivals=[simple_arrival((0,) * 20, 1, 0, build_steps=8)],
         num_blocks=9,
         budget=3,
         max_num_seqs=1,
@@ -191,21 +104,33 @@ def _history(**given: object) -> dict[str, object]:
 # A result names a slot whose mask is not ready. The slot's sequence was not postponed, because there is no block for
 # its token.
 @example(
-    **_history(
-        arrivals=[Arrival((0, 0), 4, "", 0, 0, None, 0, num_generated=3, build_steps=6)],
+    **history(
+        arrivals=[simple_arrival((0, 0), 4, 0, num_generated=3, build_steps=6)],
         num_blocks=9,
         budget=2,
         max_num_seqs=1,
         losses={6},
     )
 )
+# With a sliding window, a proposal takes a block beyond those of the step.
+@example(
+    **history(
+        arrivals=[simple_arrival((0,) * 13, 10, 0, build_steps=1)],
+        num_blocks=9,
+        budget=3,
+        max_num_seqs=1,
+        window=2,
+        guesses=[True],
+        num_guesses=6,
+    )
+)
 # A sequence loads its own copy, which it has not proven. The pool has a block of the same content that another sequence
 # has not proven either. The loaded block replaces this block.
 @example(
-    **_history(
+    **history(
         arrivals=[
-            Arrival((0,), 1, "", 0, 0, None, 0, num_generated=0, build_steps=2),
-            Arrival((0,) * 5, 1, "", 0, 0, None, 1, num_generated=0, build_steps=2),
+            simple_arrival((0,), 1, 0, build_steps=2),
+            simple_arrival((0,) * 5, 1, 0, num_forks=1, build_steps=2),
         ],
         num_blocks=9,
         budget=6,
@@ -273,6 +198,8 @@ def test_every_history_ends_with_the_right_tokens_and_empty_books(
         sizes["make_drafter"] = None if has_draft_model else lambda: GuessingDrafter(guesses)
         sizes["grammars"] = GuessedGrammars()
     scheduler = make_scheduler(num_blocks, **sizes)
+    # A sequence has blocks for one step. The proposals of a draft model may take free blocks for the next step, too.
+    most_steps = 2 if guesses and has_draft_model else 1
     # `token_s`: seconds for a prompt's token, where a decode takes 1 s. None: costs are unknown, so
     # no step has a limit of time.
     draft_token_s, pass_s, draft_prompt_s = draft_costs or (None, None, None)
@@ -374,10 +301,9 @@ def test_every_history_ends_with_the_right_tokens_and_empty_books(
             assert every or not scheduler.has_unfinished, "work left, but nothing was scheduled"
         scheduler.check_integrity()
         for sequence in scheduler.unfinished():
-            assert len(sequence.held_block_ids) <= scheduler.config.most_blocks(
-                # a draft, and the proposal of the next draft
-                sequence.num_tokens + (2 * num_guesses if guesses else scheduler.config.num_ahead)
-            )
+            # with guesses: a draft, and the proposal of the next draft
+            num_tokens = sequence.num_tokens + (2 * num_guesses if guesses else scheduler.config.num_ahead)
+            assert len(sequence.held_block_ids) <= most_blocks(num_tokens, window, budget * most_steps, BLOCK_SIZE)
         step += 1
         assert step < 6000, "starved"
     for request_id, ids in expected.items():
