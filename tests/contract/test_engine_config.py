@@ -1,5 +1,6 @@
 """The operator writes exactly the fields that the engine reads."""
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -221,6 +222,28 @@ def test_an_engine_in_a_pod_uses_ray_and_opens_its_ports_with_a_token():
         admin_port=8001,
         admin_token_file="/etc/rayloom/admin/token",
     )
+
+
+@pytest.mark.parametrize("draft", [None, "auto", "int8"])
+@pytest.mark.parametrize("quantization", [None, "none", "int8"])
+def test_int8_weights_are_refused_in_a_manifest_exactly_if_the_engine_refuses_its_settings(quantization, draft):
+    for dtype, device in product(("auto", "bfloat16", "float16", "float32"), ("auto", "cpu", "cuda")):
+        source = "builtin://smollm2-135m"
+        document = {"model": source, "dtype": dtype, "device": device, "quantization": quantization}
+        model = {"source": source, "dtype": dtype}
+        if draft is not None:
+            document |= {"speculation": "draft", "draft_model": source, "draft_quantization": draft}
+            model |= {"draft": {"source": source, "quantization": draft}}
+        document = {name: value for name, value in document.items() if value is not None}
+        args = {"device": device} | ({} if quantization is None else {"quantization": quantization})
+        if "int8" in (quantization, draft) and (dtype == "float16" or device == "cuda"):
+            with pytest.raises(ConfigError, match="'int8' works"):
+                parse_config(document)
+            with pytest.raises(SpecError, match="quantization int8 works"):
+                manifest(model=model, engine={"args": args})
+        else:
+            parse_config(document)
+            manifest(model=model, engine={"args": args})
 
 
 def test_a_manifest_cannot_let_ranks_share_a_gpu():

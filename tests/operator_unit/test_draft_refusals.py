@@ -63,7 +63,7 @@ def template(volume):
         ),
         (
             {"dtype": "float16", "draft": {"source": SOURCE, "quantization": "int8"}},
-            "spec.model: draft.quantization int8 works with dtype auto, bfloat16 or float32, and dtype is float16",
+            "spec: model.draft.quantization int8 works with model.dtype auto, bfloat16 or float32, and model.dtype is",
         ),
         (
             {"draft": {"source": SOURCE}, "tokenSecretRef": {"name": "n", "key": "k"}},

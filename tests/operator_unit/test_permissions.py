@@ -32,7 +32,7 @@ def problems(permissions=NOTHING, **spec):
 @pytest.mark.parametrize(
     ("model", "field"),
     [
-        ({"source": "file:///etc"}, "spec.model.source: '/etc' is a path on nodes"),
+        ({"source": "file:///srv"}, "spec.model.source: '/srv' is a path on nodes"),
         (HUB | {"cache": {"hostPath": "/var/lib/kubelet"}}, "spec.model.cache.hostPath: '/var/lib/kubelet' is a path"),
     ],
 )
@@ -61,7 +61,8 @@ def test_by_default_no_path_of_a_node_is_mounted(model, field):
     ],
 )
 def test_a_list_allows_its_folders_and_their_contents(path, is_allowed):
-    found = problems(Permissions(host_paths=("/models", "/data/hub/")), model={"source": f"file://{path}"})
+    model = HUB | {"cache": {"hostPath": path}}
+    found = problems(Permissions(host_paths=("/models", "/data/hub/")), model=model)
 
     assert (found == ()) is is_allowed
 
@@ -84,7 +85,7 @@ def test_a_flag_that_cannot_be_used_is_named(value, capsys):
     assert "write whole paths" in capsys.readouterr().err
 
 
-ALLOWED, FORBIDDEN = {"source": "file:///models/x"}, {"source": "file:///etc"}
+ALLOWED, FORBIDDEN = {"source": "file:///models/x"}, {"source": "file:///srv"}
 
 
 def test_no_pod_mounts_a_path_that_is_not_allowed():
@@ -93,7 +94,7 @@ def test_no_pod_mounts_a_path_that_is_not_allowed():
         await world.until(lambda: world.reason("Accepted") == "NotAllowed")
         await world.rest()
         assert world.reason() == "NotAllowed"
-        assert world.message().startswith("spec.model.source: '/etc' is a path on nodes")
+        assert world.message().startswith("spec.model.source: '/srv' is a path on nodes")
         assert world.kube.named("Job") == world.kube.named("RayCluster") == []
 
     with_world(story)

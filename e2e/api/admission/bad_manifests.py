@@ -169,7 +169,7 @@ AT_ADMISSION: tuple[tuple[str, dict[str, Any], str], ...] = (
     (
         "an int8 draft model in float16",
         _model(dtype="float16", draft={**_MODEL, "quantization": "int8"}),
-        "draft.quantization int8 works with dtype auto, bfloat16 or float32",
+        "model.draft.quantization int8 works with model.dtype auto, bfloat16 or float32",
     ),
     (
         "an int8 draft model on a GPU",

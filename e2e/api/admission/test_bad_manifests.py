@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from api.admission.bad_manifests import AT_ADMISSION
+from api.admission.bad_models import MODELS
 from api.admission.bad_routes import ROUTES
 from api.namespaces import forbid_pods, llm_service
 from local_kubernetes.machine.kubectl import Kubectl
@@ -22,7 +23,7 @@ from simulated_nodes.api_client import ApiError
 Make = Callable[..., dict[str, Any]]
 
 
-_ROWS = AT_ADMISSION + ROUTES
+_ROWS = AT_ADMISSION + MODELS + ROUTES
 
 
 @pytest.mark.parametrize(("wrong", "document", "sentence"), _ROWS, ids=[row[0] for row in _ROWS])

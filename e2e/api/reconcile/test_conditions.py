@@ -63,8 +63,8 @@ SCENES = {
     "not-allowed": Scene(
         reason=Reason.NOT_ALLOWED,
         kind="Accepted",
-        says="'/etc' is a path on nodes, and this operator allows only /models",
-        spec={"model": {"source": "file:///etc"}},
+        says="'/srv' is a path on nodes, and this operator allows only /models",
+        spec={"model": {"source": "file:///srv"}},
     ),
     "apply-refused": Scene(
         reason=Reason.APPLY_REFUSED,

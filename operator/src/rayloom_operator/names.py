@@ -59,7 +59,6 @@ ADMIN_TOKEN_FILE = f"{CONFIG_FOLDER}/admin/{TOKEN_KEY}"
 MODEL_VOLUME = "model"
 CLAIM_FOLDER = MODELS_FOLDER  # the mount path of the claim of a pvc:// model
 CACHE_VOLUME = "model-cache"
-CACHE_FOLDER = "/cache"
 KEYS_VOLUME = "api-keys"
 KEYS_FOLDER = "/etc/rayloom-keys"
 KEYS_FILE = "keys"

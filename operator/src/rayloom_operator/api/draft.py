@@ -18,12 +18,6 @@ SPECULATION_IN_WORDS = (
 NO_DRAFT_IN_WORDS = (
     "engine.args.speculation is draft, and no draft model is named: name it in model.draft.source, or use ngram"
 )
-DRAFT_INT8_IN_WORDS = (
-    "model.draft.quantization int8 works on CPU only: remove it, or the accelerator and engine.args.device cuda"
-)
-DRAFT_FLOAT16_IN_WORDS = (
-    "draft.quantization int8 works with dtype auto, bfloat16 or float32, and dtype is float16: change one of the two"
-)
 _UP_IN_WORDS = "the path must not have an empty part, or a part '.' or '..'; write it without them"
 # Two slashes inside a path of the nodes. The claims' pattern refuses them.
 _EMPTY = re.compile(r"^file://.*//")

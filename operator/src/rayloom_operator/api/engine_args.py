@@ -17,6 +17,9 @@ _NGRAM_IN_WORDS = (
 _COPIES_IN_WORDS = (
     "kvHostMemoryBytes is for copies of cached blocks, but enablePrefixCaching is false: remove one of the two"
 )
+_BACKEND_IN_WORDS = (
+    "quantization int8 needs the engine's own decoder, and modelBackend is transformers: remove one of the two"
+)
 
 
 class EngineArgs(Part):
@@ -33,6 +36,11 @@ class EngineArgs(Part):
                 "!has(self.kvHostMemoryBytes) || self.kvHostMemoryBytes == 0 || !has(self.enablePrefixCaching) || "
                 "self.enablePrefixCaching",
                 _COPIES_IN_WORDS,
+            ),
+            (
+                "!has(self.quantization) || self.quantization != 'int8' || !has(self.modelBackend) || "
+                "self.modelBackend != 'transformers'",
+                _BACKEND_IN_WORDS,
             ),
         )
     )
@@ -179,4 +187,10 @@ class EngineArgs(Part):
     def _copies_have_a_cache(self) -> EngineArgs:
         if self.kv_host_memory_bytes and self.enable_prefix_caching is False:
             raise ValueError(_COPIES_IN_WORDS)
+        return self
+
+    @model_validator(mode="after")
+    def _decoder_has_int8_weights(self) -> EngineArgs:
+        if self.quantization == "int8" and self.model_backend == "transformers":
+            raise ValueError(_BACKEND_IN_WORDS)
         return self

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from typing import Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from rayloom_operator.api.adapters import HUB_ONLY_IN_WORDS, MODELS_IN_WORDS, Adapters
 from rayloom_operator.api.base import rules
-from rayloom_operator.api.draft import DRAFT_FLOAT16_IN_WORDS, Draft
-from rayloom_operator.api.model_source import REVISION_RULE, SOURCE_SCHEMA, SOURCES_IN_WORDS, SourcedModel
-from rayloom_operator.api.mounted_folders import MODELS_FOLDER
+from rayloom_operator.api.draft import Draft
+from rayloom_operator.api.model_source import REVISION_RULE, SOURCE_RULE, SOURCES_IN_WORDS, SourcedModel
+from rayloom_operator.api.mounted_folders import (
+    BACK,
+    BACK_IN_WORDS,
+    CACHE_FOLDER,
+    MODELS_FOLDER,
+    NO_MODEL_AT,
+    NO_MODEL_FOLDERS,
+    SEALED,
+    source_at,
+    taken_in_words,
+)
 from rayloom_operator.api.pod_template.reserved_parts import DRAFT_FOLDER
 from rayloom_operator.api.pods import ModelCache, SecretKey
 
@@ -21,6 +32,14 @@ DRAFT_FOLDER_IN_WORDS = (
 DRAFT_CLAIM_IN_WORDS = (
     f"the claim of the draft model is mounted at {DRAFT_FOLDER}, so neither the model nor an adapter can be in this "
     "folder of the nodes: move it to another folder, or into a claim"
+)
+CACHE_IN_WORDS = (
+    f"the cache is mounted at {CACHE_FOLDER}, so the model cannot be this folder of the nodes: move it to another "
+    "folder, for example to /data/models"
+)
+_TAKEN_IN_WORDS = (
+    f"pods mount the model at its own path, {taken_in_words('the path', NO_MODEL_FOLDERS, SEALED)}. "
+    "Move the model, for example to /data/models or /opt/models of the nodes"
 )
 
 
@@ -51,9 +70,8 @@ class Model(SourcedModel):
                 DRAFT_CLAIM_IN_WORDS,
             ),
             (
-                "!has(self.draft) || !has(self.draft.quantization) || self.draft.quantization != 'int8' || "
-                "!has(self.dtype) || self.dtype != 'float16'",
-                DRAFT_FLOAT16_IN_WORDS,
+                f"!has(self.cache) || !self.source.matches({json.dumps(source_at(CACHE_FOLDER).pattern)})",
+                CACHE_IN_WORDS,
             ),
         )
     )
@@ -62,7 +80,11 @@ class Model(SourcedModel):
         max_length=1024,
         description=f"Source of the model: {SOURCES_IN_WORDS}. pvc:// is a folder or .gguf file in a "
         "PersistentVolumeClaim of the service's namespace; file:// is a path on the cluster's nodes.",
-        json_schema_extra=SOURCE_SCHEMA,
+        json_schema_extra=rules(
+            SOURCE_RULE,
+            (f"!self.matches({json.dumps(BACK.pattern)})", BACK_IN_WORDS),
+            (f"!self.matches({json.dumps(NO_MODEL_AT.pattern)})", _TAKEN_IN_WORDS),
+        ),
     )
     revision: str | None = Field(
         None,
@@ -103,6 +125,15 @@ class Model(SourcedModel):
         "engine.args.speculation.",
     )
 
+    @field_validator("source")
+    @classmethod
+    def _source_can_be_mounted(cls, source: str) -> str:
+        if BACK.search(source):
+            raise ValueError(f"{source!r} is not allowed: {BACK_IN_WORDS}")
+        if NO_MODEL_AT.search(source):
+            raise ValueError(f"{source!r} is not allowed: {_TAKEN_IN_WORDS}")
+        return source
+
     @model_validator(mode="after")
     def _hub_settings_have_an_effect(self) -> Model:
         if (self.token_secret_ref or self.cache) and not self.uses_hub:
@@ -133,9 +164,9 @@ class Model(SourcedModel):
         return self
 
     @model_validator(mode="after")
-    def _draft_model_has_a_type(self) -> Model:
-        if self.draft is not None and self.draft.quantization == "int8" and self.dtype == "float16":
-            raise ValueError(DRAFT_FLOAT16_IN_WORDS)
+    def _cache_is_beside_the_model(self) -> Model:
+        if self.cache is not None and source_at(CACHE_FOLDER).search(self.source):
+            raise ValueError(f"source: {self.source}: {CACHE_IN_WORDS}")
         return self
 
     @property

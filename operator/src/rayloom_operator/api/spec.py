@@ -12,15 +12,21 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
 
-from rayloom_operator.api.adapters import ON_CPU_IN_WORDS, OTHER_NAME_IN_WORDS, adapter_folders
+from rayloom_operator.api.adapters import ON_CPU_IN_WORDS, OTHER_NAME_IN_WORDS, adapter_folders, claims
 from rayloom_operator.api.autoscaling.spec import MAX_REPLICAS, NO_GATEWAY_IN_WORDS, Autoscaling
 from rayloom_operator.api.base import Part
 from rayloom_operator.api.base import rules as _rules
-from rayloom_operator.api.draft import DRAFT_INT8_IN_WORDS, NO_DRAFT_IN_WORDS, SPECULATION_IN_WORDS
+from rayloom_operator.api.draft import NO_DRAFT_IN_WORDS, SPECULATION_IN_WORDS
 from rayloom_operator.api.engine import Engine
 from rayloom_operator.api.gateway.spec import Gateway
+from rayloom_operator.api.int8 import OF_DRAFT, OF_MODEL, ON_CPU_RULE, int8_problem, int8_rules
 from rayloom_operator.api.model import Model
-from rayloom_operator.api.pod_template.reserved_parts import ADAPTER_VOLUMES, DRAFT_VOLUME
+from rayloom_operator.api.pod_template.reserved_parts import (
+    ADAPTER_VOLUMES,
+    ADAPTERS_FOLDER,
+    DRAFT_FOLDER,
+    DRAFT_VOLUME,
+)
 from rayloom_operator.api.pod_template.template import (
     ADAPTER_VOLUMES_IN_WORDS,
     DRAFT_VOLUME_IN_WORDS,
@@ -76,7 +82,6 @@ class Metadata(Part):
 _TENSOR_IN_WORDS = "the ranks of a stage share a node: lower parallelism.tensor, or raise accelerator.perNode"
 _HEAD = "self.podTemplate.head.spec.containers"
 _CPU_IN_WORDS = "engine.args.device cpu has no use for an accelerator: remove one of the two"
-_INT8_IN_WORDS = "engine.args.quantization int8 works on CPU only: remove it, or the accelerator"
 
 
 class Spec(Part):
@@ -92,11 +97,7 @@ class Spec(Part):
                 "!has(self.engine.args.device) || self.engine.args.device != 'cpu'",
                 _CPU_IN_WORDS,
             ),
-            (
-                "!has(self.accelerator) || !has(self.engine) || !has(self.engine.args) || "
-                "!has(self.engine.args.quantization) || self.engine.args.quantization != 'int8'",
-                _INT8_IN_WORDS,
-            ),
+            *int8_rules(),
             (
                 "!has(self.accelerator) || !has(self.podTemplate) || !has(self.podTemplate.head) || "
                 f"!has(self.podTemplate.head.spec) || !has({_HEAD}) || {_HEAD}.all(each, !has(each.resources) || "
@@ -104,11 +105,7 @@ class Spec(Part):
                 "(!has(each.resources.limits) || !(self.accelerator.resource in each.resources.limits))))",
                 HEAD_ACCELERATORS_IN_WORDS,
             ),
-            (
-                "!has(self.model.adapters) || (!has(self.accelerator) && (!has(self.engine) || "
-                "!has(self.engine.args) || !has(self.engine.args.device) || self.engine.args.device != 'cuda'))",
-                ON_CPU_IN_WORDS,
-            ),
+            (f"!has(self.model.adapters) || {ON_CPU_RULE}", ON_CPU_IN_WORDS),
             (
                 "!has(self.model.draft) || !has(self.engine) || !has(self.engine.args) || "
                 "!has(self.engine.args.speculation) || self.engine.args.speculation == 'draft'",
@@ -118,12 +115,6 @@ class Spec(Part):
                 "has(self.model.draft) || !has(self.engine) || !has(self.engine.args) || "
                 "!has(self.engine.args.speculation) || self.engine.args.speculation != 'draft'",
                 NO_DRAFT_IN_WORDS,
-            ),
-            (
-                "!has(self.model.draft) || !has(self.model.draft.quantization) || "
-                "self.model.draft.quantization != 'int8' || (!has(self.accelerator) && (!has(self.engine) || "
-                "!has(self.engine.args) || !has(self.engine.args.device) || self.engine.args.device != 'cuda'))",
-                DRAFT_INT8_IN_WORDS,
             ),
             *(
                 (
@@ -215,7 +206,10 @@ class Spec(Part):
             paths += [] if model.draft_path is None else [model.draft_path]
             taken.append(((DRAFT_VOLUME,), DRAFT_VOLUME_IN_WORDS))
         resource = self.accelerator.resource if self.accelerator is not None else None
-        if problems := self.pod_template.problems(accelerator=resource, model_paths=paths, taken_volumes=taken):
+        problems = self.pod_template.problems(
+            accelerator=resource, model_paths=paths, claim_folders=_claim_folders(model), taken_volumes=taken
+        )
+        if problems:
             raise ValueError("; ".join(problems))
         return self
 
@@ -228,19 +222,26 @@ class Spec(Part):
 
     @model_validator(mode="after")
     def _accelerator_is_used(self) -> Spec:
-        if self.model.adapters is not None and (self.accelerator or self.engine.args.device == "cuda"):
+        if self.model.adapters is not None and self._is_on_gpu:
             raise ValueError(ON_CPU_IN_WORDS)
-        has_int8_draft = self.model.draft is not None and self.model.draft.quantization == "int8"
-        if has_int8_draft and (self.accelerator or self.engine.args.device == "cuda"):
-            raise ValueError(DRAFT_INT8_IN_WORDS)
         if self.accelerator is None:
             return self
         if (tensor := self.parallelism.tensor or 1) > self.accelerator.per_node:
             raise ValueError(f"tensor {tensor} is more than perNode {self.accelerator.per_node}; {_TENSOR_IN_WORDS}")
         if self.engine.args.device == "cpu":
             raise ValueError(_CPU_IN_WORDS)
-        if self.engine.args.quantization == "int8":
-            raise ValueError(_INT8_IN_WORDS)
+        return self
+
+    @model_validator(mode="after")
+    def _int8_weights_are_possible(self) -> Spec:
+        draft = self.model.draft
+        given = {OF_MODEL: self.engine.args.quantization, OF_DRAFT: None if draft is None else draft.quantization}
+        found = (
+            int8_problem(field, value, is_on_gpu=self._is_on_gpu, dtype=self.model.dtype)
+            for field, value in given.items()
+        )
+        if problems := [each for each in found if each]:
+            raise ValueError("; ".join(problems))
         return self
 
     @model_validator(mode="after")
@@ -251,6 +252,20 @@ class Spec(Part):
         if self.model.draft is None and kind == "draft":
             raise ValueError(NO_DRAFT_IN_WORDS)
         return self
+
+    @property
+    def _is_on_gpu(self) -> bool:
+        return self.accelerator is not None or self.engine.args.device == "cuda"
+
+
+def _claim_folders(model: Model) -> list[str]:
+    """Returns the folders at which pods mount claims for adapters and for a draft model, but not for the model.
+
+    The claim of the model is left out: templates mount single files over files of the model, such as a chat template.
+    """
+    folders = [f"{ADAPTERS_FOLDER}/{each}" for each in claims(model.adapters or ()) if each != model.claim]
+    has_own_claim = model.draft is not None and model.draft.claim not in (None, model.claim)
+    return [*folders, DRAFT_FOLDER] if has_own_claim else folders
 
 
 class LLMService(Part):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rayloom_operator import names
 from rayloom_operator.api.model import Model
 from rayloom_operator.api.model_source import SourcedModel
+from rayloom_operator.api.mounted_folders import CACHE_FOLDER
 from rayloom_operator.api.pod_template.container import covers
 from rayloom_operator.api.pod_template.reserved_parts import DRAFT_FOLDER, DRAFT_VOLUME
 from rayloom_operator.api.pods import LocalObject, Scheduling
@@ -116,7 +117,7 @@ def model_variables(service: LLMService, hub: Hub, *, serves: bool = True) -> di
     if model.token_secret_ref is not None:
         found["HF_TOKEN"] = {"valueFrom": {"secretKeyRef": model.token_secret_ref.model_dump()}}
     if serves and model.cache is not None:
-        found["HF_HUB_CACHE"] = {"value": f"{names.CACHE_FOLDER}/hub"}
+        found["HF_HUB_CACHE"] = {"value": f"{CACHE_FOLDER}/hub"}
     return found
 
 
@@ -174,7 +175,7 @@ def _model_places(service: LLMService, hub: Hub, serves: bool) -> list[tuple[Man
             # Type Directory requires an existing folder. A folder that the kubelet created would belong to root, and
             # the pods could not write to it.
             kind = {"hostPath": {"path": cache.host_path, "type": "Directory"}}
-        places.append(({"name": names.CACHE_VOLUME, **kind}, {"mountPath": names.CACHE_FOLDER}))
+        places.append(({"name": names.CACHE_VOLUME, **kind}, {"mountPath": CACHE_FOLDER}))
     return places + adapters
 
 

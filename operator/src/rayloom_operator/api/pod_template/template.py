@@ -7,7 +7,7 @@ Each template is a part of Kubernetes' PodTemplateSpec, merged over the pod that
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
@@ -315,13 +315,15 @@ class PodTemplates(Part):
         *,
         accelerator: str | None,
         model_paths: Sequence[str],
+        claim_folders: Sequence[str] = (),
         taken_volumes: Sequence[tuple[Sequence[str], str]] = (),
     ) -> list[str]:
         """Returns messages about conflicts with the rest of the spec.
 
         `accelerator`: the resource of spec.accelerator; None without spec.accelerator. `model_paths`: the paths of
-        file:// models, of adapters and of the draft model in containers. `taken_volumes`: names of the volumes of
-        adapters or of a draft model, with a message for each group of names.
+        file:// models, of adapters and of the draft model in containers. `claim_folders`: the folders at which pods
+        mount the claims of adapters and of the draft model. `taken_volumes`: names of the volumes of adapters or of a
+        draft model, with a message for each group of names.
         """
         found = []
         resources = [each.resources for each in self.head.spec.every_container if each.resources is not None]
@@ -333,14 +335,22 @@ class PodTemplates(Part):
                 if bad := [name for name in spec.volume_names if name in names]:
                     found.append(f"{', '.join(bad)}: {in_words}")
             for container in spec.containers or ():
-                paths = [each.mount_path for each in (container.volume_mounts if container.is_own else None) or ()]
-                found += [
-                    f"{path}: this mountPath of container {container.name} hides the model, its draft model or its "
-                    "adapters; use another one"
-                    for path in paths
-                    if any(covers(path, model_path) for model_path in model_paths)
-                ]
+                if container.is_own:
+                    found += _mount_problems(container, model_paths, claim_folders)
         return found
+
+
+def _mount_problems(container: Container, model_paths: Sequence[str], claim_folders: Sequence[str]) -> Iterator[str]:
+    for path in (each.mount_path for each in container.volume_mounts or ()):
+        given = f"{path}: this mountPath of container {container.name}"
+        if any(covers(path, model_path) for model_path in model_paths):
+            yield f"{given} hides the model, its draft model or its adapters; use another one"
+        # The claims are mounted read-only, so no folder for another mount can be made in them.
+        elif folder := next((each for each in claim_folders if covers(each, path)), None):
+            yield (
+                f"{given} is in {folder}, where pods mount a claim of the draft model or of adapters read-only; use "
+                "another one"
+            )
 
 
 def has_template(templates: PodTemplates) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from rayloom_operator.api.accelerator_memory import WITHOUT_CLUSTER
 from rayloom_operator.api.model_facts import ModelFacts
 from rayloom_operator.api.spec import LLMService, parse
-from rayloom_operator.api.status import Reason, stored_model
+from rayloom_operator.api.status import Reason, stored_model, stored_rollout
 from rayloom_operator.decide.conditions.accepted import VALID
 from rayloom_operator.decide.inspection import Inspection
 from rayloom_operator.decide.settings import Settings
@@ -19,6 +19,7 @@ from rayloom_operator.reconcile.gather.inspector import Inspector
 from rayloom_operator.reconcile.gather.lookups import RolloutLookups
 from rayloom_operator.reconcile.gather.sizer import Sizer
 from rayloom_operator.resolve.adapter_commits import stored_commits
+from rayloom_operator.resolve.engine_refusals import check_gpus
 from rayloom_operator.resolve.resolved import Resolved, is_sized, resolve
 from rayloom_operator.times import Now
 
@@ -63,6 +64,9 @@ class SpecReader:
         try:
             service = parse(document)
             self._settings.permissions.check(service)
+            # Pods of a service that has served get GPUs in a way that the spec does not show.
+            if not stored_rollout(previous).has_served:
+                check_gpus(service)
             inspection = await self._inspector.inspect(key, previous, service, now)
             if inspection.facts is not None:
                 resolved = await self._resolve(service, inspection.facts, previous)

@@ -1,0 +1,65 @@
+"""Specs that every engine refuses at its start, found in the spec and in the facts of its model. Pure.
+
+Contradictions inside a spec are refused in `api`. The two checks here need the model's facts, or are for clusters only.
+"""
+
+from __future__ import annotations
+
+from rayloom_operator.api.int8 import OF_DRAFT, OF_MODEL
+from rayloom_operator.api.model_facts import ModelFacts
+from rayloom_operator.api.pod_template.template import WorkerTemplate
+from rayloom_operator.api.spec import LLMService
+from rayloom_operator.errors import SpecError
+
+# NVIDIA's container toolkit gives a container GPUs if it has this variable, even if the pod requests none.
+_GPU_VARIABLE = "NVIDIA_VISIBLE_DEVICES"
+
+
+def float16_problems(service: LLMService, facts: ModelFacts) -> tuple[str, ...]:
+    """Returns a message for each model that is to have int8 weights, and whose checkpoint is in float16.
+
+    Only for `dtype: auto`: with another dtype, the checkpoint's does not count.
+    """
+    model = service.spec.model
+    if model.dtype != "auto":
+        return ()
+    found = []
+    if service.spec.engine.args.quantization == "int8" and facts.shape.checkpoint_dtype == "float16":
+        found.append(_float16_in_words(OF_MODEL, model.source))
+    draft = model.draft
+    is_int8 = draft is not None and draft.quantization == "int8"
+    if draft is not None and is_int8 and facts.draft is not None and facts.draft.checkpoint_dtype == "float16":
+        found.append(_float16_in_words(OF_DRAFT, draft.source))
+    return tuple(found)
+
+
+def check_gpus(service: LLMService) -> None:
+    """Raises SpecError if ranks are to compute on GPUs, and nothing in the spec can give their pods a GPU.
+
+    Such an engine would wait an hour for GPUs in its Ray cluster, and then fail. Pods can have GPUs without
+    `accelerator`: by other resources, by an image or a variable for NVIDIA's container toolkit, or by a template.
+    """
+    spec = service.spec
+    if spec.engine.args.device != "cuda" or spec.accelerator is not None:
+        return
+    resources = spec.engine.resources
+    may_have_gpus = (
+        spec.engine.image is not None
+        or any("/" in name for name in (*resources.requests, *resources.limits))
+        or any(variable.name == _GPU_VARIABLE for variable in spec.engine.env)
+        or spec.pod_template.worker != WorkerTemplate()
+    )
+    if not may_have_gpus:
+        raise SpecError(
+            (
+                "spec.engine.args.device: cuda computes on GPUs, and the pods of this service request none: add "
+                "spec.accelerator, or remove device",
+            )
+        )
+
+
+def _float16_in_words(field: str, source: str) -> str:
+    return (
+        f"spec.{field}: int8 works with bfloat16 or float32, and the checkpoint of {source} is in float16: set "
+        f"spec.model.dtype to bfloat16 or float32, or remove {field}"
+    )
