@@ -17,7 +17,7 @@ import pytest
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.kv import host_file
 from rayloom_engine.kv.host_file import (
-    ENGINE,
+    SUPERVISOR,
     HostFile,
     allocated_bytes,
     file_name,
@@ -261,9 +261,9 @@ def test_files_of_killed_engines_are_removed_when_a_file_is_made(
 
 def test_files_beside_that_of_a_killed_supervisor_are_removed_whatever_their_age(tmp_path: Path) -> None:
     def make(owner: str) -> HostFile:
-        return HostFile.open(file_name("old", owner), "", 0 if owner == ENGINE else SIZE, tmp_path)
+        return HostFile.open(file_name("old", owner), "", 0 if owner == SUPERVISOR else SIZE, tmp_path)
 
-    supervisor = make(ENGINE)
+    supervisor = make(SUPERVISOR)
     make("rank0").close()
     age(tmp_path / file_name("old", "rank0"))
     make_file(tmp_path).close()
@@ -317,5 +317,7 @@ def test_bytes_without_a_block_and_bytes_that_are_not_there_are_refused() -> Non
     with pytest.raises(ConfigError, match=r"299 bytes hold no KV block.* 300 bytes; give at least as many, or 0"):
         num_host_slots(299, 300, free_bytes=10**6)
     gib = 1 << 30
-    with pytest.raises(ConfigError, match=r"3\.00 GiB for each rank on this machine \(2\), .* at most 2\.75 GiB each"):
+    with pytest.raises(
+        ConfigError, match=r"3\.00 GiB for each rank, .* \(2, of all engines\) .* at most 2\.75 GiB each"
+    ):
         num_host_slots(3 * gib, 300, free_bytes=5 * gib, allocated_bytes=gib, ranks_on_host=2)

@@ -67,13 +67,13 @@ def test_a_new_core_finds_the_copies_of_the_old_one(shared_folder: Path, caplog:
     old = HostTier(4, 16)
     begin_host_epoch(old, ("a",), TOKEN)
     _stored(old, b"x" * 16)
-    journal = old.slots.journal
-    assert isinstance(journal, HostIndex)
-    journal.close()
+    saved_index = old.slots.saved_index
+    assert isinstance(saved_index, HostIndex)
+    saved_index.close()
     new = HostTier(4, 16)
     with caplog.at_level(logging.INFO):
         begin_host_epoch(new, ("a",), TOKEN)
-    assert new.slots.known_contents() == [b"x" * 16]
+    assert new.slots.shareable_contents() == [b"x" * 16]
     assert "found copies of 1 KV blocks" in caplog.text
 
 
@@ -86,7 +86,7 @@ def test_copies_survive_an_epoch_with_the_same_memory_and_no_other(
     begin_host_epoch(tier, ("a", "b"), TOKEN)
     assert tier.slots.num_used == 1
     begin_host_epoch(tier, ("a", "c"), TOKEN)
-    assert tier.slots.num_used == 0 and "the memory of a rank is new" in caplog.text
+    assert tier.slots.num_used == 0 and "a rank has other host memory than before" in caplog.text
     _stored(tier, b"x" * 16)
     begin_host_epoch(tier, ("a", ""), TOKEN)
     assert tier.slots.num_used == 0 and not tier.is_usable and "a rank has no host memory" in caplog.text

@@ -144,7 +144,9 @@ def test_too_much_memory_is_refused_at_the_start_and_given_up_by_a_replacement(
     rank: OneRank, token: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = rank.config.model_copy(update={"kv_host_memory_bytes": 1 << 60})
-    with pytest.raises(ConfigError, match=r"kv_host_memory_bytes: 1073741824\.00 GiB for each rank .* lower it"):
+    with pytest.raises(
+        ConfigError, match=r"kv_host_memory_bytes: 1073741824\.00 GiB for each rank.* lower kv_host_memory_bytes"
+    ):
         open_host_memory(config, rank.loaded, "model", 1, HostMemoryPlace(token=token))
     place = HostMemoryPlace(token=token, is_required=False)
     assert open_host_memory(config, rank.loaded, "model", 1, place) is None

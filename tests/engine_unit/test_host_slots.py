@@ -24,15 +24,15 @@ class SlotsMachine(RuleBasedStateMachine):
         self.in_slot: dict[int, tuple[bytes, bool]] = {}  # slot -> (content, whether it is stored), by the model
         self.held: list[bytes] = []
         self.known: set[bytes] = set()
-        self.slots.on_known = self.known.add
-        self.slots.on_unknown = self.known.remove
+        self.slots.on_shareable = self.known.add
+        self.slots.on_unshareable = self.known.remove
 
-    @rule(content=CONTENTS, filler=st.sampled_from((None, 1, 2)))
-    def store(self, content: bytes, filler: int | None) -> None:
+    @rule(content=CONTENTS, prover=st.sampled_from((None, 1, 2)))
+    def store(self, content: bytes, prover: int | None) -> None:
         if self.slots.find(content) is not None:
             return
         held = [each for each in set(self.held) if self.slots.find(each) is not None]
-        copy = self.slots.try_add(content, filler)
+        copy = self.slots.try_add(content, prover)
         assert all(self.slots.find(each) is not None for each in held), "a copy in use was evicted"
         if copy is None:
             return
@@ -53,7 +53,7 @@ class SlotsMachine(RuleBasedStateMachine):
         if self.slots.may_load(content, number):
             copy = self.slots.find(content)
             assert self.in_slot[copy.slot] == (content, True), "a copy is loaded that is not stored"
-            assert copy.filler in (None, number)
+            assert copy.prover in (None, number)
             self.slots.begin_load(copy)
             self.loading.append(copy)
 
@@ -67,7 +67,7 @@ class SlotsMachine(RuleBasedStateMachine):
     @rule(content=CONTENTS)
     def prove(self, content: bytes) -> None:
         copy = self.slots.find(content)
-        if copy is not None and copy.filler is not None:
+        if copy is not None and copy.prover is not None:
             self.slots.prove(copy)
 
     @rule(content=CONTENTS)
@@ -89,7 +89,7 @@ class SlotsMachine(RuleBasedStateMachine):
     def holds_together(self) -> None:
         self.slots.check_integrity(self.storing, Counter(self.loading), Counter(self.held))
         assert self.slots.num_used <= 3
-        assert self.known == set(self.slots.known_contents())
+        assert self.known == set(self.slots.shareable_contents())
 
 
 TestSlotsMachine = SlotsMachine.TestCase

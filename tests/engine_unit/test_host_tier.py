@@ -96,7 +96,7 @@ def test_a_shared_prefix_has_copies_although_the_sequence_that_computed_it_was_a
         scheduler.update(rank.run(scheduler.schedule()))
     scheduler.add(make_sequence("y", prompt, max_tokens=5))
     plan = scheduler.schedule()  # the last 4 tokens of both prompts
-    assert scheduler.pool.tier.slots.num_used > 0 and scheduler.pool.tier.slots.known_contents() == []
+    assert scheduler.pool.tier.slots.num_used > 0 and scheduler.pool.tier.slots.shareable_contents() == []
     scheduler.abort("x")
     scheduler.update(rank.run(plan))
     run_to_end(scheduler, rank)
@@ -141,12 +141,12 @@ def test_logits_prove_nothing_about_blocks_before_the_window_that_others_have_co
     for _ in range(4):
         scheduler.update(rank.run(scheduler.schedule()))
     scheduler.abort("unproven")
-    assert not any(map(slots.is_known, early))
+    assert not any(map(slots.is_shareable, early))
     num_before = rank.num_computed_tokens
     scheduler.add(make_sequence("again", prompt, max_tokens=6))
     run_to_end(scheduler, rank)
     assert rank.num_computed_tokens - num_before < 12, "the window at the end of the prompt was cached"
-    assert not any(map(slots.is_known, early)), "no logits were computed from these blocks"
+    assert not any(map(slots.is_shareable, early)), "no logits were computed from these blocks"
 
 
 def test_a_sequence_with_a_window_holds_the_copies_in_its_window_alone() -> None:
@@ -156,7 +156,7 @@ def test_a_sequence_with_a_window_holds_the_copies_in_its_window_alone() -> None
         scheduler.update(rank.run(plan))
         scheduler.check_integrity()
     hashes = make_sequence("hashes", tuple(range(64))).hashes(15, 4)
-    assert any(map(scheduler.pool.tier.slots.is_known, hashes[12:])), "its first copies have given way to its last"
+    assert any(map(scheduler.pool.tier.slots.is_shareable, hashes[12:])), "its first copies have given way to its last"
 
 
 def test_copies_with_a_nan_are_forgotten() -> None:
@@ -167,7 +167,7 @@ def test_copies_with_a_nan_are_forgotten() -> None:
         (output,) = run_to_end(scheduler, rank)
         assert output.finish_reason == "corrupt"
         scheduler.check_integrity()
-        assert scheduler.pool.tier.slots.known_contents() == []
+        assert scheduler.pool.tier.slots.shareable_contents() == []
     assert rank.num_loaded_blocks == 0
 
 
@@ -282,7 +282,7 @@ def test_finite_logits_prove_the_copy_of_a_shared_block_but_not_of_an_equal_one(
         tier.use(1, [(7, b"a")])
         tier.use(2, [(block_of_second, b"a")])
         tier.leave(1, [b"a"])
-        tier.end(1)
+        tier.drop_unproven(1)
         tier.prove(2)
         assert len(tier.take(1, 4).stores) == num_stores
 
@@ -303,7 +303,7 @@ def test_shared_blocks_are_looked_at_again_only_after_another_sequence_has_prove
     tier.slots.find = count  # type: ignore[method-assign]
     tier.prove(2)
     assert looked_at == []
-    tier.end(1)
+    tier.drop_unproven(1)
     tier.prove(2)
     assert len(tier.take(1, 4000).stores) == 50
 
@@ -323,9 +323,9 @@ def test_blocks_that_leave_the_prefix_index_as_wrong_lose_their_copies() -> None
     scheduler, rank = make_scheduler(12, num_host_slots=64), SimulatedRank()
     compute(scheduler, rank, "first", PROMPT, max_tokens=4)
     hashes = make_sequence("again", PROMPT).hashes(3, 4)
-    assert set(scheduler.pool.tier.slots.known_contents()) == set(hashes)
+    assert set(scheduler.pool.tier.slots.shareable_contents()) == set(hashes)
     scheduler.pool.forget(hashes[1:])
-    assert scheduler.pool.tier.slots.known_contents() == hashes[:1]
+    assert scheduler.pool.tier.slots.shareable_contents() == hashes[:1]
     scheduler.check_integrity()
     assert compute(scheduler, rank, "again", PROMPT) == 4
 

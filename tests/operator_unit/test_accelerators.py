@@ -130,8 +130,8 @@ def test_ranks_request_the_host_memory_of_their_copies_of_kv_blocks():
         ),
         (
             {"accelerator": {"memory": "80Gi"}, "engine": {"args": {"quantization": "int8"}}},
-            "spec: engine.args.quantization int8 works on CPU only: remove it, or the accelerator and "
-            "engine.args.device cuda",
+            "spec: engine.args.quantization int8 works on CPU only: remove it, or remove accelerator and "
+            "engine.args.device cuda, as far as they are set",
         ),
         (
             {"sizing": {"minConcurrentRequests": 0}},

@@ -95,12 +95,12 @@ def test_a_mistake_in_the_draft_model_is_named_with_its_cure(spec, sentence):
         (
             {"source": SOURCE, "draft": {"source": SOURCE, "quantization": "int8"}},
             {"accelerator": {"memory": "80Gi"}},
-            "spec: model.draft.quantization int8 works on CPU only: remove it, or the accelerator",
+            "spec: model.draft.quantization int8 works on CPU only: remove it, or remove accelerator",
         ),
         (
             {"source": SOURCE, "draft": {"source": SOURCE, "quantization": "int8"}},
             {"engine": {"args": {"device": "cuda"}}},
-            "spec: model.draft.quantization int8 works on CPU only: remove it, or the accelerator and engine.args.dev",
+            "spec: model.draft.quantization int8 works on CPU only: remove it, or remove accelerator and engine",
         ),
         (OWN, {"podTemplate": template("draft-model")}, "spec: draft-model: beside model.draft no volume of"),
     ],

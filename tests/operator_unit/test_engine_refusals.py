@@ -24,7 +24,7 @@ INT8 = {"engine": {"args": {"quantization": "int8"}}}
 ON_CUDA = {"engine": {"args": {"device": "cuda"}}}
 NO_GPU = (
     "spec.engine.args.device: cuda computes on GPUs, and the pods of this service request none: add spec.accelerator, "
-    "or remove device"
+    "or remove spec.engine.args.device"
 )
 
 
@@ -45,7 +45,7 @@ def in_float16(draft=False):
 
 
 def test_an_int8_model_on_a_gpu_or_in_float16_is_refused_as_an_int8_draft_model_is():
-    on_cpu = "works on CPU only: remove it, or the accelerator and engine.args.device cuda"
+    on_cpu = "works on CPU only: remove it, or remove accelerator and engine.args.device cuda, as far as they are set"
     types = "works with model.dtype auto, bfloat16 or float32, and model.dtype is float16: change one of the two"
     draft = {**OWN, "draft": {"source": SOURCE, "quantization": "int8"}}
 
@@ -69,15 +69,15 @@ def test_an_int8_model_on_the_modules_of_transformers_is_refused():
 def test_int8_weights_of_a_checkpoint_in_float16_are_refused_once_the_facts_are_known():
     words = (
         f"int8 works with bfloat16 or float32, and the checkpoint of {SOURCE} is in float16: set spec.model.dtype to "
-        "bfloat16 or float32, or remove"
+        "bfloat16 or float32, or remove spec."
     )
     with pytest.raises(SpecError) as refused:
         resolve(make_service(**INT8), "i", in_float16())
-    assert refused.value.problems == (f"spec.engine.args.quantization: {words} engine.args.quantization",)
+    assert refused.value.problems == (f"spec.engine.args.quantization: {words}engine.args.quantization",)
     drafted = {**OWN, "draft": {"source": SOURCE, "quantization": "int8"}}
     with pytest.raises(SpecError) as refused:
         resolve(make_service(model=drafted), "i", in_float16(draft=True))
-    assert refused.value.problems == (f"spec.model.draft.quantization: {words} model.draft.quantization",)
+    assert refused.value.problems == (f"spec.model.draft.quantization: {words}model.draft.quantization",)
 
 
 def test_a_checkpoint_in_float16_is_served_in_another_type_or_without_int8():
@@ -137,8 +137,8 @@ def test_no_model_can_be_where_an_engines_pods_always_mount_a_folder():
 def test_a_model_at_the_folder_of_the_cache_is_refused_only_beside_a_cache():
     cached = {"draft": {"source": "hf://org/draft"}, "cache": {"persistentVolumeClaim": "hub"}}
     assert refusal({"source": "file:///cache/", **cached}) == (
-        "spec.model: source: file:///cache/: the cache is mounted at /cache, so the model cannot be this folder of the "
-        "nodes: move it to another folder, for example to /data/models"
+        "spec.model: source: file:///cache/: model.cache is mounted at /cache, so model.source cannot be "
+        "file:///cache: move the model to another folder of the nodes, for example to /data/models"
     )
     make_service(model={"source": "file:///cache/m", **cached})
 

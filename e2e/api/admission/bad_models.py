@@ -22,7 +22,7 @@ MODELS: tuple[tuple[str, dict[str, Any], str], ...] = (
     (
         "a model where the cache is",
         _at("file:///cache", draft={"source": "hf://a/b"}, cache={"persistentVolumeClaim": "hub"}),
-        "the cache is mounted at /cache",
+        "model.cache is mounted at /cache",
     ),
     (
         "an int8 model in float16",

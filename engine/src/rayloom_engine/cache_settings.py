@@ -1,4 +1,4 @@
-"""Types of settings of the KV cache."""
+"""Type of the setting `kv_host_memory_bytes`."""
 
 from __future__ import annotations
 

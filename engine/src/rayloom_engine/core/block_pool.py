@@ -202,7 +202,7 @@ class BlockPool:
             self.log.removed(content)
 
     def _has_copy(self, content: bytes) -> bool:
-        return self.tier is not None and self.tier.slots.is_known(content)
+        return self.tier is not None and self.tier.slots.is_shareable(content)
 
     def _note_removed(self, content: bytes) -> None:
         """Records that the prefix index has lost a block. Routers need not know if there is a copy in host memory."""
@@ -241,10 +241,10 @@ class BlockPool:
         return self._cached.get(content)
 
     def cached_hashes(self) -> list[bytes]:
-        """Returns the content hashes of all blocks in the prefix index, and of all known copies in host memory."""
+        """Returns the content hashes of all blocks in the prefix index, and of all copies for every sequence."""
         if self.tier is None:
             return list(self._cached)
-        return [*self._cached, *(each for each in self.tier.slots.known_contents() if each not in self._cached)]
+        return [*self._cached, *(each for each in self.tier.slots.shareable_contents() if each not in self._cached)]
 
     def num_leading(self, hashes: Sequence[bytes]) -> int:
         """Returns an estimate of the number of leading blocks that the prefix index or host memory has.

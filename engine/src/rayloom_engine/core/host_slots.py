@@ -1,11 +1,12 @@
-"""HostSlots: the copies of KV blocks in host memory, and the order in which they give way to newer copies.
+"""HostSlots: the copies of KV blocks in host memory, and the order in which they are evicted.
 
 Every rank has the same number of host slots, places in its host memory with room for the rank's part of one block. The
 same host slot of all ranks has the parts of the same block. In this module and in host_tier.py, a slot is a host slot,
 never the slot of a running sequence. A copy is in one of these states:
 
-  storing   a plan in flight writes the slots; nothing reads them
-  stored    all ranks have written their slots; the copy may be loaded
+  storing   a plan in flight writes the slot on every rank; nothing reads it
+  stored    all ranks have written their slots; the copy may be loaded: by every sequence if it is proven, else by its
+            prover alone
   dropped   not in the index any more; its slot is free as soon as no plan in flight reads or writes it
 
 A stored copy is evicted only if it is idle: no running sequence uses its block, and no plan in flight loads it. So a
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 
-class HostJournal(Protocol):
+class SavedIndex(Protocol):
     """Remembers the copies that every sequence may load, so that the next EngineCore process finds them."""
 
     def keep(self, slot: int, content: bytes) -> None:
@@ -40,17 +41,17 @@ class HostCopy:
 
     content: bytes
     slot: int
-    # Number of the sequence that must still get finite logits from the block; None once a sequence has got them. Until
-    # then, only this sequence may load the copy, because it may hold a NaN (see block_pool.py).
-    filler: int | None
+    # Number of the sequence whose finite logits will prove the copy; None once it is proven. Until then, only this
+    # sequence may load it, because it may hold a NaN (see block_pool.py).
+    prover: int | None
     is_storing: bool = True
     is_dropped: bool = False
     num_loads: int = 0  # plans in flight that load the copy
 
     @property
-    def is_known(self) -> bool:
+    def is_shareable(self) -> bool:
         """True if every sequence may load the copy."""
-        return not self.is_storing and not self.is_dropped and self.filler is None
+        return not self.is_storing and not self.is_dropped and self.prover is None
 
 
 class HostSlots:
@@ -58,9 +59,11 @@ class HostSlots:
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
-        self.journal: HostJournal | None = None
-        self.on_known: Callable[[bytes], None] = lambda _: None  # called when a copy begins to be known
-        self.on_unknown: Callable[[bytes], None] = lambda _: None  # called when a known copy is dropped
+        self.saved_index: SavedIndex | None = None
+        self.on_shareable: Callable[[bytes], None] = lambda _: (
+            None
+        )  # called when every sequence may load a copy from now on
+        self.on_unshareable: Callable[[bytes], None] = lambda _: None  # called when such a copy is dropped
         self._copies: dict[bytes, HostCopy] = {}  # all copies that are not dropped
         self._idle: OrderedDict[bytes, None] = OrderedDict()  # evictable copies; the first is evicted first
         self._holders: Counter[bytes] = Counter()  # content -> running sequences that use the block; never 0
@@ -74,19 +77,19 @@ class HostSlots:
         """Returns the copy with this content, stored or storing."""
         return self._copies.get(content)
 
-    def is_known(self, content: bytes) -> bool:
+    def is_shareable(self, content: bytes) -> bool:
         copy = self._copies.get(content)
-        return copy is not None and copy.is_known
+        return copy is not None and copy.is_shareable
 
-    def known_contents(self) -> list[bytes]:
-        return [content for content, copy in self._copies.items() if copy.is_known]
+    def shareable_contents(self) -> list[bytes]:
+        return [content for content, copy in self._copies.items() if copy.is_shareable]
 
     def may_load(self, content: bytes, number: int) -> bool:
         """True if the sequence with this number may load a copy with this content."""
         copy = self._copies.get(content)
-        return copy is not None and not copy.is_storing and copy.filler in (None, number)
+        return copy is not None and not copy.is_storing and copy.prover in (None, number)
 
-    def try_add(self, content: bytes, filler: int | None) -> HostCopy | None:
+    def try_add(self, content: bytes, prover: int | None) -> HostCopy | None:
         """Returns a new copy in the state storing; None if every slot is in use. May evict an idle copy.
 
         There must be no copy with this content.
@@ -96,7 +99,7 @@ class HostSlots:
             self.drop(next(iter(self._idle)))
         if not self._free:
             return None
-        copy = self._copies[content] = HostCopy(content, self._free.pop(), filler)
+        copy = self._copies[content] = HostCopy(content, self._free.pop(), prover)
         return copy
 
     def restore(self, entries: Iterable[tuple[int, bytes]]) -> None:
@@ -108,21 +111,21 @@ class HostSlots:
                 taken.add(slot)
                 self._copies[content] = HostCopy(content, slot, None, is_storing=False)
                 self._idle[content] = None
-                self.on_known(content)
-            elif self.journal is not None:
-                self.journal.drop(slot)
+                self.on_shareable(content)
+            elif self.saved_index is not None:
+                self.saved_index.drop(slot)
         self._free = [slot for slot in self._free if slot not in taken]
 
     def stored(self, copy: HostCopy) -> None:
         """Records that all ranks have written the copy."""
         copy.is_storing = False
-        self._note_known(copy)
+        self._note_shareable(copy)
         self._settle(copy)
 
     def prove(self, copy: HostCopy) -> None:
         """Records that finite logits were computed from the block."""
-        copy.filler = None
-        self._note_known(copy)
+        copy.prover = None
+        self._note_shareable(copy)
 
     def begin_load(self, copy: HostCopy) -> None:
         copy.num_loads += 1
@@ -153,24 +156,24 @@ class HostSlots:
         copy = self._copies.pop(content, None)
         if copy is None:
             return
-        was_known = copy.is_known
+        was_shareable = copy.is_shareable
         copy.is_dropped = True
         self._idle.pop(content, None)
-        if was_known:
-            if self.journal is not None:
-                self.journal.drop(copy.slot)
-            self.on_unknown(content)
+        if was_shareable:
+            if self.saved_index is not None:
+                self.saved_index.drop(copy.slot)
+            self.on_unshareable(content)
         self._settle(copy)
 
     def drop_all(self) -> None:
         for content in list(self._copies):
             self.drop(content)
 
-    def _note_known(self, copy: HostCopy) -> None:
-        if copy.is_known:
-            if self.journal is not None:
-                self.journal.keep(copy.slot, copy.content)
-            self.on_known(copy.content)
+    def _note_shareable(self, copy: HostCopy) -> None:
+        if copy.is_shareable:
+            if self.saved_index is not None:
+                self.saved_index.keep(copy.slot, copy.content)
+            self.on_shareable(copy.content)
 
     def _settle(self, copy: HostCopy) -> None:
         """Frees the slot of a dropped copy, or makes a copy idle, if nothing uses it any more."""

@@ -3,7 +3,7 @@
 A block is copied soon after its hash enters the prefix index, and not only when it is evicted. So an eviction copies
 nothing, and the loss of a rank loses few blocks: the ranks' device memory is gone, but their host memory stays.
 
-A rank executes the orders of a plan in this sequence: it stores blocks, clears blocks, loads blocks, computes.
+A rank executes the orders of a plan in this order: it stores blocks, clears blocks, loads blocks, computes.
 - A store reads what earlier plans have computed, and the plan's own new owner of the block writes later.
 - All ranks take part in the computation. So the result of a plan proves that every rank has executed the plan's stores,
   and only then a copy may be loaded. If a rank dies within a plan, its half-written slots are in no index.
@@ -18,14 +18,14 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from rayloom_engine.core.host_slots import HostCopy, HostJournal, HostSlots
+from rayloom_engine.core.host_slots import HostCopy, HostSlots, SavedIndex
 
 _LEAST_STORES = 4  # blocks that a plan may store, besides one for each `block_size` tokens that it computes
 
 
 @dataclass(frozen=True, slots=True)
 class HostOrders:
-    """The copies of one plan, as (block, host slot) to store and (host slot, block) to load."""
+    """The blocks that a plan stores, as (block, host slot), and those that it loads, as (host slot, block)."""
 
     stores: tuple[tuple[int, int], ...] = ()
     loads: tuple[tuple[int, int], ...] = ()
@@ -40,7 +40,7 @@ class _Evicted:
 
     content: bytes
     block_id: int
-    filler: int | None  # as in HostCopy
+    prover: int | None  # as in HostCopy
 
 
 @dataclass(slots=True)
@@ -52,7 +52,10 @@ class _InFlight:
 
 
 class HostTier:
-    """The scheduler's view of the host memory of all ranks."""
+    """The scheduler's view of the host memory of all ranks.
+
+    `content`, here and in HostSlots: the hash of a block's content.
+    """
 
     def __init__(self, num_slots: int, block_size: int) -> None:
         self.slots = HostSlots(num_slots)
@@ -61,32 +64,32 @@ class HostTier:
         # returns the block of the prefix index with a content; None if there is none
         self.block_of: Callable[[bytes], int | None] = lambda _: None
         self._block_size = block_size
-        # ids of the ranks' memory that the index describes; None: the only rank is in this process and has one memory
+        # ids of the ranks' memory; None: `begin_epoch` was never called, as for an engine in one process
         self.memory: tuple[str, ...] | None = None
-        self._to_store: OrderedDict[bytes, int | None] = OrderedDict()  # content -> filler, oldest first
+        self._to_store: OrderedDict[bytes, int | None] = OrderedDict()  # content -> prover, oldest first
         self._evicted: list[_Evicted] = []
         self._to_load: dict[int, HostCopy] = {}  # block -> the copy that the next plan loads into it
         self._in_flight: dict[int, _InFlight] = {}  # step id -> the copies of this plan
         self._unproven: dict[int, list[bytes]] = {}  # number of a sequence -> contents that it has yet to prove
         # number of a sequence -> its blocks, by content, whose copies another sequence has yet to prove
         self._unproven_by_others: dict[int, dict[bytes, int]] = {}
-        self._num_settled = 0  # how often copies of a sequence were proven, or dropped because they never will be
-        self._settled_at: dict[int, int] = {}  # number of a sequence -> `_num_settled` when its blocks were looked at
+        self._num_verdicts = 0  # how often copies of a sequence were proven, or dropped because they never will be
+        self._verdicts_at: dict[int, int] = {}  # number of a sequence -> `_num_verdicts` when its blocks were checked
 
-    def begin_epoch(self, memory: tuple[str, ...], journal: HostJournal | None = None) -> None:
+    def begin_epoch(self, memory: tuple[str, ...], saved_index: SavedIndex | None = None) -> None:
         """Keeps the copies if all ranks have the memory of the epoch before, else drops them.
 
         `memory`: an id of each rank's memory. A rank that lost its memory has a new id; "" if it has none, and then
-        there are no copies in this epoch. `journal`: the record of the copies in this memory.
+        there are no copies in this epoch. `saved_index`: the record of the copies in this memory.
         """
         assert not self._in_flight
         if memory == self.memory:
             return
         self.slots.drop_all()
         self.memory = memory
-        self.slots.journal = journal
-        if journal is not None and self.is_usable:
-            self.slots.restore(journal.entries())
+        self.slots.saved_index = saved_index
+        if saved_index is not None and self.is_usable:
+            self.slots.restore(saved_index.entries())
 
     @property
     def is_usable(self) -> bool:
@@ -109,7 +112,7 @@ class HostTier:
                 if self.block_of(content) == block_id:
                     self._to_store[content] = number
                     self._unproven.setdefault(number, []).append(content)
-            elif self._filler(content) not in (None, number):
+            elif self._prover(content) not in (None, number):
                 self._unproven_by_others.setdefault(number, {})[content] = block_id
 
     def leave(self, number: int, contents: Sequence[bytes]) -> None:
@@ -122,10 +125,10 @@ class HostTier:
         """True if there is no copy, and no order to store one."""
         return self.slots.find(content) is None and content not in self._to_store
 
-    def _filler(self, content: bytes) -> int | None:
-        """Returns the filler of a copy, or of the order to store it."""
+    def _prover(self, content: bytes) -> int | None:
+        """Returns the prover of a copy, or of the order to store it."""
         copy = self.slots.find(content)
-        return self._to_store.get(content) if copy is None else copy.filler
+        return self._to_store.get(content) if copy is None else copy.prover
 
     def _drop_unproven_by_others(self, number: int, contents: Iterable[bytes]) -> None:
         blocks = self._unproven_by_others[number]
@@ -133,59 +136,59 @@ class HostTier:
             blocks.pop(content, None)
         if not blocks:
             del self._unproven_by_others[number]
-            self._settled_at.pop(number, None)
+            self._verdicts_at.pop(number, None)
 
     def prove(self, number: int) -> None:
         """Records that finite logits were computed from all blocks of the sequence.
 
-        The sequence has computed or loaded the blocks of all its unproven copies since its admission (`end`).
+        The sequence has computed or loaded the blocks of all its unproven copies since its admission (`drop_unproven`).
         """
         unproven = self._unproven.pop(number, ())
-        self._num_settled += bool(unproven)
+        self._num_verdicts += bool(unproven)
         for content in unproven:
             copy = self.slots.find(content)
-            if copy is not None and copy.filler == number:
+            if copy is not None and copy.prover == number:
                 self.slots.prove(copy)
             elif self._to_store.get(content) == number:
                 self._to_store[content] = None
-        # Each token of the sequence proves its blocks again. They are looked at only if this can change something.
-        if number in self._unproven_by_others and self._settled_at.get(number) != self._num_settled:
-            self._settled_at[number] = self._num_settled
+        # Each token of the sequence proves its blocks again. They are checked only if this can change something.
+        if number in self._unproven_by_others and self._verdicts_at.get(number) != self._num_verdicts:
+            self._verdicts_at[number] = self._num_verdicts
             self._prove_for_others(number)
         for each in self._evicted:
-            if each.filler == number:
-                each.filler = None
+            if each.prover == number:
+                each.prover = None
 
     def _prove_for_others(self, number: int) -> None:
         """Queues blocks of the sequence whose copies were dropped when another sequence ended."""
         settled = []
         for content, block_id in self._unproven_by_others[number].items():
-            if self._filler(content) is not None:
+            if self._prover(content) is not None:
                 continue
             if self._is_missing(content) and self.block_of(content) == block_id:
                 self._to_store[content] = None
             settled.append(content)
         self._drop_unproven_by_others(number, settled)
 
-    def end(self, number: int, to_load: Collection[bytes] = ()) -> None:
+    def drop_unproven(self, number: int, to_load: Collection[bytes] = ()) -> None:
         """Drops what the sequence has not proven, except copies that it loads.
 
         No sequence may load these copies any more: this sequence has ended, or it is admitted again and gets its logits
         from other blocks of the same content. These logits would prove nothing about the copies.
         """
         unproven = self._unproven.pop(number, [])
-        self._num_settled += bool(unproven)
+        self._num_verdicts += bool(unproven)
         if kept := [each for each in unproven if each in to_load]:
             self._unproven[number] = kept
         for content in unproven:
             if content in to_load:
                 continue
             copy = self.slots.find(content)
-            if copy is not None and copy.filler == number:
+            if copy is not None and copy.prover == number:
                 self.slots.drop(content)
             elif self._to_store.get(content) == number:
                 del self._to_store[content]
-        self._evicted = [each for each in self._evicted if each.filler != number]
+        self._evicted = [each for each in self._evicted if each.prover != number]
 
     def forget(self, contents: Iterable[bytes]) -> None:
         """Drops copies because the blocks' keys and values may be wrong."""
@@ -198,21 +201,21 @@ class HostTier:
         self._evicted = [each for each in self._evicted if each.content not in gone]
 
     def unlinked(self, content: bytes) -> None:
-        """Records that a block left the prefix index because nothing proves that its keys and values are finite."""
-        self._num_settled += 1
+        """Records that a block left the prefix index without an eviction. Drops its copy unless the copy is proven."""
+        self._num_verdicts += 1
         self._to_store.pop(content, None)
         copy = self.slots.find(content)
-        if copy is not None and copy.filler is not None:
+        if copy is not None and copy.prover is not None:
             self.slots.drop(content)
 
     def evicted(self, content: bytes, block_id: int) -> None:
         """Records that a block left the prefix index to get another content. The next plan can still store it."""
-        is_to_load = block_id in self._to_load  # the block never had its content
+        is_to_load = block_id in self._to_load  # only ordered, so the block does not have this content
         self._cancel_load(block_id)
         if content in self._to_store:
-            filler = self._to_store.pop(content)
+            prover = self._to_store.pop(content)
             if not is_to_load:
-                self._evicted.append(_Evicted(content, block_id, filler))
+                self._evicted.append(_Evicted(content, block_id, prover))
 
     def load(self, content: bytes, block_id: int) -> None:
         """Orders the next plan to load a copy into a block. `slots.may_load` must have been True."""
@@ -247,17 +250,17 @@ class HostTier:
         stores: list[tuple[int, int]] = []
         for each in self._evicted:
             if len(stores) < most and self.slots.find(each.content) is None:
-                self._store(stores, in_flight, each.content, each.block_id, each.filler)
+                self._store(stores, in_flight, each.content, each.block_id, each.prover)
         done = []
-        for content, filler in self._to_store.items():
+        for content, prover in self._to_store.items():
             block_id = self.block_of(content)
             if block_id is not None and block_id in self._to_load:
                 continue  # the block gets its content after the stores of this plan
             is_due = block_id is not None and self.slots.find(content) is None
             if is_due and len(stores) >= most:
                 break
-            if block_id is not None and is_due and not self._store(stores, in_flight, content, block_id, filler):
-                break  # running sequences use the blocks of all slots
+            if block_id is not None and is_due and not self._store(stores, in_flight, content, block_id, prover):
+                break  # no slot is free: running sequences use the copied blocks, or plans in flight use the copies
             done.append(content)
         for content in done:
             del self._to_store[content]
@@ -269,10 +272,10 @@ class HostTier:
         in_flight: _InFlight,
         content: bytes,
         block_id: int,
-        filler: int | None,
+        prover: int | None,
     ) -> bool:
         """Adds a store. Returns False if there is no slot for it."""
-        copy = self.slots.try_add(content, filler)
+        copy = self.slots.try_add(content, prover)
         if copy is None:
             return False
         in_flight.stores.append(copy)

@@ -246,7 +246,7 @@ class Scheduler:
         plan, sequences = self._in_flight[0].plan, self._in_flight[0].sequences
         assert (result.step_id, result.epoch) == (plan.step_id, plan.epoch), "a result out of order"
         self._in_flight.popleft()
-        self._running.has_run(result.step_id)
+        self._running.confirm_plan(result.step_id)
         outputs = self._end_corrupt([sequences[slot] for slot in result.corrupt_slots])
         for broken in result.broken_forms:
             outputs += self._fail(sequences[broken.slot], BROKEN_FORM, broken.message)

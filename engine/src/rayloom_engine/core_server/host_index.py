@@ -2,8 +2,8 @@
 
 The index is a table with an entry for each host slot: the hash of the block's content, and a checksum. An entry is
 written after all ranks have stored the copy, and cleared before another plan writes the host slot. So whenever this
-process dies, the entries in the file are right, and its successor may load these copies. The file is for the memory
-with these ids: if a rank has memory with another id, the successor makes a new index.
+process dies, the entries in the file are right, and its successor may load these copies. The file belongs to one set of
+ids, one of each rank's memory: if a rank has memory with another id, the successor makes a new index.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NO_ENTRY = bytes(_ENTRY.size)
 
 
 class HostIndex:
-    """Implements HostJournal."""
+    """Implements SavedIndex."""
 
     def __init__(self, token: str, memory: tuple[str, ...], num_slots: int) -> None:
         """`token`: the engine's. `memory`: an id of each rank's memory. Raises OSError."""
@@ -52,7 +52,7 @@ def begin_host_epoch(tier: HostTier | None, memory: tuple[str, ...], token: str)
     if tier is None or memory == tier.memory:
         return
     had_copies = tier.slots.num_used > 0
-    old = tier.slots.journal
+    old = tier.slots.saved_index
     if isinstance(old, HostIndex):
         old.close()  # the new index is a file of the same name, which must not be locked
     if not all(memory):
@@ -63,9 +63,11 @@ def begin_host_epoch(tier: HostTier | None, memory: tuple[str, ...], token: str)
         try:
             index = HostIndex(token, memory, tier.slots.num_slots)
         except OSError as error:
-            logger.warning("copies of KV blocks will not outlive this process: /dev/shm has no room (%s)", error)
+            logger.warning(
+                "copies of KV blocks will not outlive this process: no file for their index in /dev/shm (%s)", error
+            )
         tier.begin_epoch(memory, index)
         if tier.slots.num_used:
             logger.info("found copies of %d KV blocks in host memory", tier.slots.num_used)
     if had_copies:
-        logger.warning("the memory of a rank is new, so its copies of KV blocks are gone")
+        logger.warning("a rank has other host memory than before, or none, so the copies of KV blocks are dropped")

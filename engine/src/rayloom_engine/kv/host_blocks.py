@@ -2,8 +2,10 @@
 
 On a GPU, all copies run on the stream of the steps. So a store sees the blocks of all earlier steps, and a step sees
 what was loaded before it. The host memory is pinned, so that the GPU copies at full speed, and this process need not
-wait for a copy. Blocks are gathered in a buffer on the GPU, because a block has a piece in every layer, and thousands
+wait for it. Blocks are gathered in a buffer on the GPU, because a block has a piece in every layer, and thousands
 of small copies over the bus would take longer than the data.
+
+S: host slots. N: blocks of a round. E: elements of a block in all layers.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ class HostBlocks:
             self._spans.append((begin, end))
         self._slots_SE = torch.frombuffer(memory, dtype=self._dtype, count=num_slots * end).view(num_slots, end)
         slot_bytes = end * self._dtype.itemsize
-        self._most = max(1, _BUFFER_BYTES // slot_bytes)
+        self._round_blocks = max(1, _BUFFER_BYTES // slot_bytes)
 
     def store(self, pairs: Pairs) -> None:
         """Copies blocks to host slots; each pair is (block, host slot)."""
@@ -72,7 +74,7 @@ class HostBlocks:
                 pages.index_copy_(0, blocks, buffer_NE[:, begin:end].view(-1, *pages.shape[1:]))
 
     def _rounds(self, pairs: Pairs) -> list[Pairs]:
-        return [pairs[first : first + self._most] for first in range(0, len(pairs), self._most)]
+        return [pairs[first : first + self._round_blocks] for first in range(0, len(pairs), self._round_blocks)]
 
     def _indices(self, pairs: Pairs) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns both columns of the pairs, on the device of the cache."""

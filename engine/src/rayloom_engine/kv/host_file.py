@@ -6,9 +6,9 @@ needs it for something else makes a new file. Every file has a random id, so its
 
 Linux frees such a file only when it is removed. The engine removes its files when it ends. If an engine was killed, the
 next engine on the machine removes the files. It recognises them by their locks, which end with their processes: a file
-is stale if neither the file itself nor the file of its engine's supervisor is locked. On machines without the
-supervisor there is no such file of it. There an unlocked file is stale if it is old: a living process renews the age
-of its file.
+is stale if neither the file itself nor the file of its engine's supervisor is locked. Machines without the supervisor
+have no file of it. There an unlocked file may belong to a rank that is being restarted, so it is stale only after half
+an hour. A living process renews the time of its file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 FOLDER = Path("/dev/shm")
 _PREFIX = "rayloom-kv-"
-ENGINE = "engine"  # owner of the file that a supervisor has locked as long as its engine lives
+SUPERVISOR = "engine"  # owner of the file that a supervisor has locked as long as its engine lives
 _HEADER_BYTES = 4096
 _RENEW_SECONDS = 15.0
 # Age at which a file without a lock belongs to a dead engine. A living one has replaced a dead rank by then.
@@ -84,7 +84,7 @@ class HostFile:
             mapping = mmap.mmap(descriptor, _HEADER_BYTES + num_bytes)
         except BaseException:
             os.close(descriptor)
-            path.unlink(missing_ok=True)  # it would soon be wrong: its user goes on without it
+            path.unlink(missing_ok=True)  # its process continues without it, so its content would be out of date
             raise
         return cls(descriptor, path, file_id, memoryview(mapping)[_HEADER_BYTES:])
 
@@ -135,14 +135,14 @@ def allocated_bytes(token: str | None, folder: Path = FOLDER) -> int:
     return total
 
 
-def remove_stale_files(folder: Path = FOLDER, *, short_token: str | None = None) -> int:
+def remove_stale_files(folder: Path = FOLDER, *, token_without_room: str | None = None) -> int:
     """Removes this user's files of engines that were killed. Returns how many.
 
-    `short_token`: the token of an engine that has no room for its own files. For other engines' files, a shorter age is
-    enough then.
+    `token_without_room`: the token of an engine that has no room for its own files. For other engines' files, a shorter
+    age is enough then.
     """
     num_removed = 0
-    for path in [path for path in folder.glob(f"{_PREFIX}*") if _seconds_to_stale(path, short_token) <= 0]:
+    for path in [path for path in folder.glob(f"{_PREFIX}*") if _seconds_to_stale(path, token_without_room) <= 0]:
         with contextlib.suppress(OSError):
             descriptor = _locked(path)
             try:
@@ -155,7 +155,10 @@ def remove_stale_files(folder: Path = FOLDER, *, short_token: str | None = None)
 
 
 def seconds_to_room(token: str, folder: Path = FOLDER) -> float | None:
-    """Returns how soon `remove_stale_files` can make room for an engine that is short of it. None: there is nothing."""
+    """Returns how soon `remove_stale_files` can make room for an engine that is short of it.
+
+    None: there is no file that it may remove.
+    """
     found = []
     for path in folder.glob(f"{_PREFIX}*"):
         if not path.name.startswith(_engine_prefix(token)):
@@ -165,10 +168,10 @@ def seconds_to_room(token: str, folder: Path = FOLDER) -> float | None:
     return min((seconds for seconds in found if math.isfinite(seconds)), default=None)
 
 
-def _seconds_to_stale(path: Path, short_token: str | None) -> float:
+def _seconds_to_stale(path: Path, token_without_room: str | None) -> float:
     """Returns after how many seconds a file that nobody uses is stale; infinite if its engine lives."""
-    supervisor = path.with_name(f"{path.name.rpartition('-')[0]}-{ENGINE}")
-    is_other = short_token is not None and not path.name.startswith(_engine_prefix(short_token))
+    supervisor = path.with_name(f"{path.name.rpartition('-')[0]}-{SUPERVISOR}")
+    is_other = token_without_room is not None and not path.name.startswith(_engine_prefix(token_without_room))
     try:
         if supervisor.exists():
             os.close(_locked(supervisor))
@@ -183,7 +186,7 @@ def _engine_prefix(token: str) -> str:
     return f"{_PREFIX}{hashlib.sha256(f'host memory of {token}'.encode()).hexdigest()[:16]}-"
 
 
-def _reopened(path: Path, purpose: str, num_bytes: int) -> tuple[int, str] | None:
+def _reopened(path: Path, purpose_digest: str, num_bytes: int) -> tuple[int, str] | None:
     """Returns (descriptor, id) of a file that is there, for this purpose and of this size; None if there is none."""
     try:
         # A process that dies needs time to release its lock. A new file beside the locked one would take the memory
@@ -193,7 +196,7 @@ def _reopened(path: Path, purpose: str, num_bytes: int) -> tuple[int, str] | Non
         return None
     try:
         found = json.loads(os.pread(descriptor, _HEADER_BYTES, 0).rstrip(b"\0"))
-        is_same = (found["purpose"], found["num_bytes"]) == (purpose, num_bytes)
+        is_same = (found["purpose"], found["num_bytes"]) == (purpose_digest, num_bytes)
         if is_same and os.fstat(descriptor).st_size == _HEADER_BYTES + num_bytes:
             return descriptor, str(found["id"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -202,12 +205,12 @@ def _reopened(path: Path, purpose: str, num_bytes: int) -> tuple[int, str] | Non
     return None
 
 
-def _created(path: Path, purpose: str, num_bytes: int) -> tuple[int, str]:
+def _created(path: Path, purpose_digest: str, num_bytes: int) -> tuple[int, str]:
     """Makes a file in place of the present one. Returns (descriptor, id)."""
     descriptor = _soon(lambda: _new_file(path))
     try:
         os.posix_fallocate(descriptor, 0, _HEADER_BYTES + num_bytes)
-        header = {"purpose": purpose, "num_bytes": num_bytes, "id": secrets.token_hex(16)}
+        header = {"purpose": purpose_digest, "num_bytes": num_bytes, "id": secrets.token_hex(16)}
         os.pwrite(descriptor, json.dumps(header).encode(), 0)
         return descriptor, str(header["id"])
     except BaseException:

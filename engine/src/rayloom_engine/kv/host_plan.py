@@ -25,8 +25,8 @@ def num_host_slots(
     most = (free_bytes - free_bytes // _KEPT_PART + allocated_bytes) // ranks_on_host
     if wanted_bytes > most:
         raise ConfigError(
-            f"kv_host_memory_bytes: {wanted_bytes / GIB:.2f} GiB for each rank on this machine ({ranks_on_host}), but "
-            f"there is room for at most {most / GIB:.2f} GiB each, because a tenth of the free memory is kept; lower "
-            "it, or give the machine or container more memory"
+            f"kv_host_memory_bytes: {wanted_bytes / GIB:.2f} GiB for each rank, but the ranks on this machine "
+            f"({ranks_on_host}, of all engines) have room for at most {most / GIB:.2f} GiB each, because a tenth of "
+            "the free memory is kept; lower kv_host_memory_bytes, or give the machine or container more memory"
         )
     return wanted_bytes // block_bytes

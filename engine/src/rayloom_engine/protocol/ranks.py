@@ -141,7 +141,7 @@ class Loaded(msgspec.Struct, frozen=True, tag="loaded", kw_only=True):
     weight_bytes: int
     bytes_read: int  # weight bytes read from files since the process started
     kv_explanation: str
-    host_memory: str = ""  # id of the memory with copies of KV blocks; "" if there is none. A new id: no earlier copies
+    host_memory: str = ""  # id of the memory with copies of KV blocks; "" if there is none. Without earlier copies, new
     num_host_slots: int = 0  # KV blocks that this memory has room for
     ticket: int = 0
 

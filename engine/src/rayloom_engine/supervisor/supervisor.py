@@ -37,7 +37,7 @@ from rayloom_engine.common.process import (
 )
 from rayloom_engine.config import EngineConfig
 from rayloom_engine.executor_choice import choose_executor, job_place
-from rayloom_engine.kv.host_file import ENGINE, HostFile, file_name, remove_files
+from rayloom_engine.kv.host_file import SUPERVISOR, HostFile, file_name, remove_files
 from rayloom_engine.supervisor.child import Child, cause_of
 from rayloom_engine.supervisor.prepared import PreparedProcess
 from rayloom_engine.supervisor.sockets import (
@@ -134,7 +134,7 @@ class Supervisor:
         """Locks a file as long as this engine lives. Other engines remove the copies of engines without this lock."""
         if self._config.kv_host_memory_bytes:
             with contextlib.suppress(OSError):  # without room for this file, the ranks report what to change
-                self._host_lock = HostFile.open(file_name(self._token(), ENGINE), "", 0)
+                self._host_lock = HostFile.open(file_name(self._token(), SUPERVISOR), "", 0)
 
     def _remove_host_files(self) -> None:
         """Removes the copies of KV blocks that processes of this engine have left in this machine's memory."""

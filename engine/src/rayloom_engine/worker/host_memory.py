@@ -61,7 +61,7 @@ def open_host_memory(
         try:
             return _opened(config, loaded, model, ranks_on_host, place)
         except ConfigError as error:
-            if _makes_room(place):
+            if _try_make_room(place):
                 continue
             if place.is_required:
                 raise
@@ -69,15 +69,15 @@ def open_host_memory(
             return None
 
 
-def _makes_room(place: HostMemoryPlace) -> bool:
-    """Removes files of dead engines, for which an engine that starts may have to wait. Returns False if it has none."""
+def _try_make_room(place: HostMemoryPlace) -> bool:
+    """Removes files that dead engines have left; waits until they are old enough. Returns False if it removed none."""
     seconds = seconds_to_room(place.token)
     if seconds is None or (seconds > 0 and not place.is_required):
         return False
     if seconds > 0:
         logger.warning("waiting %.0f s, because a dead engine may have left files in the host memory", seconds)
         sleep(seconds + _STALE_MARGIN_S)
-    return remove_stale_files(short_token=place.token) > 0
+    return remove_stale_files(token_without_room=place.token) > 0
 
 
 def _opened(
@@ -121,7 +121,7 @@ def _open(name: str | None, purpose: str, num_bytes: int) -> HostFile:
     except (OSError, ValueError, OverflowError) as error:
         raise ConfigError(
             f"kv_host_memory_bytes: {num_bytes / GIB:.2f} GiB of shared memory (/dev/shm) cannot be allocated "
-            f"({error}); lower it, or enlarge /dev/shm (for example docker run --shm-size)"
+            f"({error}); lower kv_host_memory_bytes, or enlarge /dev/shm (for example docker run --shm-size)"
         ) from error
 
 

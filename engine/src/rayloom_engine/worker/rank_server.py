@@ -283,7 +283,7 @@ class RankServer:
             from rayloom_engine.worker.host_memory import HostMemoryPlace
             from rayloom_engine.worker.start import find_model, load_rank, part_of
 
-            # The core has chosen sizes before, so this rank replaces another.
+            # A config that differs from the given one has sizes that the core chose before: this rank replaces another.
             is_first = self._config is self._given_config
             try:
                 resolved, shape = find_model(self._given_config, self._progress)

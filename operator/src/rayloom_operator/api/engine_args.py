@@ -120,7 +120,8 @@ class EngineArgs(Part):
         ge=0,
         description="Bytes of host memory of each rank for copies of KV blocks: blocks that were evicted, or lost with "
         "a rank, are loaded again instead of computed. 0, the default: no copies. The memory is allocated at the start "
-        "and added to the pod's memory request and /dev/shm; raise a memory limit by the same amount.",
+        "and added to the memory request and /dev/shm of the worker pods; if you set a memory request or limit "
+        "yourself, add these bytes for each rank of a pod.",
     )
     enable_prefix_caching: bool | None = Field(None, description="Reuse KV blocks of equal prompt prefixes.")
     threads: int | None = Field(None, ge=1, description="Compute threads of each rank.")

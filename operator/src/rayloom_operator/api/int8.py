@@ -16,7 +16,7 @@ _NO_FLOAT16_RULE = "!has(self.model.dtype) || self.model.dtype != 'float16'"
 OF_MODEL = "engine.args.quantization"
 OF_DRAFT = "model.draft.quantization"
 # Field of the spec -> CEL: True if the field is not int8.
-_OTHER_RULES = {
+_NOT_INT8_RULES = {
     OF_MODEL: "!has(self.engine) || !has(self.engine.args) || !has(self.engine.args.quantization) || "
     "self.engine.args.quantization != 'int8'",
     OF_DRAFT: "!has(self.model.draft) || !has(self.model.draft.quantization) || "
@@ -26,9 +26,9 @@ _OTHER_RULES = {
 
 def int8_rules() -> Iterator[tuple[str, str]]:
     """Yields CEL rules of a spec, each with its message."""
-    for field, other in _OTHER_RULES.items():
-        yield f"{other} || {ON_CPU_RULE}", _on_cpu_in_words(field)
-        yield f"{other} || {_NO_FLOAT16_RULE}", _types_in_words(field)
+    for field, is_not_int8 in _NOT_INT8_RULES.items():
+        yield f"{is_not_int8} || {ON_CPU_RULE}", _on_cpu_in_words(field)
+        yield f"{is_not_int8} || {_NO_FLOAT16_RULE}", _types_in_words(field)
 
 
 def int8_problem(field: str, given: str | None, *, is_on_gpu: bool, dtype: str) -> str:
@@ -44,7 +44,10 @@ def int8_problem(field: str, given: str | None, *, is_on_gpu: bool, dtype: str) 
 
 
 def _on_cpu_in_words(field: str) -> str:
-    return f"{field} int8 works on CPU only: remove it, or the accelerator and engine.args.device cuda"
+    return (
+        f"{field} int8 works on CPU only: remove it, or remove accelerator and engine.args.device cuda, as far as they "
+        "are set"
+    )
 
 
 def _types_in_words(field: str) -> str:

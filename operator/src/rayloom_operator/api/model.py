@@ -34,8 +34,8 @@ DRAFT_CLAIM_IN_WORDS = (
     "folder of the nodes: move it to another folder, or into a claim"
 )
 CACHE_IN_WORDS = (
-    f"the cache is mounted at {CACHE_FOLDER}, so the model cannot be this folder of the nodes: move it to another "
-    "folder, for example to /data/models"
+    f"model.cache is mounted at {CACHE_FOLDER}, so model.source cannot be file://{CACHE_FOLDER}: move the model to "
+    "another folder of the nodes, for example to /data/models"
 )
 _TAKEN_IN_WORDS = (
     f"pods mount the model at its own path, {taken_in_words('the path', NO_MODEL_FOLDERS, SEALED)}. "

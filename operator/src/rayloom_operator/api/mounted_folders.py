@@ -33,17 +33,18 @@ _IMAGE_FOLDERS = (
 # Parents of some of _IMAGE_FOLDERS. A mount at one of these two paths would hide the folders of the image. A mount at a
 # subfolder of these two is allowed, unless the subfolder is one of _IMAGE_FOLDERS or lies inside one.
 _IMAGE_PARENTS = ("/opt", "/var")
-CLOSED = (ADAPTERS_FOLDER, *_IMAGE_FOLDERS)  # nothing can be mounted inside these folders
+CLOSED = (ADAPTERS_FOLDER, *_IMAGE_FOLDERS)  # for adapters and draft models: nothing can be mounted inside
 HIDING = sorted(  # a mount at one of these folders would hide a folder of the pod
     folder
     for folder in (*_IMAGE_PARENTS, *OWN_FOLDERS)
     if folder != MODELS_FOLDER and not any(folder.startswith(f"{each}/") for each in CLOSED)
 )
-# The rules for the model itself are narrower, because services that serve may have models in folders of the image, such
-# as /usr/share/models. No engine starts with a model at one of these folders: the mount would hide the folder, or the
-# container would have two mounts with one path.
+# The rules for the model itself refuse fewer folders, because services that serve may have models in folders of the
+# image, such as /usr/share/models. No engine starts with a model at one of these folders: the mount would hide the
+# folder, or the container would have two mounts with one path.
 NO_MODEL_FOLDERS = sorted({*_IMAGE_FOLDERS, *HIDING, "/dev/shm"} - {CACHE_FOLDER, *_KERNEL_FOLDERS})
-SEALED = (*SEALED_FOLDERS, *_KERNEL_FOLDERS)  # no folder for a mount can be made inside these folders
+SEALED = (*SEALED_FOLDERS, *_KERNEL_FOLDERS)  # for the model: no folder for a mount can be made inside
+# '..' alone: models of services that serve may have a part '.'.
 BACK = re.compile(r"^file://.*/\.\.(/|$)")
 BACK_IN_WORDS = "the path must not have a part '..'; write it without it"
 

@@ -60,7 +60,7 @@ _CUDA_RANK_MIB = 4096
 # Sizes of /dev/shm in MiB, which count towards the pod's memory. _SHARED_MIB is for Ray, whose object store uses 75
 # MiB. _NCCL_MIB is for each rank on a GPU: NCCL needs shared memory for each pair of ranks.
 _SHARED_MIB, _NCCL_MIB = 512, 512
-_HOST_FILE_BYTES = 4096  # of the header of the file with copies of KV blocks
+_HOST_FILE_HEADER_BYTES = 4096  # of the header of the file with copies of KV blocks
 
 # With Ray's defaults a lost node is detected after a minute, with these settings within 6 s. Head and workers must have
 # the same settings. The drain time-out is 0: with the default, a terminating Ray node waits 30 s for Ray's own tasks.
@@ -350,7 +350,7 @@ def _worker_resources(resolved: Resolved) -> Manifest:
 def _host_copies_mib(service: LLMService) -> int:
     """Returns the memory of a rank for copies of KV blocks, which the rank allocates in /dev/shm at its start."""
     num_bytes = service.spec.engine.args.kv_host_memory_bytes or 0
-    return -(-(num_bytes + _HOST_FILE_BYTES) // 2**20) if num_bytes else 0
+    return -(-(num_bytes + _HOST_FILE_HEADER_BYTES) // 2**20) if num_bytes else 0
 
 
 def _mebibytes(number: int) -> str:

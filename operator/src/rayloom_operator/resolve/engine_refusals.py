@@ -1,4 +1,4 @@
-"""Specs that every engine refuses at its start, found in the spec and in the facts of its model. Pure.
+"""Specs with which no engine can serve, found in the spec and in the facts of its model. Pure.
 
 Contradictions inside a spec are refused in `api`. The two checks here need the model's facts, or are for clusters only.
 """
@@ -45,7 +45,7 @@ def check_gpus(service: LLMService) -> None:
     resources = spec.engine.resources
     may_have_gpus = (
         spec.engine.image is not None
-        or any("/" in name for name in (*resources.requests, *resources.limits))
+        or any("/" in name for name in (*resources.requests, *resources.limits))  # such as nvidia.com/gpu
         or any(variable.name == _GPU_VARIABLE for variable in spec.engine.env)
         or spec.pod_template.worker != WorkerTemplate()
     )
@@ -53,7 +53,7 @@ def check_gpus(service: LLMService) -> None:
         raise SpecError(
             (
                 "spec.engine.args.device: cuda computes on GPUs, and the pods of this service request none: add "
-                "spec.accelerator, or remove device",
+                "spec.accelerator, or remove spec.engine.args.device",
             )
         )
 
@@ -61,5 +61,5 @@ def check_gpus(service: LLMService) -> None:
 def _float16_in_words(field: str, source: str) -> str:
     return (
         f"spec.{field}: int8 works with bfloat16 or float32, and the checkpoint of {source} is in float16: set "
-        f"spec.model.dtype to bfloat16 or float32, or remove {field}"
+        f"spec.model.dtype to bfloat16 or float32, or remove spec.{field}"
     )

@@ -24,8 +24,8 @@ class RunningSequences:
         self.tier: HostTier | None = None  # copies of blocks in host memory; None: there are none
         if config.num_host_slots:
             self.tier = self.pool.tier = HostTier(config.num_host_slots, config.block_size)
-            self.tier.slots.on_known = lambda content: self.pool.note_copy_added(content)
-            self.tier.slots.on_unknown = lambda content: self.pool.note_copy_dropped(content)
+            self.tier.slots.on_shareable = lambda content: self.pool.note_copy_added(content)
+            self.tier.slots.on_unshareable = lambda content: self.pool.note_copy_dropped(content)
             self.tier.block_of = lambda content: self.pool.block_of(content)
         self.adapters = AdapterSlots(config.max_loras)
         self._config = config
@@ -122,15 +122,15 @@ class RunningSequences:
     def finished(self, sequence: Sequence) -> None:
         """Records that the sequence has ended, whether it was running or not."""
         if self.tier is not None:
-            self.tier.end(sequence.number)
+            self.tier.drop_unproven(sequence.number)
 
     def take_host_orders(self, step_id: int, num_tokens: Iterable[int]) -> HostOrders:
-        """Returns the copies between blocks and host memory for the next plan. `num_tokens`: of each sequence in it."""
+        """Returns the stores and loads of the next plan. `num_tokens`: of each sequence in it."""
         if self.tier is None:
             return NO_HOST_ORDERS
         return self.tier.take(step_id, sum(num_tokens))
 
-    def has_run(self, step_id: int) -> None:
+    def confirm_plan(self, step_id: int) -> None:
         """Records that all ranks have executed a plan."""
         if self.tier is not None:
             self.tier.confirm(step_id)
@@ -216,7 +216,7 @@ class RunningSequences:
         loaded = iter(self.pool.allocate(num_loads))
         sequence.block_ids = [0] * first  # entries before `first` are never read
         sequence.first_block = first
-        # The shared blocks are in the prefix index already.
+        # The shared blocks are in the prefix index, or enter it below.
         sequence.num_registered_blocks = first + len(wanted)
         hashes: list[bytes] = []
         to_load: set[bytes] = set()
@@ -233,7 +233,7 @@ class RunningSequences:
                 self.pool.register(block_id, content)
             sequence.block_ids.append(block_id)
         if self.tier is not None:
-            self.tier.end(sequence.number, to_load)
+            self.tier.drop_unproven(sequence.number, to_load)
             self.tier.use(sequence.number, list(zip(sequence.block_ids[first:], hashes[first:], strict=True)))
         return num_loads
 

@@ -29,7 +29,7 @@ class StepBuilder:
     num_tokens: dict[Sequence, int] = field(default_factory=dict)  # scheduled sequence -> tokens to compute
     copies: dict[Sequence, tuple[int, int]] = field(default_factory=dict)  # sequence -> (from, to) block ids
     adapter_loads: tuple[AdapterLoad, ...] = ()  # adapters that the ranks load before the step
-    host_orders: HostOrders = NO_HOST_ORDERS  # copies between KV blocks and host memory
+    host_orders: HostOrders = NO_HOST_ORDERS  # stores and loads of KV blocks
     # sequence -> its draft; `num_tokens` counts the draft's tokens, too
     drafts: dict[Sequence, tuple[int, ...]] = field(default_factory=dict)
     proposals: dict[Sequence, int] = field(default_factory=dict)  # sequence -> SlotStep.num_proposals

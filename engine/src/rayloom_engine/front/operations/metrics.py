@@ -35,7 +35,10 @@ _CORE_COUNTERS = {
     "num_preemptions": ("num_preemptions_total", "Sequences preempted for want of KV blocks."),
     "prefix_queries": ("prefix_cache_queries_total", "Tokens looked up in the prefix cache."),
     "prefix_hits": ("prefix_cache_hits_total", "Tokens found in the prefix cache."),
-    "host_hits": ("prefix_cache_host_hits_total", "The part of these tokens that was loaded from host memory."),
+    "host_hits": (
+        "prefix_cache_host_hits_total",
+        "Tokens of prefix_cache_hits_total that were loaded from host memory.",
+    ),
     "num_host_stores": ("kv_host_stored_blocks_total", "KV blocks copied to host memory."),
     "num_host_loads": ("kv_host_loaded_blocks_total", "KV blocks loaded from host memory."),
     "num_drafts": ("spec_decode_num_drafts_total", "Drafts of next tokens that were verified (`speculation`)."),
