@@ -127,5 +127,8 @@ def test_a_model_that_a_rank_cannot_load_ends_it_and_the_first_process_with_78(
     del weights["model.layers.2.input_layernorm.weight"]  # a weight of the second stage
     save_file(weights, broken / "model.safetensors")
     arguments = ("--model", str(broken), *ARGUMENTS, *STAGES)
-    with running_job(tmp_path, *arguments, until=lambda job: job.processes[0].poll() is not None) as job:
+    # Each rank finds the fault. If rank 0 found it before rank 1 has reached the core, rank 1 would wait for a core.
+    with running_job(
+        tmp_path, *arguments, until=lambda job: job.processes[0].poll() is not None, is_rank_0_last=True
+    ) as job:
         assert [process.wait(60.0) for process in job.processes] == [78, 78]

@@ -32,11 +32,12 @@ def running_job(
     with_torchrun: bool = False,
     until: Callable[[RunningJob], bool] = lambda job: is_ready(job.server),
     environs: Sequence[Mapping[str, str]] = (),
+    is_rank_0_last: bool = False,
 ) -> Iterator[RunningJob]:
     """A server of several ranks, started by torchrun or rank by rank. The block begins once `until(job)` is true.
 
-    `environs`: additional environment variables for each rank. They have an effect only if the ranks are started one by
-    one.
+    `environs`: additional environment variables for each rank. `is_rank_0_last`: rank 0, and so the core, starts once
+    the other rank waits for the core. Both have an effect only if the ranks are started one by one.
     """
     master_port, _, api_port, admin_port = free_ports(4)  # ranks also use the port after MASTER_PORT
     serve = ["-m", "rayloom_engine", "serve", "--port", str(api_port), "--admin-port", str(admin_port), *arguments]
@@ -54,7 +55,11 @@ def running_job(
         ]
     log = folder / "job.log"
     with log.open("wb") as stream, httpx.Client(timeout=180.0) as client:
-        processes = [subprocess.Popen(command, stdout=stream, stderr=stream, env=env) for command, env in commands]
+        processes: list[subprocess.Popen[bytes]] = []
+        for command, env in reversed(commands):
+            if is_rank_0_last and len(processes) == world_size - 1:
+                wait_until(lambda: "cannot reach the core" in log.read_text(), 120.0, log.read_text, START_EVERY_S)
+            processes.insert(0, subprocess.Popen(command, stdout=stream, stderr=stream, env=env))
         api, admin = (f"http://127.0.0.1:{port}" for port in (api_port, admin_port))
         job = RunningJob(RunningServer(processes[0], api, admin, log, client), processes)
         try:
