@@ -269,6 +269,34 @@ def test_an_engine_whose_head_was_evicted_is_recreated_without_a_restart():
     assert "failure" not in fifth.document["groups"][0]
 
 
+def on_lost_node(number, state, **facts):
+    """An engine that answered with this state for the last time 40 s ago, before its head's node was lost."""
+    return make_serving(ONE, number, uid=f"u{number}", reading=silent(40, make_said(state)), **facts)
+
+
+def test_lost_nodes_never_delay_the_replacement_of_an_engine_that_has_served():
+    document = turn(ONE, [make_serving(ONE, uid="u0")]).document
+    for number in range(8):
+        gone = turn(ONE, [on_lost_node(number, "serving")], previous=document, lost_nodes=frozenset({"n1"}))
+        (group,) = gone.document["groups"]
+        assert (group["failure"]["reason"], group["restarts"]) == ("NodeLost", 0)
+        removed = turn(ONE, [on_lost_node(number, "serving")], previous=gone.document, lost_nodes=frozenset({"n1"}))
+        assert [each.uid for each in removed.plan.deletions] == [f"u{number}"]
+        taken = frozenset({group["name"]})
+        renamed = turn(ONE, previous=removed.document, taken=taken)
+        empty = turn(ONE, previous=renamed.document, taken=taken)
+        assert "RayCluster" in [each["kind"] for each in empty.plan.wanted], "created without a back-off"
+        document = turn(ONE, [make_serving(ONE, number + 1, uid=f"u{number + 1}")], previous=empty.document).document
+        assert "failure" not in document["groups"][0]
+
+
+def test_nodes_lost_during_the_start_of_an_engine_count_because_the_start_may_have_caused_it():
+    starting = turn(ONE, [make_serving(ONE, uid="u0", reading=make_reading(make_said("starting", None)))])
+    lost = turn(ONE, [on_lost_node(0, "starting")], previous=starting.document, lost_nodes=frozenset({"n1"}))
+
+    assert (lost.document["groups"][0]["failure"]["reason"], lost.document["groups"][0]["restarts"]) == ("NodeLost", 1)
+
+
 def test_an_engine_that_gave_up_beside_a_pod_that_lacked_memory_has_that_reason():
     ended = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
     worker = make_pod("worker", is_head=False, engine={"state": {"running": {}}, "lastState": ended})

@@ -25,7 +25,7 @@ from pydantic import ValidationError
 
 from rayloom_operator.api.recovery import Recovery
 from rayloom_operator.api.status import Failure, GroupStatus, Reason
-from rayloom_operator.decide.causes import cause_to_replace
+from rayloom_operator.decide.causes import cause_to_replace, has_served
 from rayloom_operator.names import group_name
 from rayloom_operator.observe.observed import EngineReplica, Observed, Verdict
 from rayloom_operator.observe.verdict import is_well, judge
@@ -196,9 +196,9 @@ def _review(
 ) -> Place:
     """Returns the place with its failures up to now. `before`: the entry of `name` in `status.groups` as last written.
 
-    A new failure counts as a restart, unless the head pod was evicted. If the engine serves again before its RayCluster
-    is deleted, that restart does not count. Once the engine has served for 10 minutes, `restarts` is 0. An engine that
-    serves and has 0 restarts has no failure.
+    A new failure counts as a restart, unless it is no fault of the engine (`_is_fault_of_engine`). If the engine serves
+    again before its RayCluster is deleted, that restart does not count. Once the engine has served for 10 minutes,
+    `restarts` is 0. An engine that serves and has 0 restarts has no failure.
     """
     failure, restarts = (before.failure, before.restarts) if before is not None else (None, 0)
     if replica is None:
@@ -215,11 +215,22 @@ def _review(
         return Place(name=name, replica=replica, restarts=restarts, failure=failure, has_failed=True)
     cause = cause_to_replace(replica, resolved, observed.lost_nodes, before, now=now)
     if cause is not None:
-        # If another client deleted the head pod, for example `kubectl drain`, this is no fault of the engine.
-        restarts += not replica.is_head_evicted
+        restarts += _is_fault_of_engine(replica, cause, before)
         first = failure or Failure(uid="", reason=cause.reason, message=cause.message, time="")
         failure = first.model_copy(update={"uid": replica.uid, "time": stamp(now.wall)})
     return Place(name=name, replica=replica, restarts=restarts, failure=failure)
+
+
+def _is_fault_of_engine(replica: EngineReplica, cause: Verdict, before: GroupStatus | None) -> bool:
+    """Returns whether a failure counts as a restart, after which the next ones wait longer.
+
+    It does not count if another client deleted the head pod, for example `kubectl drain`, or if the node of an engine
+    that had served is lost. The loss of a node during the engine's start counts: the start itself may have brought the
+    node down, and then the next engine would do the same to the next node.
+    """
+    if replica.is_head_evicted:
+        return False
+    return cause.reason is not Reason.NODE_LOST or not has_served(replica, before)
 
 
 def _is_older(time: str, seconds: float, now: Now) -> bool:
