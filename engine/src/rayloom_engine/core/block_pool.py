@@ -241,7 +241,7 @@ class BlockPool:
         return self._cached.get(content)
 
     def cached_hashes(self) -> list[bytes]:
-        """Returns the content hashes of all blocks in the prefix index, and of all copies for every sequence."""
+        """Returns the content hashes of the prefix index, and of the copies in host memory that are shareable."""
         if self.tier is None:
             return list(self._cached)
         return [*self._cached, *(each for each in self.tier.slots.shareable_contents() if each not in self._cached)]

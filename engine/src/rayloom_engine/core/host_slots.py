@@ -60,10 +60,10 @@ class HostSlots:
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
         self.saved_index: SavedIndex | None = None
-        self.on_shareable: Callable[[bytes], None] = lambda _: (
-            None
-        )  # called when every sequence may load a copy from now on
-        self.on_unshareable: Callable[[bytes], None] = lambda _: None  # called when such a copy is dropped
+        # `on_shareable` is called when every sequence may load a copy from now on, `on_unshareable` when this copy is
+        # dropped.
+        self.on_shareable: Callable[[bytes], None] = lambda _: None
+        self.on_unshareable: Callable[[bytes], None] = lambda _: None
         self._copies: dict[bytes, HostCopy] = {}  # all copies that are not dropped
         self._idle: OrderedDict[bytes, None] = OrderedDict()  # evictable copies; the first is evicted first
         self._holders: Counter[bytes] = Counter()  # content -> running sequences that use the block; never 0
@@ -192,8 +192,12 @@ class HostSlots:
         number of these plans. `used`: content -> number of its holders.
         """
         copies = {*self._copies.values(), *stores, *loads}
-        assert {copy for copy in copies if copy.is_storing} == set(stores), "a copy will be storing for ever"
-        assert {copy: copy.num_loads for copy in copies if copy.num_loads} == loads, "a copy will be loaded for ever"
+        assert {copy for copy in copies if copy.is_storing} == set(stores), (
+            "a copy is storing, and no plan in flight stores it"
+        )
+        assert {copy: copy.num_loads for copy in copies if copy.num_loads} == loads, (
+            "a copy has other loads than the plans"
+        )
         dropped = {copy.slot for copy in copies if copy.is_dropped}
         taken = [copy.slot for copy in self._copies.values()]
         assert sorted([*taken, *self._free, *dropped]) == list(range(self.num_slots)), "a slot is lost or used twice"

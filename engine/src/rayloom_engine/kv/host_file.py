@@ -8,7 +8,7 @@ Linux frees such a file only when it is removed. The engine removes its files wh
 next engine on the machine removes the files. It recognises them by their locks, which end with their processes: a file
 is stale if neither the file itself nor the file of its engine's supervisor is locked. Machines without the supervisor
 have no file of it. There an unlocked file may belong to a rank that is being restarted, so it is stale only after half
-an hour. A living process renews the time of its file.
+an hour. A process updates the modification time of its file every 15 s.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class HostFile:
         self.close()
 
     def _renew(self, descriptor: int) -> None:
-        """Renews the age of the file until the file is closed."""
+        """Updates the modification time of the file until the file is closed."""
         while True:
             with contextlib.suppress(OSError):
                 os.utime(descriptor)

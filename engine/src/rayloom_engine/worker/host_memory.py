@@ -34,7 +34,7 @@ class HostMemoryPlace:
 
     token: str = field(default="", repr=False)  # the engine's token, from which the file's name is made
     rank: int = 0
-    # False for a rank that replaces another. If it has no room for the memory, the engine goes on without copies.
+    # False for a rank that replaces another. If it has no room for the memory, the engine makes no copies.
     is_required: bool = True
 
 

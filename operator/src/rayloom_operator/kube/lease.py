@@ -55,7 +55,7 @@ class Lease:
         self._wake()
 
     async def run(self, on_lead: Callable[[], object]) -> None:
-        """Waits until this process holds the Lease, calls `on_lead`, and then renews the Lease until `stop` is called.
+        """Acquires the Lease, calls `on_lead` once it is acquired, and updates its renewTime until `stop` is called.
 
         Raises LeaseLost if this process was the leader and the Lease no longer names it as the holder.
         """
