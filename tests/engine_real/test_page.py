@@ -75,7 +75,10 @@ def ask(page: Page, question: str) -> None:
 
 def test_an_answer_streams_with_its_figures(page: Page, front: FrontUnderTest) -> None:
     front.do(lambda: setattr(front.core, "script", say("One line.\n\nAnother line.")))
+    front.do(lambda: setattr(front.core, "hold_after", 9))  # else all tokens may arrive at once, which gives no rate
     ask(page, "Say two lines.")
+    page.wait_for(f"document.querySelector('{ANSWER}')?.innerText === 'One line.'")
+    front.do(front.core.release)
     page.wait_for(f"{IS_IDLE} && document.querySelector('article.answer')")
 
     assert page.text("article.question .text") == "Say two lines."

@@ -62,7 +62,7 @@ def _wait_for_more(found: Canary, num: int = 5) -> None:
 def _ask(url: str, front: psutil.Process, found: Canary, stop: threading.Event) -> None:
     address = urlsplit(url)
     while not stop.is_set():
-        cpu_s = _cpu_s(front)
+        cpu_s, queued_s = _cpu_s(front), _queued_s(front)
         started_s = time.monotonic()
         try:
             connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=60.0)
@@ -75,10 +75,24 @@ def _ask(url: str, front: psutil.Process, found: Canary, stop: threading.Event) 
         except (OSError, http.client.HTTPException) as error:
             found.failures.append(f"{type(error).__name__}: {error}")
         # Waits for a processor do not count as a delay by the front. So the delay of this answer is at most the CPU
-        # time that the front used since the request.
-        found.delays_s.append(min(time.monotonic() - started_s, _cpu_s(front) - cpu_s))
+        # time that the front used since the request, and does not contain the time for which the front's event loop
+        # and this thread were ready to run but had no processor.
+        delay_s = time.monotonic() - started_s - (_queued_s(front) - queued_s)
+        found.delays_s.append(min(delay_s, _cpu_s(front) - cpu_s))
         found.peak_bytes = max(found.peak_bytes, front.memory_info().rss)
         stop.wait(EVERY_S)
+
+
+def _queued_s(front: psutil.Process) -> float:
+    """Seconds for which the front's event loop and the calling thread were ready to run but had no processor.
+
+    The event loop runs in the main thread of the front. The result is 0 if the kernel does not count these seconds.
+    """
+    total_ns = 0
+    for task in (f"/proc/{front.pid}/task/{front.pid}", "/proc/thread-self"):
+        with contextlib.suppress(OSError):  # the front has just ended, or the kernel has no such file
+            total_ns += int(Path(task, "schedstat").read_text().split()[1])
+    return total_ns / 1e9
 
 
 def _cpu_s(process: psutil.Process) -> float:
