@@ -12,7 +12,7 @@ import yaml
 from rayloom_operator.__main__ import main
 from rayloom_operator.errors import SpecError
 from rayloom_operator.objects.ray_cluster import ray_cluster
-from rayloom_operator.resolve.engine_refusals import check_gpus
+from rayloom_operator.resolve.engine_refusals import check_gpus, check_kernels
 from rayloom_operator.resolve.resolved import Hub, resolve
 from rt_operator import make_service
 from rt_shapes import SMOLLM2
@@ -39,8 +39,12 @@ def refusal(model=None, **spec):
     return problem
 
 
+def facts_of(**shape):
+    return SMOLLM2.model_copy(update={"shape": SMOLLM2.shape.model_copy(update=shape)})
+
+
 def in_float16(draft=False):
-    facts = SMOLLM2.model_copy(update={"shape": SMOLLM2.shape.model_copy(update={"checkpoint_dtype": "float16"})})
+    facts = facts_of(checkpoint_dtype="float16")
     return SMOLLM2.model_copy(update={"draft": facts.as_draft()}) if draft else facts
 
 
@@ -86,6 +90,86 @@ def test_a_checkpoint_in_float16_is_served_in_another_type_or_without_int8():
     resolve(make_service(**INT8), "i", SMOLLM2)
 
 
+ADAPTED = {"source": SOURCE, "adapters": [{"name": "a", "source": "hf://org/a"}]}
+BY_TRANSFORMERS = (
+    "spec.model.adapters: LoRA adapters need the engine's own decoder, and transformers' modules compute "
+    "LlamaForCausalLM: remove spec.model.adapters"
+)
+WITH_EXPERTS = (
+    "spec.model.adapters: LlamaForCausalLM has experts, and LoRA adapters cannot update such a model: remove "
+    "spec.model.adapters, or merge an adapter into the model"
+)
+
+
+@pytest.mark.parametrize(
+    ("shape", "spec", "sentence"),
+    [
+        ({"model_backend": "transformers"}, {}, BY_TRANSFORMERS),
+        (
+            {"model_backend": "transformers"},
+            args(modelBackend="transformers"),
+            f"{BY_TRANSFORMERS}, or spec.engine.args.modelBackend",
+        ),
+        ({"num_experts": 8}, {}, WITH_EXPERTS),
+    ],
+)
+def test_adapters_of_a_model_that_cannot_have_them_are_refused_once_the_facts_are_known(shape, spec, sentence):
+    for adapters in (ADAPTED["adapters"], []):
+        with pytest.raises(SpecError) as refused:
+            resolve(make_service(model={**ADAPTED, "adapters": adapters}, **spec), "i", facts_of(**shape))
+        assert refused.value.problems == (sentence,)
+    resolve(make_service(**spec), "i", facts_of(**shape))
+    resolve(make_service(model=ADAPTED), "i", SMOLLM2)
+
+
+def with_kernels(value):
+    return [{"name": "RAYLOOM_KERNELS", "value": value}]
+
+
+@pytest.mark.parametrize("value", ["plain", "reference", "triton"])
+def test_int8_weights_without_the_kernels_that_compute_them_are_refused(value):
+    def sentence(field):
+        return (
+            f"spec.engine.env: RAYLOOM_KERNELS is {value}, and {field} int8 needs the kernels that auto chooses on a "
+            f"CPU: remove the variable, or {field}"
+        )
+
+    own = {"engine": {"args": {"quantization": "int8"}, "env": with_kernels(value)}}
+    with pytest.raises(SpecError) as refused:
+        check_kernels(make_service(**own))
+    assert refused.value.problems == (sentence("spec.engine.args.quantization"),)
+    drafted = {**OWN, "draft": {"source": SOURCE, "quantization": "int8"}}
+    with pytest.raises(SpecError) as refused:
+        check_kernels(make_service(model=drafted, engine={"env": with_kernels(value)}))
+    assert refused.value.problems == (sentence("spec.model.draft.quantization"),)
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"args": {"quantization": "int8"}},
+        {"args": {"quantization": "int8"}, "env": with_kernels("auto")},
+        {"args": {"quantization": "int8"}, "env": with_kernels("")},
+        {"args": {"quantization": "int8"}, "env": [{"name": "OTHER", "value": "plain"}]},
+        {"args": {"quantization": "none"}, "env": with_kernels("plain")},
+        {"env": with_kernels("plain")},
+    ],
+)
+def test_other_weights_and_other_variables_are_accepted(engine):
+    check_kernels(make_service(engine=engine))
+
+
+def test_a_service_whose_kernels_exclude_its_weights_gets_a_condition_and_no_pod():
+    async def story(world):
+        world.ask_for(service(engine={"args": {"quantization": "int8"}, "env": with_kernels("plain")}))
+        await world.until(lambda: world.reason("Accepted") == "InvalidSpec")
+        await world.rest()
+        assert world.message().startswith("spec.engine.env: RAYLOOM_KERNELS is plain, and ")
+        assert world.kube.named("RayCluster") == []
+
+    with_world(story)
+
+
 @pytest.mark.parametrize(
     "path",
     (
@@ -100,11 +184,22 @@ def test_a_model_at_a_folder_that_pods_need_is_refused(path):
     )
 
 
-@pytest.mark.parametrize("path", ["/data/../etc", "/..", "/data/m/..", "/data//../m"])
-def test_a_model_behind_two_dots_is_refused(path):
-    assert refusal({"source": f"file://{path}"}) == (
-        f"spec.model.source: 'file://{path}' is not allowed: the path must not have a part '..'; write it without it"
+@pytest.mark.parametrize(
+    "source",
+    [
+        *("file:///data/../etc", "file:///..", "file:///data/m/..", "file:///data//../m"),
+        *("pvc://claim/../etc", "pvc://claim/..", "pvc://claim/m/../../etc", "pvc://claim/m/../"),
+    ],
+)
+def test_a_model_behind_two_dots_is_refused(source):
+    assert refusal({"source": source}) == (
+        f"spec.model.source: '{source}' is not allowed: the path must not have a part '..'; write it without it"
     )
+
+
+@pytest.mark.parametrize("path", ["a..b", "..m", "m..", "...", "./m"])
+def test_a_part_of_a_claims_path_may_have_dots(path):
+    assert make_service(model={"source": f"pvc://claim/{path}"}).spec.model.claim_path == path
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ def _spec(model: dict[str, Any], **args: Any) -> dict[str, Any]:
 MODELS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("a model in the pods' own folder", _at("file:///tmp"), _FOLDER),
     ("a model among the keys", _at("file:///etc//rayloom-keys/m"), _FOLDER),
+    ("a model outside of its claim", _at("pvc://claim/../etc"), "the path must not have a part '..'"),
     ("a model outside of its folder", _at("file:///data/../etc"), "the path must not have a part '..'"),
     (
         "a model where the cache is",

@@ -45,7 +45,7 @@ HIDING = sorted(  # a mount at one of these folders would hide a folder of the p
 NO_MODEL_FOLDERS = sorted({*_IMAGE_FOLDERS, *HIDING, "/dev/shm"} - {CACHE_FOLDER, *_KERNEL_FOLDERS})
 SEALED = (*SEALED_FOLDERS, *_KERNEL_FOLDERS)  # for the model: no folder for a mount can be made inside
 # '..' alone: models of services that serve may have a part '.'.
-BACK = re.compile(r"^file://.*/\.\.(/|$)")
+BACK = re.compile(r"^(file|pvc)://.*/\.\.(/|$)")
 BACK_IN_WORDS = "the path must not have a part '..'; write it without it"
 
 

@@ -35,7 +35,7 @@ from rayloom_operator.decide.situation import Situation
 from rayloom_operator.errors import SpecError
 from rayloom_operator.names import Manifest
 from rayloom_operator.observe.observed import Observed
-from rayloom_operator.resolve.engine_refusals import check_gpus
+from rayloom_operator.resolve.engine_refusals import check_gpus, check_kernels
 from rayloom_operator.resolve.question import Question
 from rayloom_operator.resolve.rank_memory import in_words
 from rayloom_operator.resolve.resolved import Resolved, question, resolve
@@ -71,6 +71,7 @@ def print_plan(
         return 0
     assert manifest is not None, "the parser requires a manifest or a rollout"
     service = load_service(manifest)
+    check_kernels(service)
     check_gpus(service)
     resolved, known = _resolved(service, facts, engine_image)
     objects = _objects(resolved, datetime.now(UTC))
@@ -186,6 +187,7 @@ def _steps(old: LLMService, new: LLMService, old_facts: Path | None, facts: Path
     if old.metadata.name != new.metadata.name:
         names = f"{old.metadata.name} and {new.metadata.name}"
         raise SpecError((f"metadata.name: {names} are two services; a rollout is a change of one",))
+    check_kernels(new)
     check_gpus(new)
     after, _ = _resolved(new, facts, engine_image)
     is_same = old.spec.model.source == new.spec.model.source and has_draft_of(new.spec.model, old.spec.model)

@@ -1,6 +1,7 @@
 """Specs with which no engine can serve, found in the spec and in the facts of its model. Pure.
 
-Contradictions inside a spec are refused in `api`. The two checks here need the model's facts, or are for clusters only.
+Contradictions inside a spec are refused in `api`. The checks here need the model's facts, are for clusters only, or read
+the values of variables, whose length has no limit, so that a rule of the API server would be too expensive.
 """
 
 from __future__ import annotations
@@ -13,9 +14,15 @@ from rayloom_operator.errors import SpecError
 
 # NVIDIA's container toolkit gives a container GPUs if it has this variable, even if the pod requests none.
 _GPU_VARIABLE = "NVIDIA_VISIBLE_DEVICES"
+_KERNELS_VARIABLE = "RAYLOOM_KERNELS"
 
 
-def float16_problems(service: LLMService, facts: ModelFacts) -> tuple[str, ...]:
+def model_problems(service: LLMService, facts: ModelFacts) -> tuple[str, ...]:
+    """Returns a message for each field of the spec that the engine refuses for a model with these facts."""
+    return (*_float16_problems(service, facts), *_adapter_problems(service, facts))
+
+
+def _float16_problems(service: LLMService, facts: ModelFacts) -> tuple[str, ...]:
     """Returns a message for each model that is to have int8 weights, and whose checkpoint is in float16.
 
     Only for `dtype: auto`: with another dtype, the checkpoint's does not count.
@@ -31,6 +38,48 @@ def float16_problems(service: LLMService, facts: ModelFacts) -> tuple[str, ...]:
     if draft is not None and is_int8 and facts.draft is not None and facts.draft.checkpoint_dtype == "float16":
         found.append(_float16_in_words(OF_DRAFT, draft.source))
     return tuple(found)
+
+
+def _adapter_problems(service: LLMService, facts: ModelFacts) -> tuple[str, ...]:
+    """Returns a message if the service may have LoRA adapters, and the code of its model cannot have them.
+
+    An empty list counts: then adapters can be loaded while the engine runs.
+    """
+    if service.spec.model.adapters is None:
+        return ()
+    shape = facts.shape
+    if shape.model_backend == "transformers":
+        backend = service.spec.engine.args.model_backend
+        change = ", or spec.engine.args.modelBackend" if backend == "transformers" else ""
+        return (
+            "spec.model.adapters: LoRA adapters need the engine's own decoder, and transformers' modules compute "
+            f"{shape.architecture}: remove spec.model.adapters{change}",
+        )
+    if shape.num_experts is not None:
+        return (
+            f"spec.model.adapters: {shape.architecture} has experts, and LoRA adapters cannot update such a model: "
+            "remove spec.model.adapters, or merge an adapter into the model",
+        )
+    return ()
+
+
+def check_kernels(service: LLMService) -> None:
+    """Raises SpecError if weights are to be int8, and the variable RAYLOOM_KERNELS excludes the CPU library.
+
+    Only this library computes int8 weights.
+    """
+    spec = service.spec
+    draft = spec.model.draft
+    fields = ((OF_MODEL, spec.engine.args.quantization), (OF_DRAFT, None if draft is None else draft.quantization))
+    int8 = [f"spec.{field}" for field, given in fields if given == "int8"]
+    value = next((each.value for each in spec.engine.env if each.name == _KERNELS_VARIABLE), None)
+    if int8 and value not in (None, "", "auto"):
+        raise SpecError(
+            (
+                f"spec.engine.env: {_KERNELS_VARIABLE} is {value}, and {int8[0]} int8 needs the kernels that auto "
+                f"chooses on a CPU: remove the variable, or {int8[0]}",
+            )
+        )
 
 
 def check_gpus(service: LLMService) -> None:

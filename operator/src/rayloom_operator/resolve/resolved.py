@@ -16,7 +16,7 @@ from rayloom_operator.api.sizing_status import SizingStatus, stored_sizing
 from rayloom_operator.api.spec import LLMService
 from rayloom_operator.errors import MemoryUnknown, SpecError
 from rayloom_operator.resolve.draft_inputs import draft_inputs, weights_form
-from rayloom_operator.resolve.engine_refusals import float16_problems
+from rayloom_operator.resolve.engine_refusals import model_problems
 from rayloom_operator.resolve.question import Question
 from rayloom_operator.resolve.sizing import places, size
 
@@ -109,7 +109,7 @@ def resolve(
     draft = None if spec.model.draft is None else facts.draft
     if spec.model.draft is not None and draft is None:
         raise SpecError((_NO_DRAFT,))
-    if problems := float16_problems(service, facts):
+    if problems := model_problems(service, facts):
         raise SpecError(problems)
     sizing, asking = _stored_choice(service, facts, previous)
     if sizing is None or sizing.inputs != asking.inputs:

@@ -19,7 +19,7 @@ from rayloom_operator.reconcile.gather.inspector import Inspector
 from rayloom_operator.reconcile.gather.lookups import RolloutLookups
 from rayloom_operator.reconcile.gather.sizer import Sizer
 from rayloom_operator.resolve.adapter_commits import stored_commits
-from rayloom_operator.resolve.engine_refusals import check_gpus
+from rayloom_operator.resolve.engine_refusals import check_gpus, check_kernels
 from rayloom_operator.resolve.resolved import Resolved, is_sized, resolve
 from rayloom_operator.times import Now
 
@@ -64,6 +64,7 @@ class SpecReader:
         try:
             service = parse(document)
             self._settings.permissions.check(service)
+            check_kernels(service)
             # Pods of a service that has served get GPUs in a way that the spec does not show.
             if not stored_rollout(previous).has_served:
                 check_gpus(service)
