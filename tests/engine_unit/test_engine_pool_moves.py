@@ -235,3 +235,30 @@ def test_a_held_request_is_not_given_to_another_model_although_the_text_has_chan
             await ids_of(one)
 
     run(tmp_path, story)
+
+
+def test_a_choice_does_not_follow_the_other_choices_to_an_engine_whose_logits_were_not_finite(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        world.hold(4)
+        prompt_ids = (1, 2)
+        one, refused = (sequence(name, prompt_ids=prompt_ids) for name in ("one", "refused"))
+        world.client.submit([one, refused])
+        corrupt = world.place_of(one)
+        other = {"a": "b", "b": "a"}[corrupt]
+        assert refused.place.engine == corrupt, "the choices of a prompt go to one engine"
+        await until(lambda: len(one.generated_ids) == len(refused.generated_ids) == 4)
+        world.cores[corrupt].refuse("refused", "corrupt", "not finite")
+        await until(lambda: refused.place.engine == other)
+        world.hold(6)
+        world.cores[corrupt].die()
+        await until(lambda: one.place.engine == other and len(one.generated_ids) == 6)
+        await until(lambda: world.is_known(corrupt))
+        world.cores[other].die()
+        await until(lambda: one.place.engine == corrupt)
+        assert refused.place.engine != corrupt
+        for core in world.cores.values():
+            core.release()
+        assert await ids_of(refused) == IDS
+        assert refused.place.num_losses == 0
+
+    run(tmp_path, story)

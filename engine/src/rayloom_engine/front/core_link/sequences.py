@@ -109,6 +109,16 @@ class Place:
         elif refused.reason == "adapter":
             self.no_adapter_on[engine] = refused.message
 
+    def allows_as(self, other: Place) -> bool:
+        """True if `can_compute` and `unlike_corrupt` choose between the same engines for sequences at both places."""
+        return (
+            self.refused_by == other.refused_by
+            and self.corrupt_by == other.corrupt_by
+            and self.no_adapter_on.keys() == other.no_adapter_on.keys()
+            and self.num_losses == other.num_losses
+            and self.last_engine == other.last_engine
+        )
+
     def leave(self) -> None:
         """Records that no engine computes the sequence any more. Outputs that are still on their way are not used."""
         self.last_engine = self.engine or self.last_engine
@@ -118,11 +128,15 @@ class Place:
 
 
 def by_prompt(sequences: Iterable[ClientSequence]) -> list[list[ClientSequence]]:
-    """Groups neighbouring sequences that have the same prompt and grammar: these are the choices of one request."""
+    """Groups neighbouring sequences that have the same prompt and grammar: these are the choices of one request.
+
+    All sequences of a group may be given to the same engines. So a choice that an engine has refused is in another
+    group than the other choices of its request.
+    """
     groups: list[list[ClientSequence]] = []
     for sequence in sequences:
         first = groups[-1][0] if groups else None
-        if first is not None and first.prompt_ids is sequence.prompt_ids and _grammar(first) == _grammar(sequence):
+        if first is not None and _is_like(first, sequence) and first.place.allows_as(sequence.place):
             groups[-1].append(sequence)
         else:
             groups.append([sequence])
@@ -200,8 +214,8 @@ def num_requests(sequences: Iterable[ClientSequence]) -> int:
     return len({sequence.request_id for sequence in sequences})
 
 
-def _grammar(sequence: ClientSequence) -> str:
-    return sequence.params.grammar
+def _is_like(one: ClientSequence, other: ClientSequence) -> bool:
+    return one.prompt_ids is other.prompt_ids and one.params.grammar == other.params.grammar
 
 
 def _without_grammar(params: DecodingParams) -> DecodingParams:
