@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rayloom_engine.errors import CorruptLogits, EngineDead
@@ -262,3 +263,22 @@ def test_a_choice_does_not_follow_the_other_choices_to_an_engine_whose_logits_we
         assert refused.place.num_losses == 0
 
     run(tmp_path, story)
+
+
+def test_an_engine_that_restarts_with_another_release_continues_up_to_rounding(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        world.hold(4)
+        one = sequence()
+        world.client.submit([one])
+        await until(lambda: len(one.generated_ids) == 4)
+        core = world.cores["a"]
+        assert core.model is not None
+        core.model = msgspec.structs.replace(
+            core.model, fingerprint=msgspec.structs.replace(FINGERPRINT, engine_version="9.0")
+        )
+        core.die()
+        core.release()
+        assert await ids_of(one) == IDS
+        assert one.place.is_rounded
+
+    run(tmp_path, story, engines=("a",))

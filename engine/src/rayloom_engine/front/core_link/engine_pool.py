@@ -112,7 +112,8 @@ class EnginePool:
         for sequence in choices:
             sequence.prompt_blocks = shared
             place = sequence.place
-            if place.last_engine not in ("", link.name) and sequence.generated_ids:
+            if self.rules.is_gateway and place.last_engine and sequence.generated_ids:
+                # even if this engine was the last one: it may have restarted with another release or other settings
                 self._note_continuation(sequence, link)
             place.held_s = sequence.held_s(time.monotonic())
             place.engine = link.name
