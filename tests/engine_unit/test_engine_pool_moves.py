@@ -282,3 +282,20 @@ def test_an_engine_that_restarts_with_another_release_continues_up_to_rounding(t
         assert one.place.is_rounded
 
     run(tmp_path, story, engines=("a",))
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_the_last_engine_that_ends_without_a_sequence_is_no_loss(is_listed: bool, tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        core = world.cores["a"]
+        core.is_draining = True
+        core.send_status()
+        await until(lambda: not world.client.is_core_serving)
+        if is_listed:
+            core.die()
+            await until(lambda: len(core.hellos) == 2)
+        else:
+            world.client.set_engines({})
+        assert not world.client.recoveries.recoveries
+
+    run(tmp_path, story, engines=("a",))
