@@ -248,6 +248,29 @@ def test_a_key_gets_half_of_the_places_for_held_requests(tmp_path: Path) -> None
     asyncio.run(story())
 
 
+def test_a_key_gets_half_of_the_places_also_while_an_engine_serves_that_cannot_take_its_requests(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with running(tmp_path, {"a": engine(tmp_path, "m", 64)}, max_queued_requests=4) as service:
+            await until(lambda: service.text is not None and service.client.is_core_serving)
+
+            def submit(tenant: str, name: str) -> None:
+                one = sequence(name, max_tokens=100)  # too long for the engine
+                one.tenant = tenant
+                check_room(service.config, service.client, 1, tenant)
+                service.client.submit([one])
+
+            submit("flood", "1")
+            submit("flood", "2")
+            with pytest.raises(QueueFull, match="2 sequences of this API key wait for one"):
+                submit("flood", "3")
+            submit("other", "4")
+            assert service.client.num_held() == 3
+
+    asyncio.run(story())
+
+
 def test_a_connected_engine_without_a_status_is_not_disconnected(tmp_path: Path) -> None:
     async def story() -> None:
         async with running(tmp_path, {"a": engine(tmp_path, "m")}) as service:

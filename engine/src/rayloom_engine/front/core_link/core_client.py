@@ -174,9 +174,9 @@ class CoreClient:
             # that passed this check.
             sequence.is_accepted = not self.is_core_serving
         parts = [(self.pool.place_for(choices), choices, encoded(choices)) for choices in by_prompt(sequences)]
-        new = (sequence for link, choices, _ in parts if link is None for sequence in choices)
-        held = (sequence for sequence in self._sequences.values() if sequence.place.engine is None)
-        check_held(held, new, self.rules.max_held, self.rules.max_held_tokens)
+        if new := [sequence for link, choices, _ in parts if link is None for sequence in choices]:
+            held = [sequence for sequence in self._sequences.values() if sequence.place.engine is None]
+            check_held(held, new, self.rules.max_held, self.rules.max_held_tokens)
         for sequence in sequences:
             self._sequences[sequence.sequence_id] = sequence
         for link, choices, data in parts:

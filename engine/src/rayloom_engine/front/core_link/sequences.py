@@ -160,20 +160,29 @@ def in_turns_of_keys(waiting: list[ClientSequence], all_unfinished: Iterable[Cli
     return [sequence for request in in_turns(held, num_placed) for sequence in by_request[request.request_id]]
 
 
-def check_held(held: Iterable[ClientSequence], new: Iterable[ClientSequence], most: float, max_tokens: float) -> None:
+def check_held(held: list[ClientSequence], new: list[ClientSequence], most: float, max_tokens: float) -> None:
     """Raises QueueFull if the sequences that wait for an engine, `held` and `new` together, exceed a limit.
 
-    `most`, `max_tokens`: limits for the number and for the tokens of these sequences.
+    `most`, `max_tokens`: limits for the number and for the tokens of these sequences. `new`: at least one sequence, all
+    of one request, whose tenant gets at most half of the places.
     """
-    lengths = [sequence.num_tokens for sequence in new]
-    if not lengths:
-        return
-    held_lengths = [sequence.num_tokens for sequence in held]
-    if len(held_lengths) + len(lengths) > most:
-        raise QueueFull(f"no engine can take the request, and {len(held_lengths)} sequences wait for one; try again", 1)
-    if sum(held_lengths) + sum(lengths) > max_tokens:
+    if len(held) + len(new) > most:
+        raise QueueFull(f"no engine can take the request, and {len(held)} sequences wait for one; try again", 1)
+    num_others = len(new) - 1  # the last of them is checked as if the others were held already
+    tenant = new[0].tenant
+    num_own = sum(sequence.tenant == tenant for sequence in held)
+    # The rule of `has_room`, which `check_room` applies only while no engine serves. An engine may serve although no
+    # engine can take this request, for example if its adapter or its length needs another engine.
+    if tenant and num_own + num_others >= most - len(held) - num_others:
         raise QueueFull(
-            f"no engine can take the request, and requests with {sum(held_lengths)} tokens wait for one; try again", 1
+            f"no engine can take the request, {num_own} sequences of this API key wait for one, and the other places "
+            "are kept for other keys; try again",
+            1,
+        )
+    num_held_tokens = sum(sequence.num_tokens for sequence in held)
+    if num_held_tokens + sum(sequence.num_tokens for sequence in new) > max_tokens:
+        raise QueueFull(
+            f"no engine can take the request, and requests with {num_held_tokens} tokens wait for one; try again", 1
         )
 
 
