@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -281,6 +282,33 @@ def test_a_request_for_a_model_without_a_tokenizer_waits_for_it(tmp_path: Path) 
             await until(lambda: len(held) == 1)
             w.models.lifecycle.drain(True)
             assert refusal(await waiting[0])[:2] == (503, "engine_draining"), "a drain does not wait for it"
+
+    run(story)
+
+
+def test_the_wait_for_a_tokenizer_is_a_part_of_the_wait_for_an_engine(tmp_path: Path) -> None:
+    async def story() -> None:
+        def nowhere(world: World) -> ModelsDocument:
+            return world.document(one={}, two={"engines": {"e": "127.0.0.1:1"}})
+
+        async with running(tmp_path, "one two", nowhere) as w:
+            await w.ready("one")
+            model, core = w.models.models["two"], w.cores["two"]
+            waiting = asyncio.create_task(w.chat("two"))
+            await until(lambda: len(model.held) == 1)
+            began_s = time.monotonic()
+            core.state = "recovering"  # the core has a tokenizer, but does not serve yet
+            w.models.apply(w.document(one={}, two={}))
+            await until(lambda: model.service.client.num_held() == 1)
+            (held,) = model.service.client.unfinished()
+            assert held.place.waits_since_s is not None
+            assert held.place.waits_since_s <= began_s, "hold_seconds begin with the first wait"
+            waited_s = time.monotonic() - began_s
+            core.state = "serving"
+            core.send_status()
+            answer = await waiting
+            assert said(answer) == "I am two."
+            assert float(answer.headers["x-rayloom-cold-start"]) >= waited_s - 0.001, "it is rounded to milliseconds"
 
     run(story)
 

@@ -174,13 +174,14 @@ class BeamSearch(Generation):
             logprobs=min(most, self._text.model.vocab_size),
             adapter=self.caller.adapter,
         )
+        waits_since_s = self.caller.waits_since_s if self._num_steps == 0 else None
         sequences = [
             ClientSequence(
                 sequence_id=f"{self.request_id}-{self._num_steps}-{lane}",
                 request_id=self.request_id,
                 lane=lane,
                 mailbox=self._mailbox,
-                place=Place(fingerprint=self._text.model.fingerprint),
+                place=Place(fingerprint=self._text.model.fingerprint, waits_since_s=waits_since_s),
                 prompt_ids=prompt,
                 params=params,
                 priority=self.caller.priority,

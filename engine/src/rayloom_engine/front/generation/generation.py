@@ -254,7 +254,7 @@ class Generation:
                     request_id=self.request_id,
                     lane=lane,
                     mailbox=self._mailbox,
-                    place=Place(fingerprint=model.fingerprint),
+                    place=Place(fingerprint=model.fingerprint, waits_since_s=self.caller.waits_since_s),
                     prompt_ids=prompt,
                     params=msgspec.structs.replace(
                         decoding,

@@ -20,6 +20,8 @@ class Caller:
     priority: int = 0  # compared among the tenant's requests; the lowest runs first
     cache_key: bytes = b""  # only requests with equal keys share cached prefixes; at most 64 bytes
     adapter: Adapter | None = None  # the LoRA adapter that the request names as its model
+    # time.monotonic at which the request began to wait for the tokenizer or an adapter of its model; None: it did not
+    waits_since_s: float | None = None
 
 
 def owner_of_key(key: bytes, num_keys: int) -> str:

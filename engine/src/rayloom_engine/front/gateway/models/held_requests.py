@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -32,8 +33,10 @@ class HeldRequests:
     def __len__(self) -> int:
         return self._nums.total()
 
-    async def wait(self, request: Request, tenant: str, adapter: str | None = None) -> None:
+    async def wait(self, request: Request, tenant: str, adapter: str | None = None) -> float | None:
         """Waits until the model has a tokenizer and, if `adapter` is declared, an engine has reported its adapters.
+
+        Returns time.monotonic at which the wait began; None if the request did not have to wait.
 
         `adapter`: the LoRA adapter in the request. Read the request's body before the call. Raises QueueFull if too
         many requests wait, and ClientGone when the client closes the connection. Returns early if `lifecycle` begins
@@ -44,8 +47,9 @@ class HeldRequests:
             return adapter is not None and self._is_awaited(adapter)
 
         if self._lifecycle.was_ready and not is_awaited():
-            return
+            return None
         self._check_room(tenant)
+        since_s = time.monotonic()
         self._nums[tenant] += 1
         ready = asyncio.create_task(self._lifecycle.wait_ready(self._hold_s, is_awaited))
         gone = asyncio.create_task(_disconnect(request))
@@ -55,6 +59,7 @@ class HeldRequests:
                 gone.result()
                 raise ClientGone
             ready.result()
+            return since_s
         finally:
             ready.cancel()
             gone.cancel()

@@ -129,7 +129,7 @@ class RunningModel:
         self._num_handled += 1
         try:
             if body is not None:
-                await self.held.wait(request, route.tenant, route.adapter)
+                state["waits_since_s"] = await self.held.wait(request, route.tenant, route.adapter)
             return await handler(request if body is None else Request(scope, _BodyAgain(request, body).receive))
         finally:
             self._num_handled -= 1

@@ -183,7 +183,13 @@ async def answer(
         "request_id": f"{writer.request_id}-{secrets.token_hex(8)}",
         "prompts": prompts,
         "params": params,
-        "caller": Caller(tenant=tenant, priority=wire.priority or 0, cache_key=prefixes, adapter=request.state.adapter),
+        "caller": Caller(
+            tenant=tenant,
+            priority=wire.priority or 0,
+            cache_key=prefixes,
+            adapter=request.state.adapter,
+            waits_since_s=getattr(request.state, "waits_since_s", None),
+        ),
     }
     penalty = wire.beam_length_penalty()
     seed = seed_of(request)
