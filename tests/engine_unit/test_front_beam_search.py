@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from rayloom_engine.front.generation import beam_search
@@ -17,6 +18,7 @@ from rayloom_engine.front.http.errors import ClientGone
 from rayloom_engine.front.http.tenant import Caller
 from rayloom_engine.sampling_params import SamplingParams
 from rt_byte_model import END
+from rt_fake_core import FINGERPRINT
 from rt_front import FrontUnderTest, events, running_front
 
 PROMPT = "Q:"
@@ -242,3 +244,36 @@ def test_beams_of_too_many_tokens_together_are_refused(front: FrontUnderTest, mo
 def test_values_that_ask_for_no_search_are_accepted(front: FrontUnderTest) -> None:
     front.do(lambda: setattr(front.core, "alternatives", None))
     assert front.complete("a", use_beam_search=False, length_penalty=1.0).status_code == 200
+
+
+def test_beams_of_engines_that_differ_by_rounding_give_a_warning(front: FrontUnderTest) -> None:
+    core, model = front.core, front.core.model
+    assert model is not None
+
+    def become(engine_version: str) -> None:
+        """Makes the core one of another release. Its status arrives before the beams that it computes next."""
+        fingerprint = msgspec.structs.replace(FINGERPRINT, engine_version=engine_version)
+        core.model = msgspec.structs.replace(model, fingerprint=fingerprint)
+        core.send_status()
+
+    def of_a_later_release(ids: Sequence[int]) -> list[tuple[int, float]]:
+        become("9.0")
+        return alternatives(ids)
+
+    def restore() -> None:
+        core.model = model
+        core.send_status()
+
+    (link,) = front.service.client.pool.links.values()
+    try:
+        front.do(lambda: become("1.0"))
+        front.wait_until(lambda: link.fingerprint == FINGERPRINT, "the status has come")
+        assert "warnings" not in search(front)
+        front.do(lambda: setattr(core, "alternatives", of_a_later_release))
+        answer = front.complete(PROMPT, use_beam_search=True, n=2, max_tokens=3)
+    finally:
+        front.do(restore)
+        front.wait_until(lambda: link.fingerprint is None, "the status has come")
+    assert answer.headers["x-rayloom-continuation"] == "rounding"
+    (warning,) = answer.json()["warnings"]
+    assert "may differ by rounding" in warning

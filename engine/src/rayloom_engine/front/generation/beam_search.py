@@ -24,6 +24,7 @@ from rayloom_engine.front.http.errors import ClientGone
 from rayloom_engine.front.http.tenant import Caller
 from rayloom_engine.front.model_text import ModelText
 from rayloom_engine.front.operations.service import Service
+from rayloom_engine.protocol.fingerprint import Fingerprint, continuation
 from rayloom_engine.sampling_params import SamplingParams
 from rayloom_engine.text.output_decoder import OutputDecoder
 
@@ -73,6 +74,7 @@ class BeamSearch(Generation):
         self._is_accepted = False
         self._num_output_tokens = 0
         self._held_s = 0.0
+        self._engine: Fingerprint | None = None  # fingerprint of the engine that computed the last beam
 
     @classmethod
     async def search(
@@ -201,9 +203,17 @@ class BeamSearch(Generation):
         for lane, output in items:
             if lane in self._running and output.logprobs:
                 entries[lane] = output.logprobs[0]
-                self._held_s = max(self._held_s, self._running.pop(lane).place.held_s)
+                place = self._running.pop(lane).place
+                self._held_s = max(self._held_s, place.held_s)
+                self._note_engine(place.fingerprint)
                 if self._num_steps == 1:
                     self.num_cached_tokens += output.num_cached_tokens
+
+    def _note_engine(self, later: Fingerprint | None) -> None:
+        """Notes the fingerprint of the engine that has computed a beam. Several engines may compute the beams."""
+        if self._engine is not None and continuation(self._engine, later) == "rounding":
+            self.is_rounded = True
+        self._engine = later
 
     async def _end_step(self, entries: dict[int, TokenLogprobs | None]) -> None:
         found = [entry for entry in entries.values() if entry is not None]
