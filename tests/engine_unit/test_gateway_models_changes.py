@@ -177,6 +177,24 @@ def test_other_settings_while_an_answer_is_read_let_the_old_model_end_after_it(t
     run(story)
 
 
+def test_streams_with_the_old_settings_continue_on_the_engines_that_come_with_the_new_settings(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with running(tmp_path, "one two", lambda w: w.document(one={})) as w:
+            await w.ready("one")
+            first, second = w.cores.values()
+            second.model, second.script = first.model, first.script
+            first.hold_after = 3
+            stream = asyncio.create_task(w.chat("one"))
+            before = w.models.models["one"]
+            await until(lambda: any(len(each.generated_ids) == 3 for each in before.service.client.unfinished()))
+            settings = {"max_output_tokens": 100}
+            w.models.apply(w.document(one={"engines": {"f": w.places["two"]}, "settings": settings}))
+            assert w.models.leaving == [before]
+            assert said(await asyncio.wait_for(stream, 30.0)) == "I am one."
+
+    run(story)
+
+
 def test_unknown_keys_beside_an_open_model_share_one_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     share = body._BUDGET.share

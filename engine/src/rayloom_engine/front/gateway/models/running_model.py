@@ -97,7 +97,7 @@ class RunningModel:
         self.api.continue_answers(before.api)
 
     def change(self, entry: ModelEntry) -> None:
-        """Uses the engines and the key of `entry` from now on. Its settings must be the same as before.
+        """Uses the engines and the key of `entry` from now on. The settings of this model stay the same.
 
         Sequences on an engine whose address or key has changed move to another engine, as after a loss.
         """

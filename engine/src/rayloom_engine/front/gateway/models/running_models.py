@@ -102,6 +102,10 @@ class RunningModels:
             elif entry != before[name].entry:
                 logger.info("model %s: has other engines or keys; its streams continue", name)
                 before[name].change(entry)
+        for model in self.leaving:
+            known = document.models.get(model.name)
+            if known is not None:
+                model.change(known)  # its streams continue on the engines of the model that replaces it
         self._observe_keys()
         self._update_readiness()
         if problems:
