@@ -6,9 +6,12 @@ next.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -279,3 +282,26 @@ def test_an_output_that_an_engine_sends_before_it_reads_the_abort_is_dropped() -
         first.deliver()
     assert sequence.generated_ids == ids_of("0")
     assert not first.live
+
+
+def test_statuses_that_wait_to_be_read_after_the_gateway_was_stopped_are_no_silence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    ends: list[float] = []
+    transport = SimpleNamespace(abort=lambda: ends.append(now_s))
+    link = World().links["a"]
+    link._silence_s = 10.0
+    link._writer = SimpleNamespace(transport=transport)  # type: ignore[assignment]
+    link.connect()
+    link.check_silence()
+    now_s = 130.0  # the process was stopped for 30 s
+    link.check_silence()
+    link.tell(is_draining=False)
+    link.deliver()
+    for _ in range(11):
+        assert not ends
+        now_s += 1.0
+        link.check_silence()
+    assert ends == [141.0], "the core has sent nothing for more than 10 s"

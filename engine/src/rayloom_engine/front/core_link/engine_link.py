@@ -23,6 +23,7 @@ BACKOFF_MAX_S = 0.25  # a core restarts within seconds; a longer wait would leng
 # A status that arrived less than this many seconds ago is not requested again. So clients that read the metrics without
 # a pause do not keep the core busy.
 _NEW_STATUS_S = 0.05
+LATE_S = 3.0  # seconds between two calls of `check_silence` after which the event loop was blocked
 _CONNECTION_ERRORS = (OSError, EOFError, ValueError, TimeoutError, msgspec.MsgspecError, ProtocolError)
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class EngineLink:
         self._next_status = asyncio.Event()  # set when the next status arrives, or when the connection ends
         self._is_status_due = False  # a status was requested, and `_next_status` is not set yet
         self._heard_at_s = 0.0
+        self._checked_at_s = 0.0  # time.monotonic of the last `check_silence`
         self._listener = listener
         self._silence_s = silence_s
         self.is_encrypted = False  # the current connection, or the last connection, uses TLS
@@ -148,9 +150,16 @@ class EngineLink:
             await asyncio.wait_for(self._next_status.wait(), at_most_s)
 
     def check_silence(self) -> None:
-        """Ends the connection if the core has sent nothing for too long. A living core sends a status every second."""
-        age_s = time.monotonic() - self._heard_at_s
-        if self._silence_s is not None and self._writer is not None and age_s > self._silence_s:
+        """Ends the connection if the core has sent nothing for too long. A living core sends a status every second.
+
+        Call it every second. After a longer pause this process was stopped, or its event loop was blocked. Messages of
+        the core may then wait to be read, so this call does nothing.
+        """
+        now_s = time.monotonic()
+        is_late = now_s - self._checked_at_s > LATE_S
+        self._checked_at_s = now_s
+        age_s = now_s - self._heard_at_s
+        if self._silence_s is not None and self._writer is not None and age_s > self._silence_s and not is_late:
             logger.warning("%s has sent nothing for %.1f s; its connection is ended", self.name, age_s)
             self._writer.transport.abort()
 
