@@ -98,6 +98,34 @@ def test_the_measured_cost_of_a_decode_decides(tmp_path: Path) -> None:
     run(tmp_path, story)
 
 
+def test_the_prompts_of_one_request_are_divided_between_engines(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        world.cores["b"].load = SchedulerLoad(num_decodes=1, decode_token_cost=2.0)
+        world.cores["b"].send_load()
+        await until(lambda: world.is_known("b"))
+        for core in world.cores.values():
+            core.is_silent = True
+        prompts = [tuple(range(100 * number, 100 * number + 100)) for number in range(4)]
+        many = [sequence(f"s{number}", prompt_ids=prompt) for number, prompt in enumerate(prompts)]
+        world.client.submit(many)
+        # the decode counts as 2 tokens, less than the 100 tokens of a prompt that was sent before
+        assert [one.place.engine for one in many] == ["a", "b", "a", "b"]
+
+    run(tmp_path, story)
+
+
+def test_the_prompts_of_a_request_that_cannot_wait_count_nowhere(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        too_long = sequence("long", prompt_ids=(1,) * 2000)
+        with pytest.raises(QueueFull, match="no engine can take the request"):
+            world.client.submit([sequence("short"), too_long])
+        estimates = [link.estimate for link in world.client.pool.links.values()]
+        assert [(each.num_sequences, each.outstanding_prefill_tokens) for each in estimates] == [(0, 0)] * 2
+        assert not list(world.client.unfinished())
+
+    run(tmp_path, story)
+
+
 def test_requests_with_one_new_prefix_meet_before_a_core_publishes_it(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         engines = set()

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rayloom_engine.common.process import node_name
-from rayloom_engine.errors import EngineDead
+from rayloom_engine.errors import EngineDead, QueueFull, RequestError
 from rayloom_engine.front.core_link.engine_choice import (
     REBUILD_PATIENCE_S,
     PoolRules,
@@ -173,17 +173,27 @@ class CoreClient:
             # While no core serves, only the front checks the queue. A core that starts later must not refuse a sequence
             # that passed this check.
             sequence.is_accepted = not self.is_core_serving
-        parts = [(self.pool.place_for(choices), choices, encoded(choices)) for choices in by_prompt(sequences)]
-        if new := [sequence for link, choices, _ in parts if link is None for sequence in choices]:
-            held = [sequence for sequence in self._sequences.values() if sequence.place.engine is None]
-            check_held(held, new, self.rules.max_held, self.rules.max_held_tokens)
+        data: list[bytes] = []
+        parts: list[tuple[EngineLink | None, list[ClientSequence]]] = []
+        try:
+            for choices in by_prompt(sequences):
+                parts.append((self.pool.place_for(choices), choices))
+                data.append(encoded(choices))
+            if new := [sequence for link, choices in parts if link is None for sequence in choices]:
+                held = [sequence for sequence in self._sequences.values() if sequence.place.engine is None]
+                check_held(held, new, self.rules.max_held, self.rules.max_held_tokens)
+        except (RequestError, QueueFull):
+            for link, choices in parts:
+                if link is not None:
+                    self.pool.take_back(link, choices)
+            raise
         for sequence in sequences:
             self._sequences[sequence.sequence_id] = sequence
-        for link, choices, data in parts:
+        for (link, choices), message in zip(parts, data, strict=True):
             if link is None:
                 self._placement.hold(choices)
             else:
-                self.pool.give(link, choices, data)
+                self.pool.give(link, choices, message)
 
     def abort(self, sequence_id: str, *, is_complete: bool = False) -> None:
         """Removes a sequence and makes its engine abort it. Does nothing if the sequence is finished or unknown.

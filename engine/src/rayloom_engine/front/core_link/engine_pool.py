@@ -96,21 +96,34 @@ class EnginePool:
     def place_for(self, choices: list[ClientSequence]) -> EngineLink | None:
         """Returns the engine for all choices of one prompt, as `engine_for` does for a sequence.
 
-        In a gateway, also sets the choices' adapter to the engine's own entry for this adapter. The front inside an
-        engine owns the list of adapters, so the entries in its sequences need no change.
+        Counts the choices in the engine's estimate, so that the next prompt of the same request may go to another
+        engine. Call `give` or `take_back` next. In a gateway, also sets the choices' adapter to the engine's own entry
+        for this adapter. The front inside an engine owns the list of adapters, so the entries in its sequences need no
+        change.
         """
         link = self.engine_for(choices[0])
-        if link is not None and self.rules.is_gateway:
+        if link is None:
+            return None
+        if self.rules.is_gateway:
             adapt(link, choices)
-        return link
-
-    def give(self, link: EngineLink, choices: list[ClientSequence], data: bytes) -> None:
-        """Sends `data`, the encoded choices of one prompt, and records which engine has the choices."""
         shared = choices[0].prompt_blocks
-        size = link.estimate.index.block_size
-        blocks = () if shared is None else shared.of_size(size)
+        blocks = () if shared is None else shared.of_size(link.estimate.index.block_size)
         for sequence in choices:
             sequence.prompt_blocks = shared
+            link.estimate.sent(sequence.sequence_id, sequence.tenant, sequence.num_tokens, blocks)
+        return link
+
+    def take_back(self, link: EngineLink, choices: list[ClientSequence]) -> None:
+        """Removes choices from the engine's estimate, which `place_for` has counted and `give` has not sent."""
+        for sequence in choices:
+            link.estimate.refused(sequence.sequence_id)
+
+    def give(self, link: EngineLink, choices: list[ClientSequence], data: bytes) -> None:
+        """Sends `data`, the encoded choices of one prompt, and records which engine has the choices.
+
+        `link`: the engine that `place_for` has chosen for them.
+        """
+        for sequence in choices:
             place = sequence.place
             if self.rules.is_gateway and place.last_engine and sequence.generated_ids:
                 # even if this engine was the last one: it may have restarted with another release or other settings
@@ -119,7 +132,6 @@ class EnginePool:
             place.engine = link.name
             place.waits_since_s = None
             place.fingerprint = link.fingerprint or place.fingerprint
-            link.estimate.sent(sequence.sequence_id, sequence.tenant, sequence.num_tokens, blocks)
         link.send(data)
 
     def withdraw(self, sequence: ClientSequence, *, is_moved: bool = False, is_complete: bool = False) -> None:

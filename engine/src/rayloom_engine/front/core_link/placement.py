@@ -64,6 +64,7 @@ class Placement:
                 # such a `fork_of` is left out.
                 self._pool.give(link, choices, encoded(choices, known=self._sequences))
             except RequestError as error:
+                self._pool.take_back(link, choices)
                 for sequence in choices:
                     logger.error("sequence %s is lost: %s", sequence.sequence_id, error)
                     self.fail(sequence, error)
