@@ -189,7 +189,6 @@ def test_streams_with_the_old_settings_continue_on_the_engines_that_come_with_th
             await until(lambda: any(len(each.generated_ids) == 3 for each in before.service.client.unfinished()))
             settings = {"max_output_tokens": 100}
             w.models.apply(w.document(one={"engines": {"f": w.places["two"]}, "settings": settings}))
-            assert w.models.leaving == [before]
             assert said(await asyncio.wait_for(stream, 30.0)) == "I am one."
 
     run(story)
@@ -327,6 +326,24 @@ def test_the_wait_for_a_tokenizer_is_a_part_of_the_wait_for_an_engine(tmp_path: 
             answer = await waiting
             assert said(answer) == "I am two."
             assert float(answer.headers["x-rayloom-cold-start"]) >= waited_s - 0.001, "it is rounded to milliseconds"
+
+    run(story)
+
+
+def test_requests_that_wait_with_the_old_settings_stay_in_the_queue_of_their_model(tmp_path: Path) -> None:
+    async def story() -> None:
+        nowhere: dict[str, Any] = {"engines": {"e": "127.0.0.1:1"}}
+        async with running(tmp_path, "one two", lambda w: w.document(one={}, two=nowhere)) as w:
+            await w.ready("one")
+            waiting = asyncio.create_task(w.chat("two"))
+            await until(lambda: len(w.models.models["two"].held) == 1)
+            settings = {"settings": {"max_output_tokens": 100}}
+            w.models.apply(w.document(one={}, two={**nowhere, **settings}))
+            assert w.models.models["two"].service.status().requests.waiting == 1, "an engine is started for it"
+            assert w.models.models["one"].service.status().requests.waiting == 0
+            w.models.apply(w.document(one={}, two=settings))
+            assert said(await waiting) == "I am two."
+            assert w.models.models["two"].service.status().requests.waiting == 0
 
     run(story)
 

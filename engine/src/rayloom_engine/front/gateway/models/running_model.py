@@ -70,7 +70,10 @@ class RunningModel:
             self.service.config.max_queued_requests,
             self.service.engine_adapters.is_awaited,
         )
-        self.service.num_held = lambda: len(self.held)
+        # Returns the number of requests that wait at earlier objects of this model, which had other settings. They
+        # belong to this model's queue, so that the operator keeps or starts an engine for them.
+        self.num_left_waiting: Callable[[], int] = lambda: 0
+        self.service.num_held = lambda: len(self.held) + self.num_left_waiting()
         self._num_handled = 0  # requests whose handler has not returned yet
         self._group: asyncio.TaskGroup | None = None
         self._lookups: asyncio.Task[None] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Callable
@@ -183,9 +184,15 @@ class RunningModels:
             if self._needs_new(name, entry):
                 try:
                     new[name] = RunningModel(name, entry, self._shared)
+                    new[name].num_left_waiting = functools.partial(self._num_left_waiting, name)
                 except ConfigError as error:
                     problems[name] = str(error)
         return new, problems
+
+    def _num_left_waiting(self, name: str) -> int:
+        """Returns how many requests and sequences wait at the models in `leaving` that have this name."""
+        models = [model for model in self.leaving if model.name == name]
+        return sum(len(model.held) + model.service.client.num_held() for model in models)
 
     def _needs_new(self, name: str, entry: ModelEntry) -> bool:
         known = self.models.get(name)
