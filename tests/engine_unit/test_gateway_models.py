@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -240,5 +241,15 @@ def test_another_address_or_key_keeps_the_streams_of_all_models(tmp_path: Path) 
             assert w.models.models["one"].service is service
             assert w.cores["two"].hellos == others, "the other model's connection is the same"
             second.close()
+
+    run(story)
+
+
+def test_the_uptime_does_not_follow_the_wall_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        async with running(tmp_path, "one", lambda w: w.document(one={})) as w:
+            monkeypatch.setattr(time, "time", lambda: 0.0)  # the clock was set back
+            status = json.loads(w.models.status_json(is_minimal=True))
+            assert 0.0 < status["uptime_seconds"] < 1000.0, "the operator refuses a status with a negative uptime"
 
     run(story)

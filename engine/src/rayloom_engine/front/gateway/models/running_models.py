@@ -44,6 +44,7 @@ class RunningModels:
         self.lifecycle = Lifecycle()
         self.lifecycle.on_drain = self._wake_models
         self.created = int(time.time())
+        self._started_s = time.monotonic()  # for the uptime, because the wall clock may jump
         # Returns the part of `/status` about the models file; an empty part if the document does not come from a file.
         self.file_status: Callable[[], ModelsFileStatus] = ModelsFileStatus
         self.ring = KeyRing()
@@ -166,7 +167,7 @@ class RunningModels:
             state=state,
             reason=reason,
             in_flight=self.lifecycle.num_in_flight,
-            uptime_seconds=time.time() - self.created,
+            uptime_seconds=time.monotonic() - self._started_s,
             models_file=self.file_status(),
             unusable_keys=unusable_keys(self.ring),
             models={} if is_minimal else status_of_models(self.models),
