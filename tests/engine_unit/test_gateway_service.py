@@ -18,7 +18,7 @@ from rayloom_engine.front.gateway.gateway_service import GatewayService
 from rayloom_engine.front.gateway.text_cache import TextCache
 from rayloom_engine.front.generation.admission import check_room
 from rayloom_engine.front.operations.engines_document import engines_document
-from rayloom_engine.protocol.messages import ServedModel
+from rayloom_engine.protocol.messages import FetchFile, FrontMessage, ServedModel
 from rayloom_engine.protocol.text_files import text_files
 from rayloom_engine.sampling_params import ContextTooLong, SamplingParams
 from rt_byte_model import byte_model
@@ -193,6 +193,30 @@ def test_an_engine_that_hands_over_broken_files_is_no_source(tmp_path: Path) -> 
 async def sample(service: GatewayService, name: str) -> list[str]:
     """The lines of a metric."""
     return [line for line in (await service.metrics_text()).splitlines() if line.startswith(name)]
+
+
+class DyingCore(FakeCore):
+    """A core that dies whenever a part of a text file is requested, and then restarts."""
+
+    def _take(self, message: FrontMessage, writer: asyncio.StreamWriter) -> None:
+        if isinstance(message, FetchFile):
+            self.die()
+        else:
+            super()._take(message, writer)
+
+
+def test_an_engine_that_dies_while_it_hands_over_files_delays_no_other_engine(tmp_path: Path) -> None:
+    async def story() -> None:
+        good = engine(tmp_path, "m")
+        dying = DyingCore(tmp_path / "model-m")
+        dying.model = good.model
+        async with running(tmp_path, {"a": dying}) as service:
+            await until(lambda: dying.epoch >= 3)  # asked again as soon as it is back
+            assert service.text is None
+        async with running(tmp_path, {"a": dying, "b": good}) as service, asyncio.timeout(10.0):
+            await until(lambda: service.text is not None)
+
+    asyncio.run(story())
 
 
 def test_running_sequences_block_no_new_one_and_held_ones_count_against_the_queue(tmp_path: Path) -> None:

@@ -135,6 +135,7 @@ class GatewayService(Service):
         return sum(1 for _ in self.client.unfinished()) - num_waiting, num_waiting + self.num_held()
 
     def _update(self) -> None:
+        self._fetch.check_connection()
         super()._update()
         if self.engine_adapters.update(self._links_of_model()):
             self.lifecycle.wake()  # requests may wait for the report

@@ -18,11 +18,17 @@ class TextFetch:
     def __init__(self) -> None:
         self._expected: tuple[str, int] | None = None
         self._part: asyncio.Future[bytes] | None = None
+        self._link: EngineLink | None = None  # the engine that is to send the part
 
     def receive(self, message: FilePart) -> None:
         """Receives a part of a file. Drops a part that was not requested, or that comes too late."""
         if self._part is not None and not self._part.done() and self._expected == (message.sha256, message.start):
             self._part.set_result(message.data)
+
+    def check_connection(self) -> None:
+        """Ends the wait for a part of a file if its engine has been lost. Call it when a connection has ended."""
+        if self._part is not None and not self._part.done() and self._link is not None and not self._link.is_connected:
+            self._part.set_result(b"")
 
     async def fetch(self, link: EngineLink, file: TextFile) -> bytes:
         """Returns the content of a file, whose hash is not checked yet. Raises ModelError."""
@@ -32,6 +38,7 @@ class TextFetch:
                 raise ModelError(f"{link.name} cannot hand over {file.name}")
             self._expected = (file.sha256, len(content))
             self._part = asyncio.get_running_loop().create_future()
+            self._link = link
             link.send(frame(FetchFile(*self._expected)))
             try:
                 data = await asyncio.wait_for(self._part, _PART_SECONDS)
