@@ -299,3 +299,23 @@ def test_the_last_engine_that_ends_without_a_sequence_is_no_loss(is_listed: bool
         assert not world.client.recoveries.recoveries
 
     run(tmp_path, story, engines=("a",))
+
+
+def test_a_held_request_fails_at_once_if_only_an_engine_that_leaves_has_its_model(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        world.hold(4)
+        world.change_model("b", content_hash="another")
+        await until(lambda: world.client.pool.links["b"].fingerprint != FINGERPRINT)
+        kept = sequence("kept")
+        world.client.submit([kept])
+        await until(lambda: len(kept.generated_ids) == 4)
+        world.client.set_engines({"b": world.address("b")})
+        late = sequence("late")
+        world.client.submit([late])
+        with pytest.raises(EngineDead, match="every engine now serves another model"):
+            await ids_of(late)
+        assert kept.place.engine == "a"
+        world.cores["a"].release()
+        assert await ids_of(kept) == IDS
+
+    run(tmp_path, story)

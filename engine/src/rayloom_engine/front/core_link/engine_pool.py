@@ -172,29 +172,35 @@ class EnginePool:
         return None
 
     def _takes_no_embeds(self, sequence: ClientSequence) -> bool:
-        """True if every engine is connected, and none of them takes the embeddings of `sequence`."""
+        """True if every listed engine is connected, and none of them takes the embeddings of `sequence`."""
         embeds = sequence.embeds
+        listed = self._listed()
         return (
             embeds is not None
-            and bool(self.links)
+            and bool(listed)
             and all(
                 link.is_connected
                 and link.status is not None
                 and link.status.model is not None
                 and link.hidden_size != embeds.width
-                for link in self.links.values()
+                for link in listed
             )
         )
 
     def _has_another_model(self, sequence: ClientSequence) -> bool:
-        """True if every engine is connected, and none of them serves the model that `sequence` needs."""
+        """True if every listed engine is connected, and none of them serves the model that `sequence` needs."""
         expected = sequence.place.fingerprint or self.model
-        return bool(self.links) and all(
+        listed = self._listed()
+        return bool(listed) and all(
             link.is_connected
             and link.fingerprint is not None
             and continuation(expected, link.fingerprint) == "other model"
-            for link in self.links.values()
+            for link in listed
         )
+
+    def _listed(self) -> list[EngineLink]:
+        """The engines that may get waiting sequences: an engine that leaves the list only finishes its own."""
+        return [link for link in self.links.values() if not link.is_leaving]
 
     def _note_continuation(self, sequence: ClientSequence, link: EngineLink) -> None:
         earlier = sequence.place.fingerprint
