@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -151,7 +152,7 @@ def test_a_client_that_leaves_ends_the_search(front: FrontUnderTest) -> None:
     assert len(submitted) == 1
 
 
-async def begun(front: FrontUnderTest, num_beams: int) -> BeamSearch:
+async def begun(front: FrontUnderTest, num_beams: int, caller: Caller | None = None) -> BeamSearch:
     text = front.service.text
     assert text is not None
     return await BeamSearch.search(
@@ -160,7 +161,7 @@ async def begun(front: FrontUnderTest, num_beams: int) -> BeamSearch:
         request_id="search",
         prompts=[tuple(PROMPT.encode())],
         params=SamplingParams(n=num_beams, max_tokens=3),
-        caller=Caller(),
+        caller=caller or Caller(),
         length_penalty=1.0,
     )
 
@@ -179,6 +180,18 @@ def test_a_search_whose_client_left_between_two_comments_ends(front: FrontUnderT
 
     front.run(leave())
     assert front.do(lambda: front.service.lifecycle.num_in_flight) == 0
+
+
+def test_the_wait_of_the_first_step_counts_also_in_later_steps(front: FrontUnderTest) -> None:
+    async def wait() -> None:
+        search = await begun(front, 2, Caller(waits_since_s=time.monotonic() - 5.0))
+        deltas = search.deltas(wait_s=0.0)
+        while search._num_steps < 2:
+            assert await anext(deltas) == []
+        assert 5.0 <= search.held_s() < 60.0
+        search.close()
+
+    front.run(wait())
 
 
 def test_beams_sent_in_parts_are_accepted_at_once_and_none_follows_a_client_that_left(front: FrontUnderTest) -> None:

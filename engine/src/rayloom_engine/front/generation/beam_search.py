@@ -113,7 +113,7 @@ class BeamSearch(Generation):
 
     def held_s(self) -> float:
         now_s = time.monotonic()
-        return max((each.held_s(now_s) for each in self._running.values()), default=self._held_s)
+        return max([self._held_s, *(each.held_s(now_s) for each in self._running.values())])
 
     def accept(self) -> None:
         if self._unfinished and self._mailbox.failure is not None:
