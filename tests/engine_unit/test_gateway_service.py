@@ -196,10 +196,12 @@ async def sample(service: GatewayService, name: str) -> list[str]:
 
 
 class DyingCore(FakeCore):
-    """A core that dies whenever a part of a text file is requested, and then restarts."""
+    """A core that dies when a part of a text file is requested, and then restarts, at most `most_deaths` times."""
+
+    most_deaths = 1000
 
     def _take(self, message: FrontMessage, writer: asyncio.StreamWriter) -> None:
-        if isinstance(message, FetchFile):
+        if isinstance(message, FetchFile) and self.epoch <= self.most_deaths:
             self.die()
         else:
             super()._take(message, writer)
@@ -215,6 +217,24 @@ def test_an_engine_that_dies_while_it_hands_over_files_delays_no_other_engine(tm
             assert service.text is None
         async with running(tmp_path, {"a": dying, "b": good}) as service, asyncio.timeout(10.0):
             await until(lambda: service.text is not None)
+
+    asyncio.run(story())
+
+
+def test_an_engine_that_died_is_asked_again_while_another_engine_still_loads_its_model(tmp_path: Path) -> None:
+    async def story() -> None:
+        loading = FakeCore(tmp_path)
+        loading.state = "starting"
+        dying = DyingCore(tmp_path)
+        dying.model = engine(tmp_path, "m").model
+        dying.most_deaths = 1
+        dying.state = "starting"
+        async with running(tmp_path, {"a": dying, "b": loading}) as service, asyncio.timeout(10.0):
+            await until(lambda: all(link.is_connected for link in service.client.pool.links.values()))
+            dying.state = "serving"
+            dying.send_status()
+            await until(lambda: service.text is not None)
+            assert dying.epoch == 2
 
     asyncio.run(story())
 

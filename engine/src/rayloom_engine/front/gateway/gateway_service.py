@@ -149,7 +149,11 @@ class GatewayService(Service):
         return [link for link in links if continuation(pool.model, link.fingerprint) != "other model"]
 
     def _on_status(self, link: EngineLink, status: CoreStatus) -> None:
-        if all(other.name in self._failed for other in self.client.pool.links.values() if other.is_connected):
+        # An engine that still loads its model has no text, so it is no reason to wait.
+        with_text = [
+            each for each in self.client.pool.links.values() if each.is_connected and each.fingerprint is not None
+        ]
+        if all(each.name in self._failed for each in with_text):
             self._failed.clear()
         if status.model is not None and self._wants_text_of(link) and self._changing is None:
             self._changing = asyncio.create_task(self._take_text(link, status.model))

@@ -45,6 +45,7 @@ class TextFetch:
             except TimeoutError as error:
                 raise ModelError(f"{link.name} did not hand over {file.name} in time") from error
             if not data:
-                raise ModelError(f"{link.name} cannot read its {file.name}")
+                problem = "cannot read" if link.is_connected else "was lost before it had sent"
+                raise ModelError(f"{link.name} {problem} its {file.name}")
             content += data
         return bytes(content)
