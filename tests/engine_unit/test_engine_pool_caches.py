@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rayloom_engine.core.block_hash import prompt_hashes
 from rayloom_engine.core.load import SchedulerLoad, TenantLoad
-from rayloom_engine.errors import QueueFull
+from rayloom_engine.errors import QueueFull, RequestError
 from rayloom_engine.front.core_link.core_client import CoreClient
 from rayloom_engine.front.core_link.prompt_blocks import prompt_blocks
 from rayloom_engine.front.core_link.sequences import ClientSequence, in_turns_of_keys
@@ -102,7 +103,7 @@ def test_the_prompts_of_one_request_are_divided_between_engines(tmp_path: Path) 
     async def story(world: World) -> None:
         world.cores["b"].load = SchedulerLoad(num_decodes=1, decode_token_cost=2.0)
         world.cores["b"].send_load()
-        await until(lambda: world.is_known("b"))
+        await until(lambda: world.client.pool.links["b"].estimate.load.num_decodes == 1)
         for core in world.cores.values():
             core.is_silent = True
         prompts = [tuple(range(100 * number, 100 * number + 100)) for number in range(4)]
@@ -122,6 +123,52 @@ def test_the_prompts_of_a_request_that_cannot_wait_count_nowhere(tmp_path: Path)
         estimates = [link.estimate for link in world.client.pool.links.values()]
         assert [(each.num_sequences, each.outstanding_prefill_tokens) for each in estimates] == [(0, 0)] * 2
         assert not list(world.client.unfinished())
+
+    run(tmp_path, story)
+
+
+def test_sequences_that_cannot_be_encoded_count_nowhere(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        broken = sequence("broken", prompt_ids=(3, 4))
+        broken.priority = 2**65  # more than 64 bits
+        with pytest.raises(RequestError, match="cannot be handed to the engine"):
+            world.client.submit([sequence("good"), broken])
+        lost = sequence("lost")
+        for core in world.cores.values():
+            core.is_draining = True
+            core.send_status()
+        await until(lambda: not world.client.is_core_serving)
+        world.client.submit([lost])
+        lost.priority = 2**65
+        world.cores["a"].is_draining = False
+        world.cores["a"].send_status()
+        with pytest.raises(RequestError, match="cannot be handed to the engine"):
+            await ids_of(lost)
+        estimates = [link.estimate for link in world.client.pool.links.values()]
+        assert [(each.num_sequences, each.outstanding_prefill_tokens) for each in estimates] == [(0, 0)] * 2
+        assert not list(world.client.unfinished())
+
+    run(tmp_path, story)
+
+
+def test_a_full_queue_does_not_refuse_sequences_of_an_answer_that_has_begun(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        for core in world.cores.values():
+            core.is_draining = True
+            core.send_status()
+        await until(lambda: not world.client.is_core_serving)
+        with pytest.raises(QueueFull):
+            world.client.submit([sequence("new", prompt_ids=(1,) * 2000)])
+        step = sequence("step", prompt_ids=(2,) * 2000, max_tokens=len(IDS))
+        world.client.submit([step], is_accepted=True)
+        for core in world.cores.values():
+            assert core.model is not None
+            core.model = msgspec.structs.replace(core.model, max_model_len=4096)
+            core.is_draining = False
+            core.send_status()
+        assert await ids_of(step) == IDS
+        (submit,) = (submit for core in world.cores.values() for submit in core.submits)
+        assert submit.is_resume, "the queue of an engine may be full, too"
 
     run(tmp_path, story)
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rayloom_engine.common.process import node_name
-from rayloom_engine.errors import EngineDead, QueueFull, RequestError
+from rayloom_engine.errors import EngineDead
 from rayloom_engine.front.core_link.engine_choice import (
     REBUILD_PATIENCE_S,
     PoolRules,
@@ -163,26 +163,28 @@ class CoreClient:
                 self._note_usable(known, self._placement.waiting())
         self._let_leave()
 
-    def submit(self, sequences: Sequence[ClientSequence]) -> None:
+    def submit(self, sequences: Sequence[ClientSequence], *, is_accepted: bool = False) -> None:
         """Submits sequences, now or as soon as an engine can take them. Each mailbox then gets outputs or a failure.
 
         Raises RequestError if a sequence cannot be encoded, and QueueFull if too many sequences or tokens wait. In both
-        cases, none of the sequences is submitted.
+        cases, none of the sequences is submitted. `is_accepted`: the answer of their request has begun, so neither this
+        method nor a core may refuse the sequences for a full queue.
         """
         for sequence in sequences:
             # While no core serves, only the front checks the queue. A core that starts later must not refuse a sequence
             # that passed this check.
-            sequence.is_accepted = not self.is_core_serving
+            sequence.is_accepted = is_accepted or not self.is_core_serving
         data: list[bytes] = []
         parts: list[tuple[EngineLink | None, list[ClientSequence]]] = []
         try:
             for choices in by_prompt(sequences):
                 parts.append((self.pool.place_for(choices), choices))
                 data.append(encoded(choices))
-            if new := [sequence for link, choices in parts if link is None for sequence in choices]:
+            new = [sequence for link, choices in parts if link is None for sequence in choices]
+            if new and not is_accepted:
                 held = [sequence for sequence in self._sequences.values() if sequence.place.engine is None]
                 check_held(held, new, self.rules.max_held, self.rules.max_held_tokens)
-        except (RequestError, QueueFull):
+        except BaseException:
             for link, choices in parts:
                 if link is not None:
                     self.pool.take_back(link, choices)

@@ -114,7 +114,7 @@ class EnginePool:
         return link
 
     def take_back(self, link: EngineLink, choices: list[ClientSequence]) -> None:
-        """Removes choices from the engine's estimate, which `place_for` has counted and `give` has not sent."""
+        """Removes choices that `place_for` has counted, but that are not sent, from the engine's estimate."""
         for sequence in choices:
             link.estimate.refused(sequence.sequence_id)
 
@@ -126,7 +126,7 @@ class EnginePool:
         for sequence in choices:
             place = sequence.place
             if self.rules.is_gateway and place.last_engine and sequence.generated_ids:
-                # even if this engine was the last one: it may have restarted with another release or other settings
+                # An engine that had the sequence before may have restarted with another release or other settings.
                 self._note_continuation(sequence, link)
             place.held_s = sequence.held_s(time.monotonic())
             place.engine = link.name
@@ -199,7 +199,7 @@ class EnginePool:
         )
 
     def _listed(self) -> list[EngineLink]:
-        """The engines that may get waiting sequences: an engine that leaves the list only finishes its own."""
+        """The engines that may get waiting sequences. An engine that leaves the list only finishes its sequences."""
         return [link for link in self.links.values() if not link.is_leaving]
 
     def _note_continuation(self, sequence: ClientSequence, link: EngineLink) -> None:

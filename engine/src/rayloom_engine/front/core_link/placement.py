@@ -46,13 +46,13 @@ class Placement:
     def place_again(self, sequences: Iterable[ClientSequence]) -> None:
         """Submits sequences that no engine has. If no engine can compute a sequence, it continues to wait.
 
-        Marks the sequences as accepted, so that no core refuses them for a full queue. If a full engine has refused a
-        choice, the choices of this prompt are not marked.
+        Marks the sequences as accepted, so that no core refuses them for a full queue. A sequence that a full engine
+        has refused is not marked.
         """
         left = [sequence for sequence in sequences if self._sequences.get(sequence.sequence_id) is sequence]
         num_placed = 0
         for choices in by_prompt(sequence for sequence in left if sequence.place.engine is None):
-            is_elsewhere = any(sequence.place.refused_by for sequence in choices)
+            is_elsewhere = bool(choices[0].place.refused_by)  # the same engines have refused all sequences of a group
             for sequence in choices:
                 sequence.is_accepted = sequence.is_accepted or not is_elsewhere
             link = self._pool.place_for(choices)

@@ -294,7 +294,7 @@ class Generation:
             prompt_ids = sequence.prompt_ids
             num_new = 0 if part and part[-1].prompt_ids is prompt_ids else len(prompt_ids)
             if part and (len(part) >= LANES_AT_ONCE or (num_new and num_tokens + num_new > TOKENS_AT_ONCE)):
-                self._submit_part(part, is_accepted)
+                self._service.client.submit(part, is_accepted=is_accepted)
                 part = []
                 num_tokens = 0
                 num_new = len(prompt_ids)
@@ -304,13 +304,7 @@ class Generation:
             part.append(sequence)
             num_tokens += num_new
         if part:
-            self._submit_part(part, is_accepted)
-
-    def _submit_part(self, part: list[ClientSequence], is_accepted: bool) -> None:
-        self._service.client.submit(part)
-        if is_accepted:
-            for sequence in part:
-                sequence.is_accepted = True  # set before the core's refusal can arrive
+            self._service.client.submit(part, is_accepted=is_accepted)
 
     def decode(self, items: Items, now_s: float) -> list[ChoiceDelta]:
         """Returns one delta per choice, made from its new outputs and from outputs that were held back until now."""
