@@ -53,9 +53,10 @@ def test_outputs_of_an_earlier_attempt_are_dropped(tmp_path: Path) -> None:
         world.cores[first].is_draining = True
         world.cores[first].send_status()
         await until(lambda: one.place.engine == other)
-        assert world.cores[first].aborts == ["s"]
+        await until(lambda: world.cores[first].aborts == ["s"])
         world.cores[first].is_draining = False
         world.cores[first].send_status()
+        await until(lambda: world.is_known(first))
         world.cores[other].die()
         await until(lambda: one.place.engine == first)
         assert one.place.attempt == 2

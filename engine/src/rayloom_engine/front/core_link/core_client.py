@@ -241,7 +241,7 @@ class CoreClient:
         is_orderly = not is_loss or link.is_draining or link.is_leaving
         level = logging.INFO if is_orderly else logging.WARNING
         logger.log(level, "lost the core of %s (%s); it had %d sequences", link.name, problem, len(orphans))
-        # The end of the last engine, if it had no sequence, is no loss: the service may be scaled to zero engines.
+        # The orderly end of an engine without sequences is no loss: the service may be scaled to zero engines.
         is_expected = self.rules.is_gateway and is_orderly and not orphans
         if self._was_serving and not self.is_core_serving and not is_expected:
             self.recoveries.begin("core_lost", "core", node_name(), at=time.time(), now_s=time.monotonic())

@@ -23,7 +23,7 @@ BACKOFF_MAX_S = 0.25  # a core restarts within seconds; a longer wait would leng
 # A status that arrived less than this many seconds ago is not requested again. So clients that read the metrics without
 # a pause do not keep the core busy.
 _NEW_STATUS_S = 0.05
-LATE_S = 3.0  # seconds between two calls of `check_silence` after which the event loop was blocked
+LATE_S = 3.0  # if more seconds are between two calls of `check_silence`, the event loop was blocked in between
 _CONNECTION_ERRORS = (OSError, EOFError, ValueError, TimeoutError, msgspec.MsgspecError, ProtocolError)
 
 logger = logging.getLogger(__name__)
