@@ -315,6 +315,18 @@ def test_the_cause_that_was_first_stays():
     assert second.document["groups"][0]["failure"]["uid"] == "b"
 
 
+def test_a_lost_node_does_not_hide_why_the_next_engine_fails():
+    starting = turn(ONE, [make_serving(ONE, uid="a", reading=make_reading(make_said("starting", None)))])
+    lost = turn(ONE, [on_lost_node(0, "starting")], previous=starting.document, lost_nodes=frozenset({"n1"}))
+    crashed_next = turn(ONE, [failing("b")], previous=lost.document)
+    crashed_again = turn(ONE, [failing("c")], previous=crashed_next.document)
+
+    (first,), (second,) = crashed_next.document["groups"], crashed_again.document["groups"]
+    assert (first["failure"]["reason"], first["failure"]["uid"], first["restarts"]) == ("EngineFailed", "b", 1)
+    assert "ranks died" in first["failure"]["message"]
+    assert (second["failure"]["reason"], second["failure"]["uid"], second["restarts"]) == ("EngineFailed", "c", 2)
+
+
 def test_a_recreated_engine_is_degraded_until_it_serves():
     first = turn(ONE, [failing("a")])
     starting = make_serving(ONE, uid="b", reading=make_reading(make_said("starting", None)))

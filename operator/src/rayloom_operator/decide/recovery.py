@@ -38,6 +38,8 @@ _STABLE_S = 600.0
 # The highest number in the name of an engine replica. After this number, numbers start at 0 again: by then the first
 # names are long unused.
 _MAX_NUMBER = 99
+# Failures that say nothing about the engine or its revision.
+NOT_BY_ENGINE = (Reason.NODE_LOST, Reason.HEAD_LOST)
 
 Memory = Mapping[str, GroupStatus]  # name of an engine replica -> its entry in `status.groups`
 
@@ -215,6 +217,10 @@ def _review(
         return Place(name=name, replica=replica, restarts=restarts, failure=failure, has_failed=True)
     cause = cause_to_replace(replica, resolved, observed.lost_nodes, before, now=now)
     if cause is not None:
+        if failure is not None and failure.reason in NOT_BY_ENGINE and cause.reason not in NOT_BY_ENGINE:
+            # The record begins with the first failure of the engine itself. If it kept the lost node, the status would
+            # never show why the engine fails now, and a rollout would not count this failure.
+            failure, restarts = None, 0
         restarts += _is_fault_of_engine(replica, cause, before)
         first = failure or Failure(uid="", reason=cause.reason, message=cause.message, time="")
         failure = first.model_copy(update={"uid": replica.uid, "time": stamp(now.wall)})

@@ -5,14 +5,11 @@ from __future__ import annotations
 from rayloom_operator.api.rollout.state import RequestCounts
 from rayloom_operator.api.status import Reason
 from rayloom_operator.decide.causes import has_served
-from rayloom_operator.decide.recovery import Memory
+from rayloom_operator.decide.recovery import NOT_BY_ENGINE, Memory
 from rayloom_operator.decide.rollout.inputs import Desired, EngineState, ReplicaView, View
 from rayloom_operator.observe.observed import EngineReplica, Observed
 from rayloom_operator.observe.verdict import is_well
 from rayloom_operator.resolve.resolved import Resolved
-
-# A lost node or a lost head pod says nothing about the revision that ran there.
-_NOT_BY_REVISION = (Reason.NODE_LOST, Reason.HEAD_LOST)
 
 
 def desired_of(resolved: Resolved, revision: str) -> Desired:
@@ -32,7 +29,7 @@ def view_of(observed: Observed, memory: Memory, revision: str, *, mono: float) -
     failed = [
         each
         for each in memory.values()
-        if each.revision == revision and each.failure is not None and each.failure.reason not in _NOT_BY_REVISION
+        if each.revision == revision and each.failure is not None and each.failure.reason not in NOT_BY_ENGINE
     ]
     return View(
         engines=tuple(_engine(replica, memory, mono) for replica in observed.replicas),
