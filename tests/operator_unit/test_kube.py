@@ -21,6 +21,7 @@ class Server:
         self.taken = []  # (method, body)
         self.code = 200
         self.codes = []  # statuses of the next answers, before `code`
+        self.message = "no"  # message of a refusal
         self.found = {}  # fields in addition to a page's
         self.num_items = 0
         self.may_write = True
@@ -40,7 +41,7 @@ class Server:
         self.peers.add(request.transport.get_extra_info("peername")[1])
         self.taken.append((request.method, json.loads(body) if body else None))
         code = self.codes.pop(0) if self.codes else self.code
-        content = {"message": "no"} if code >= 400 else self.page(request) | self.found
+        content = {"message": self.message} if code >= 400 else self.page(request) | self.found
         return web.json_response(content, status=code)
 
 
@@ -155,6 +156,18 @@ def test_a_replacement_succeeds_only_if_its_content_was_written(codes, methods, 
                 found = error.code
             assert found == raised
             assert [(method, body == MANIFEST) for method, body in server.taken] == [(each, True) for each in methods]
+
+    asyncio.run(run())
+
+
+def test_a_create_that_lost_a_race_for_a_quota_does_not_count_as_an_existing_object(monkeypatch):
+    async def run():
+        async with serving(monkeypatch) as (server, kube):
+            server.code, server.message = 409, 'pods "a" already exists'
+            assert not await kube.create(MANIFEST)
+            server.message = 'Operation cannot be fulfilled on resourcequotas "q": the object has been modified'
+            with pytest.raises(KubeError, match="resourcequotas"):
+                await kube.create(MANIFEST)
 
     asyncio.run(run())
 

@@ -33,6 +33,9 @@ NOT_FOUND = 404
 _UNREADABLE = 502  # 502 Bad Gateway: a proxy sends this code for an answer that it cannot read
 CONFLICT = 409  # the name is taken, or the request gives another uid or version than the object has
 INVALID = 422
+# Both a taken name and a lost race have the code 409. A create loses a race if another client changes a ResourceQuota
+# of the namespace at the same moment. The API server's message then begins with these words, and nothing was created.
+_LOST_RACE = "Operation cannot be fulfilled"
 
 
 class KubeError(OperatorError):
@@ -149,11 +152,14 @@ class Kube:
         return _object(await self._send("GET", path))
 
     async def create(self, manifest: Manifest) -> bool:
-        """Creates the object and returns True; returns False if an object of that name exists."""
+        """Creates the object and returns True; returns False if an object of that name exists.
+
+        Raises KubeError 409 if nothing was created, although the name is free: a retry helps.
+        """
         try:
             await self._send("POST", path_of(manifest).rsplit("/", 1)[0], body=manifest)
         except KubeError as error:
-            if error.code != CONFLICT:
+            if error.code != CONFLICT or str(error).startswith(_LOST_RACE):
                 raise
             return False
         return True
