@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from rayloom_operator.kube.client import KubeError
+from rayloom_operator.reconcile.missed_deletions import MissedDeletions
 from rt_fake_kube import FakeKube
 from rt_world import CLIENT_SERVICE, SERVICE, generation, service, with_world
 
@@ -105,6 +106,19 @@ def test_a_deletion_after_its_page_was_read_is_found_when_the_list_begins_again(
         assert [name for _, name in world.controller._services] == ["second"]
 
     with_world(story)
+
+
+def test_a_service_deleted_between_the_first_lists_is_found_long_before_the_regular_comparison(monkeypatch):
+    monkeypatch.setattr("rayloom_operator.reconcile.missed_deletions._FIRST_S", 0.001)
+
+    async def run():
+        found = asyncio.get_running_loop().create_future()
+        missed = MissedDeletions(FakeKube(), (), lambda: {KEY: "uid-1"}, lambda *gone: found.set_result(gone))
+        work = asyncio.create_task(missed.run())
+        assert await asyncio.wait_for(found, 60) == (KEY, "uid-1")
+        work.cancel()
+
+    asyncio.run(run())
 
 
 def test_a_service_recreated_after_its_page_was_read_stays():

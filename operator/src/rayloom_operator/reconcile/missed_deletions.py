@@ -5,7 +5,7 @@ every service that was created or changed in the meantime. But a service that wa
 list and gets no event. Without this module, the operator would still poll that service's engine replicas and count the
 service in metrics.
 
-So the operator lists the names of all services every five minutes. A list shows the services at one moment after the
+So the operator lists the names of all services after 15 s and then every five minutes. A list shows the services at one moment after the
 list request. If a service was known before the request and is not in the list, it was deleted.
 
 If a service is deleted after that moment and its event is lost, the service is missing in the next list. A recreated
@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 
 # A list of 10,000 names takes 40 requests.
 _INTERVAL_S = 300.0
+# A service may be deleted after this process has listed the services and before kopf has listed them. kopf never
+# reports such a service, and LLMGateways of its namespace wait for the report. So the first comparison comes early.
+_FIRST_S = 15.0
 _RETRY_S = 1.0
 
 
@@ -51,10 +54,11 @@ class MissedDeletions:
         self._on_deleted = on_deleted
 
     async def run(self) -> None:
-        """Calls `compare` every five minutes, for ever."""
+        """Calls `compare` after 15 s and then every five minutes, for ever."""
+        await asyncio.sleep(_FIRST_S)
         while True:
-            await asyncio.sleep(_INTERVAL_S)
             await self.compare()
+            await asyncio.sleep(_INTERVAL_S)
 
     async def compare(self) -> None:
         """Lists all services once and reports the deleted services."""
