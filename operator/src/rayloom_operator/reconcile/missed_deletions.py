@@ -5,8 +5,8 @@ every service that was created or changed in the meantime. But a service that wa
 list and gets no event. Without this module, the operator would still poll that service's engine replicas and count the
 service in metrics.
 
-So the operator lists the names of all services after 15 s and then every five minutes. A list shows the services at one moment after the
-list request. If a service was known before the request and is not in the list, it was deleted.
+So the operator lists the names of all services after 15 s and then every five minutes. A list shows the services at one
+moment after the list request. If a service was known before the request and is not in the list, it was deleted.
 
 If a service is deleted after that moment and its event is lost, the service is missing in the next list. A recreated
 service has another uid, and kopf reports the new service.
