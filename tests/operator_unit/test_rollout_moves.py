@@ -186,6 +186,44 @@ def test_a_rollout_continues_and_terminates_engines_on_cordoned_nodes_first():
     assert (world.stored.step, world.revisions(), world.evicted) == ("Complete", "bbb", [])
 
 
+def test_engines_move_while_a_rollout_is_paused():
+    world = serving(replicas=2)
+    world.ask(revision="b", paused=True)
+    world.run(5)
+    cordon(world, "a-0", "a-1")
+
+    assert evicting(world, 150) == 2
+    assert not any(each.is_cordoned for each in world.running)
+    assert (world.stored.step, world.stored.counts, world.revisions()) == ("Paused", {"a": 2}, "aa")
+    world.ask(paused=False)
+    world.run(150)
+    assert (world.stored.step, world.revisions()) == ("Complete", "bb")
+
+
+def test_engines_move_beside_those_of_a_halted_rollout_if_surge_leaves_room():
+    world = serving(replicas=2, maxSurge=2, autoRollback=False)
+    world.ask(revision="x")  # its engines crash
+    world.run(60)
+    assert (world.stored.step, world.revisions()) == ("Halted", "aax")
+    cordon(world, "a-0", "a-1")
+
+    assert evicting(world, 150) == 2
+    assert not any(each.is_cordoned for each in world.running)
+    assert (world.stored.step, world.stored.counts) == ("Halted", {"a": 2, "x": 1})
+
+
+def test_a_halted_rollout_that_uses_the_surge_delays_evictions_by_30_seconds():
+    world = serving(replicas=2, autoRollback=False)
+    world.ask(revision="x")
+    world.run(60)
+    cordon(world, "a-0")
+    began = world.seconds
+    while world.step.holds_evictions:
+        world.run(1)
+
+    assert world.seconds - began in (30, 31, 32)
+
+
 def test_engines_on_cordoned_nodes_that_are_not_needed_are_deleted():
     world = serving(replicas=3)
     cordon(world, "a-0", "a-1", "a-2")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.decide.rollout.inputs import Desired, View, is_stopped, target_revision
-from rayloom_operator.decide.rollout.terminating import needs_surge
+from rayloom_operator.decide.rollout.terminating import moved_revision, needs_surge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ def revision_counts(desired: Desired, state: RolloutState, view: View) -> dict[s
     target = target_revision(desired, state)
     current = state.current_revision
     split = _split(desired, state, view)
-    counts = {target: split.of_target + needs_surge(desired, state, view)}
+    counts = {target: split.of_target}
     num_left = split.most_others
     for revision in _others(desired, state, view):
         counts[revision] = min(_num_worth_keeping(desired, state, view, revision), num_left)
@@ -43,6 +43,9 @@ def revision_counts(desired: Desired, state: RolloutState, view: View) -> dict[s
     num_missing = split.least_others - (split.most_others - num_left)
     if num_missing > 0:
         counts[current] = counts.get(current, 0) + num_missing
+    if needs_surge(desired, state, view):
+        moved = moved_revision(desired, state)
+        counts[moved] = counts.get(moved, 0) + 1
     return {revision: number for revision, number in counts.items() if number > 0}
 
 

@@ -13,8 +13,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from rayloom_operator.api.rollout.state import RolloutState
-from rayloom_operator.decide.rollout.inputs import Desired, ReplicaView, View, room, target_revision
-from rayloom_operator.decide.rollout.terminating import is_drained
+from rayloom_operator.decide.rollout.inputs import Desired, ReplicaView, View, is_stopped, room
+from rayloom_operator.decide.rollout.terminating import is_drained, may_move, moved_revision
 from rayloom_operator.times import moment, stamp
 
 # Evictions wait this many seconds for a node with room for another engine.
@@ -85,9 +85,9 @@ def _is_guarded(desired: Desired, state: RolloutState, engine: ReplicaView, wall
 
 def _is_moving(desired: Desired, state: RolloutState, view: View, wall: datetime) -> bool:
     """Returns True while the move of engines makes progress: an engine starts, drains or is analysed, or there is room
-    to create one. False while an engine is unschedulable.
+    to create one. False while an engine is unschedulable, and while a stopped rollout leaves no room for a move.
     """
-    engines = [engine for engine in view.of(target_revision(desired, state)) if not engine.is_cordoned]
+    engines = [engine for engine in view.of(moved_revision(desired, state)) if not engine.is_cordoned]
     if any(engine.state == "unschedulable" for engine in engines):
         return False
     terminating = state.terminating
@@ -96,4 +96,6 @@ def _is_moving(desired: Desired, state: RolloutState, view: View, wall: datetime
         engine.name in terminating and not is_drained(engine, terminating[engine.name], desired, wall)
         for engine in view.engines
     )
-    return is_starting or room(desired, view) > 0 or is_draining or state.window is not None
+    may_create = may_move(desired, state) or not is_stopped(desired, state)
+    has_room = may_create and room(desired, view) > 0
+    return is_starting or has_room or is_draining or state.window is not None

@@ -6,7 +6,7 @@
 | WaitingForCapacity | one is unschedulable | stay | a node has room; until then the deadline does not run |
 | Analyzing | one gets its share of requests | get the other requests | the analysis is over: passed or failed |
 | Promoting | created up to `replicas` | terminated, as maxUnavailable allows | no old engine is left: Complete |
-| Paused, Halted | stay | stay | `paused` is false (Paused); the spec changes (Halted) |
+| Paused, Halted | stay | stay, or move off cordoned nodes | `paused` is false (Paused); the spec changes (Halted) |
 | RollingBack | are terminated | are taken back, or recreated | all engines are of the old revision: RolledBack |
 | Replacing: the spec went back | are terminated | stay, or are recreated | all are of the old revision: Complete |
 | Moving | one more is created, one on a cordoned node is terminated | none exist | no engine is on a cordoned node |

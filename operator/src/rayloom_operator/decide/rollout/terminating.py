@@ -10,7 +10,15 @@ from collections import Counter
 from datetime import datetime, timedelta
 
 from rayloom_operator.api.rollout.state import RolloutState
-from rayloom_operator.decide.rollout.inputs import IDLE, Desired, EngineState, ReplicaView, View, target_revision
+from rayloom_operator.decide.rollout.inputs import (
+    IDLE,
+    Desired,
+    EngineState,
+    ReplicaView,
+    View,
+    is_stopped,
+    target_revision,
+)
 from rayloom_operator.times import moment
 
 # kube-proxy on a node drops a removed endpoint a moment after the API server does. Until then kube-proxy may send
@@ -56,7 +64,7 @@ def engines_to_move(desired: Desired, state: RolloutState, view: View) -> list[R
     At most maxSurge engines are returned, because no more than maxSurge additional engines can have replaced them.
     Further engines on cordoned nodes may be surplus, like engines on other nodes.
     """
-    if not _may_move(desired, state):
+    if not may_move(desired, state):
         return []
     staying, cordoned = _by_node(desired, state, view)
     number = min(len(cordoned), len(staying) + len(cordoned) - desired.replicas, desired.rollout.max_surge)
@@ -68,7 +76,7 @@ def needs_surge(desired: Desired, state: RolloutState, view: View) -> bool:
     is created at a time."""
     staying, cordoned = _by_node(desired, state, view)
     is_missing = len(staying) < desired.replicas and len(cordoned) > len(engines_to_move(desired, state, view))
-    return _may_move(desired, state) and is_missing
+    return may_move(desired, state) and is_missing
 
 
 def is_drained(engine: ReplicaView, drained_at: str, desired: Desired, wall: datetime) -> bool:
@@ -85,17 +93,32 @@ def is_drained(engine: ReplicaView, drained_at: str, desired: Desired, wall: dat
     return is_empty or wall >= moment(drained_at) + timedelta(seconds=UNLISTED_S + desired.drain_seconds)
 
 
-def _may_move(desired: Desired, state: RolloutState) -> bool:
-    # No engine is moved during a rollout, because the rollout itself needs the additional engines of maxSurge. The
-    # rollout terminates engines on cordoned nodes before others.
-    is_rolling = target_revision(desired, state) != state.current_revision
-    return desired.rollout.max_surge > 0 and desired.replicas > 0 and not is_rolling
+def may_move(desired: Desired, state: RolloutState) -> bool:
+    """Returns whether engines on cordoned nodes are moved: one more engine is created, then one of them is terminated.
+
+    No engine is moved while a rollout replaces engines, because the rollout itself needs the additional engines of
+    maxSurge. The rollout terminates engines on cordoned nodes before others. But a rollout may stay paused or halted
+    for weeks. So meanwhile engines of the current revision are moved, if maxSurge leaves room beside the engines of the
+    other revisions.
+    """
+    if desired.rollout.max_surge == 0 or desired.replicas == 0:
+        return False
+    current = state.current_revision
+    if target_revision(desired, state) == current:
+        return True
+    num_others = sum(number for revision, number in state.counts.items() if revision != current)
+    return is_stopped(desired, state) and not state.is_promoted and num_others < desired.rollout.max_surge
+
+
+def moved_revision(desired: Desired, state: RolloutState) -> str:
+    """Returns the revision whose engines on cordoned nodes are moved, if `may_move`."""
+    return state.current_revision if is_stopped(desired, state) else target_revision(desired, state)
 
 
 def _by_node(desired: Desired, state: RolloutState, view: View) -> tuple[list[ReplicaView], list[ReplicaView]]:
-    """Returns two lists of engines of the target revision: available engines on nodes that are not cordoned, and
-    serving or draining engines on cordoned nodes."""
-    engines = view.of(target_revision(desired, state))
+    """Returns two lists of engines of `moved_revision`: available engines on nodes that are not cordoned, and serving
+    or draining engines on cordoned nodes."""
+    engines = view.of(moved_revision(desired, state))
     staying = [engine for engine in engines if engine.is_available and not engine.is_cordoned]
     return staying, [engine for engine in engines if engine.is_cordoned and engine.state in ("well", "draining")]
 
