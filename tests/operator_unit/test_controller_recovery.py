@@ -8,6 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from rayloom_operator.kube.client import KubeError
+from rayloom_operator.observe.nodes import Nodes
+from rt_fake_kube import FakeKube
 from rt_operator import crashed, make_pod_document
 from rt_world import SERVICE, service, with_world
 
@@ -117,6 +119,7 @@ def test_an_operator_that_ends_between_writing_and_deleting_is_gone_on_from():
 def test_pods_on_a_node_that_stays_away_are_taken_by_force(seconds_ago):
     async def story(world):
         world.kube.put(node())
+        world.kube.put(node("n2", since=datetime.now(UTC) - timedelta(hours=1)))
         world.ask_for(service())
         await world.until(lambda: uids(world))
         await world.rest()
@@ -130,6 +133,26 @@ def test_pods_on_a_node_that_stays_away_are_taken_by_force(seconds_ago):
         assert world.kube.graces["/api/v1/namespaces/team/pods/worker"] == 0
 
     with_world(story)
+
+
+def test_no_node_counts_as_lost_while_no_node_of_the_cluster_is_ready():
+    nodes, begin = Nodes(FakeKube(), lambda name: None), datetime(2026, 1, 2, 3, tzinfo=UTC)
+
+    def see(name, ready, minute):
+        nodes.reflector.take("MODIFIED", node(name, ready, begin + timedelta(minutes=minute)))
+
+    def lost_after_minutes(name):
+        at = nodes.lost_at(name, timedelta(minutes=2))
+        return None if at is None else (at - begin) / timedelta(minutes=1)
+
+    see("n1", "True", 0)
+    see("n2", "Unknown", 10)
+    assert (lost_after_minutes("n1"), lost_after_minutes("n2")) == (None, 12)
+    see("n1", "Unknown", 11)
+    assert (lost_after_minutes("n1"), lost_after_minutes("n2")) == (None, None)
+    # The first node is ready again after an hour. The second node gets two more minutes.
+    see("n1", "True", 60)
+    assert (lost_after_minutes("n1"), lost_after_minutes("n2")) == (None, 62)
 
 
 def test_a_node_that_is_ready_again_is_left_alone():

@@ -96,6 +96,8 @@ def used():
         kube.put(worker)
         ready = {"type": "Ready", "status": "Unknown", "lastTransitionTime": "2026-01-01T00:00:00Z"}
         lost = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n2", "namespace": ""}}
+        other = {"metadata": {"name": "n3", "namespace": ""}, "status": {"conditions": [ready | {"status": "True"}]}}
+        kube.put(lost | other)
         kube.put(lost | {"status": {"conditions": [ready]}})
         await world.until(lambda: ("", "pods", "delete") in kube.used)
         # Another engine replica replaces this one, once no EndpointSlice lists it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from rayloom_operator.api.accelerator_memory import UNKNOWN_NODES, AcceleratorNode, NodeMemory, node_memory
 from rayloom_operator.api.sizing import Accelerator
@@ -17,16 +17,14 @@ from rayloom_operator.times import moment
 _EMPTYING_TAINTS = frozenset({"ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted", "karpenter.sh/disruption"})
 
 
-def unready_since(node: Manifest) -> datetime | None:
-    """Returns the time at which the node ceased to be ready; None if it is ready, or has no condition Ready.
+def readiness(node: Manifest) -> tuple[bool, datetime] | None:
+    """Returns whether the node is ready, and since when; None if it has no condition Ready.
 
     The control plane changes the condition of a node that has not reported for `--node-monitor-grace-period`.
     """
     conditions = node.get("status", {}).get("conditions", ())
     ready = next((each for each in conditions if each["type"] == "Ready"), None)
-    if ready is None or ready["status"] == "True":
-        return None
-    return moment(ready.get("lastTransitionTime", ""))
+    return None if ready is None else (ready["status"] == "True", moment(ready.get("lastTransitionTime", "")))
 
 
 def accelerators_of(node: Manifest) -> AcceleratorNode | None:
@@ -54,10 +52,24 @@ class Nodes:
     def __init__(self, kube: Kube, on_change: Callable[[str], None]) -> None:
         self._on_change = on_change
         self.unready: dict[str, datetime] = {}  # name of a node -> time at which it ceased to be ready
+        self._ready: dict[str, datetime] = {}  # name of a node -> time at which it became ready
         self._accelerators: dict[str, AcceleratorNode] = {}
         self.cordoned: set[str] = set()  # names of cordoned nodes
         watched = Watched(api_version="v1", kind="Node", selector={}, key_of=_key, slim=_slim)
         self.reflector = Reflector(kube, watched, self._changed)
+
+    def lost_at(self, name: str, patience: timedelta) -> datetime | None:
+        """Returns the time from which an unready node counts as lost: `patience` after it ceased to be ready.
+
+        Returns None if the node is ready, or if no node of the cluster is ready. In the second case the fault is
+        probably not in the nodes: the certificates of all kubelets may have expired, for example. The pods may still
+        serve, and could not be recreated on another node. Kubernetes evicts no pods in this case, either. Once a node
+        is ready again, the other nodes get the whole time again.
+        """
+        since = self.unready.get(name)
+        if since is None or not self._ready:
+            return None
+        return max(since, min(self._ready.values())) + patience
 
     def memory_of(self, accelerator: Accelerator, node_selector: Mapping[str, str]) -> NodeMemory:
         """Returns this accelerator's memory as given by the labels of the nodes that match `node_selector`."""
@@ -73,22 +85,21 @@ class Nodes:
             self._accelerators.pop(name, None)
         else:
             self._accelerators[name] = accelerator
-        since = unready_since(node) if node is not None else None
-        has_turned = self._note_unready(name, since)
+        has_turned = self._note_readiness(name, None if node is None else readiness(node))
         if self._note_cordoned(name, is_cordoned=node is not None and is_cordoned(node)) or has_turned:
             self._on_change(name)
 
-    def _note_unready(self, name: str, since: datetime | None) -> bool:
-        """Records since when the node is not ready; None: it is ready.
+    def _note_readiness(self, name: str, found: tuple[bool, datetime] | None) -> bool:
+        """Records the node's `readiness`; None: it is gone, or counts as ready.
 
         Returns True if the node has become ready or unready.
         """
-        was_unready = name in self.unready
-        if since is None:
-            self.unready.pop(name, None)
-        else:
-            self.unready[name] = since
-        return was_unready != (since is not None)
+        was_unready = self.unready.pop(name, None) is not None
+        self._ready.pop(name, None)
+        if found is not None:
+            is_ready, since = found
+            (self._ready if is_ready else self.unready)[name] = since
+        return was_unready != (name in self.unready)
 
     def _note_cordoned(self, name: str, *, is_cordoned: bool) -> bool:
         """Records whether the node is cordoned. Returns True if the record changes."""

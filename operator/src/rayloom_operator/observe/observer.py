@@ -168,9 +168,9 @@ class Observer:
 
     def _given_up_at(self, pods: Sequence[Manifest], node_loss: timedelta) -> dict[str, datetime]:
         """Returns unready nodes of these pods: name of the node -> time from which the node counts as lost."""
-        unready = self._watches.nodes.unready
-        nodes = {each["spec"].get("nodeName", "") for each in pods} & unready.keys()
-        return {node: unready[node] + node_loss for node in nodes}
+        nodes = self._watches.nodes
+        names = {each["spec"].get("nodeName", "") for each in pods} & nodes.unready.keys()
+        return {name: at for name in names if (at := nodes.lost_at(name, node_loss)) is not None}
 
     def _count_new_pods(self, key: ServiceKey, pods: Sequence[Manifest], now: datetime) -> dict[str, int]:
         """Returns uid of a RayCluster -> number of its pods that were created within the last NEW_POD_S seconds.
