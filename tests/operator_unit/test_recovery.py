@@ -180,6 +180,19 @@ def test_the_first_time_is_at_once_and_each_further_one_later(restarts, seconds)
     assert back_off_seconds(restarts, Recovery()) == seconds
 
 
+def test_a_clock_that_was_an_hour_ahead_does_not_delay_an_engine_by_an_hour():
+    ahead = CLOCK + timedelta(hours=1)
+    failed = turn(ONE, [failing("a")], clock=ahead)
+    again = turn(ONE, [failing("b")], previous=failed.document, clock=ahead)
+    taken = frozenset({again.status.groups[0].name})
+    renamed = turn(ONE, previous=again.document, taken=taken)
+    back_off = turn(ONE, previous=renamed.document, taken=taken)
+
+    assert back_off.plan.waits == (CLOCK + timedelta(seconds=10),), "the back-off after the second failure"
+    later = turn(ONE, previous=back_off.document, taken=taken, clock=CLOCK + timedelta(seconds=10))
+    assert "RayCluster" in [each["kind"] for each in later.plan.wanted]
+
+
 def test_a_back_off_is_never_longer_than_its_maximum():
     patient = Recovery(restartBudget=1000, backoffBaseSeconds=7, backoffMaxSeconds=60)
 

@@ -104,6 +104,7 @@ def places(resolved: Resolved, need: Need, observed: Observed, memory: Memory, n
     replicas.
     `resolved` is the spec from which the replicas are created. A place whose RayCluster is gone gets a new name.
     """
+    memory = _without_future(memory, now)
     names = _Names(service=resolved.service.metadata.name, revision=need.revision)
     existing = _existing(need, observed, memory)
     known = existing.keys() | (remembered_names(names.service, need.revision, memory) - need.leaving)
@@ -121,6 +122,20 @@ def places(resolved: Resolved, need: Need, observed: Observed, memory: Memory, n
     for name in islice(free, num_left):
         found.append(_review(name, None, memory.get(name), resolved, observed, now))
     return tuple(sorted(found, key=lambda place: names.number(place.name) or 0))
+
+
+def _without_future(memory: Memory, now: Now) -> Memory:
+    """Returns `memory`, in which each failure in the future happens now.
+
+    An operator on a machine whose clock was ahead may have written such a failure. Otherwise the replica would be
+    recreated only after the clock has reached that time and the back-off is over.
+    """
+    later = {
+        name: each.model_copy(update={"failure": each.failure.model_copy(update={"time": stamp(now.wall)})})
+        for name, each in memory.items()
+        if each.failure is not None and moment(each.failure.time) > now.wall
+    }
+    return {**memory, **later} if later else memory
 
 
 def _existing(need: Need, observed: Observed, memory: Memory) -> dict[str, EngineReplica]:
