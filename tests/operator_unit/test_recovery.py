@@ -180,19 +180,6 @@ def test_the_first_time_is_at_once_and_each_further_one_later(restarts, seconds)
     assert back_off_seconds(restarts, Recovery()) == seconds
 
 
-def test_a_clock_that_was_an_hour_ahead_does_not_delay_an_engine_by_an_hour():
-    ahead = CLOCK + timedelta(hours=1)
-    failed = turn(ONE, [failing("a")], clock=ahead)
-    again = turn(ONE, [failing("b")], previous=failed.document, clock=ahead)
-    taken = frozenset({again.status.groups[0].name})
-    renamed = turn(ONE, previous=again.document, taken=taken)
-    back_off = turn(ONE, previous=renamed.document, taken=taken)
-
-    assert back_off.plan.waits == (CLOCK + timedelta(seconds=10),), "the back-off after the second failure"
-    later = turn(ONE, previous=back_off.document, taken=taken, clock=CLOCK + timedelta(seconds=10))
-    assert "RayCluster" in [each["kind"] for each in later.plan.wanted]
-
-
 def test_a_back_off_is_never_longer_than_its_maximum():
     patient = Recovery(restartBudget=1000, backoffBaseSeconds=7, backoffMaxSeconds=60)
 
@@ -326,18 +313,6 @@ def test_the_cause_that_was_first_stays():
 
     assert second.document["groups"][0]["failure"]["reason"] == "EngineFailed"
     assert second.document["groups"][0]["failure"]["uid"] == "b"
-
-
-def test_a_lost_node_does_not_hide_why_the_next_engine_fails():
-    starting = turn(ONE, [make_serving(ONE, uid="a", reading=make_reading(make_said("starting", None)))])
-    lost = turn(ONE, [on_lost_node(0, "starting")], previous=starting.document, lost_nodes=frozenset({"n1"}))
-    crashed_next = turn(ONE, [failing("b")], previous=lost.document)
-    crashed_again = turn(ONE, [failing("c")], previous=crashed_next.document)
-
-    (first,), (second,) = crashed_next.document["groups"], crashed_again.document["groups"]
-    assert (first["failure"]["reason"], first["failure"]["uid"], first["restarts"]) == ("EngineFailed", "b", 1)
-    assert "ranks died" in first["failure"]["message"]
-    assert (second["failure"]["reason"], second["failure"]["uid"], second["restarts"]) == ("EngineFailed", "c", 2)
 
 
 def test_a_recreated_engine_is_degraded_until_it_serves():

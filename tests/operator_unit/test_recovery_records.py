@@ -10,7 +10,9 @@ from rt_operator import (
     conditions,
     crashed,
     make_pod,
+    make_reading,
     make_resolved,
+    make_said,
     make_serving,
     settled,
     turn,
@@ -90,3 +92,28 @@ def test_a_failure_is_kept_when_a_terminating_engine_and_the_failed_one_go_toget
     assert not written.step.is_stored
     for found in (written, acted):
         assert [each.get("failure") for each in found.document["groups"]] == [failure]
+
+
+def test_a_lost_node_does_not_hide_why_the_next_engine_fails():
+    starting = make_serving(ONE, uid="a", reading=make_reading(make_said("starting", None)))
+    lost = turn(ONE, [starting], lost_nodes=frozenset({"n1"}))
+    first = turn(ONE, [failing("b")], previous=lost.document).document["groups"][0]
+    second = turn(ONE, [failing("c")], previous={"groups": [first]}).document["groups"][0]
+
+    assert lost.document["groups"][0]["failure"]["reason"] == "NodeLost"
+    assert (first["failure"]["reason"], first["failure"]["uid"], first["restarts"]) == ("EngineFailed", "b", 1)
+    assert "ranks died" in first["failure"]["message"]
+    assert (second["failure"]["reason"], second["failure"]["uid"], second["restarts"]) == ("EngineFailed", "c", 2)
+
+
+def test_a_clock_that_was_an_hour_ahead_does_not_delay_an_engine_by_an_hour():
+    ahead = CLOCK + timedelta(hours=1)
+    failed = turn(ONE, [failing("a")], clock=ahead)
+    again = turn(ONE, [failing("b")], previous=failed.document, clock=ahead)
+    taken = frozenset({again.status.groups[0].name})
+    renamed = turn(ONE, previous=again.document, taken=taken)
+    back_off = turn(ONE, previous=renamed.document, taken=taken)
+
+    assert back_off.plan.waits == (CLOCK + timedelta(seconds=10),), "the back-off after the second failure"
+    later = turn(ONE, previous=back_off.document, taken=taken, clock=CLOCK + timedelta(seconds=10))
+    assert "RayCluster" in [each["kind"] for each in later.plan.wanted]
