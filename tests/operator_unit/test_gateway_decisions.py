@@ -12,7 +12,9 @@ from rt_operator import (
     make_group,
     make_pod,
     make_pod_document,
+    make_reading,
     make_resolved,
+    make_said,
     make_serving,
     turn,
     waiting,
@@ -217,6 +219,18 @@ def test_a_running_service_keeps_its_endpoint_until_gateways_reach_every_engine(
     assert conditions(starting.document)["Available"] == ("True", "Serving")
     done = settled(BEHIND, gateway_pod(), previous=before)
     assert done.document["endpoint"] == THROUGH
+
+
+@pytest.mark.parametrize("wanted", [OFF, BEHIND])
+def test_the_status_says_that_no_engine_has_the_port_until_one_of_the_new_revision_serves(wanted):
+    rolling = settled(wanted, previous=LEFT, groups=[make_serving(ONE)], old=[ONE])
+    starting = make_serving(wanted, reading=make_reading(make_said("starting", None)))
+    begun = settled(wanted, previous=LEFT, groups=[make_serving(ONE), starting], old=[ONE])
+    reached = settled(wanted, previous=LEFT, groups=[make_serving(ONE), make_serving(wanted)], old=[ONE])
+    invalid = turn(None, [make_serving(ONE)], previous=rolling.document, problems=("spec.model: no",))
+
+    assert [each.document["gateway"]["reason"] for each in (rolling, begun, invalid)] == ["NoPort"] * 3
+    assert reached.document["gateway"]["reason"] == ("Off" if wanted is OFF else "Starting")
 
 
 def test_a_suspended_service_is_suspended_with_or_without_gateways():

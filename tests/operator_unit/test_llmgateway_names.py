@@ -51,6 +51,7 @@ def without_status(document):
         (without_status(CHAT), ("Waiting", "Starting")),
         # The engines of the earlier revision have no port for gateways yet.
         (CHAT | {"status": {"conditions": CHAT["status"]["conditions"]}}, ("Waiting", "Starting")),
+        (CHAT | {"status": CHAT["status"] | {"gateway": {"replicas": 0, "reason": "NoPort"}}}, ("Waiting", "Starting")),
         (without_gateway(CHAT), ("Absent", "NoGatewayPort")),
         (make_service_document(auth={"apiKeySecretRef": {}}), ("Absent", "InvalidSpec")),
         # Another part of the spec is wrong: the engines of the earlier spec continue to run.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rayloom_operator.api.gateway.stored import GatewayStatus
+from rayloom_operator.api.gateway.stored import NO_PORT, GatewayStatus
 from rayloom_operator.api.status import Reason, stored_gateway
 from rayloom_operator.decide.changes.gateway import has_front_ports, num_wanted
 from rayloom_operator.decide.route import route_status
@@ -10,9 +10,14 @@ from rayloom_operator.decide.situation import Situation
 from rayloom_operator.objects.companions import endpoint
 from rayloom_operator.objects.gateway.companions import gateway_endpoint
 from rayloom_operator.observe.observed import DeploymentProgress, Verdict, refused_pod
+from rayloom_operator.observe.verdict import is_well
 from rayloom_operator.resolve.resolved import Resolved
 
 _OFF = "spec.gateway asks for no gateway pod: clients reach the engines directly."
+_WITHOUT_PORT = (
+    "No engine that serves has the port for gateways. A rollout brings engines with this port; the conditions "
+    "Progressing and RolledBack describe the rollout."
+)
 
 
 def gateway_status(situation: Situation, *, is_refused: bool) -> GatewayStatus | None:
@@ -81,8 +86,31 @@ def _num_ready(situation: Situation) -> int:
     return sum(each.is_ready for each in situation.observed.gateways)
 
 
+def _has_no_port(situation: Situation) -> bool:
+    """Returns whether the spec asks for the port, engines of a revision without it exist, and no engine with it serves.
+
+    While the spec cannot be used, the last written status decides.
+    """
+    if situation.resolved is None:
+        stored = stored_gateway(situation.previous)
+        return stored is not None and stored.reason == NO_PORT
+    if situation.resolved.service.spec.gateway is None:
+        return False
+    has_others = False
+    for revision in situation.revisions:
+        replicas = [each.replica for each in revision.places if each.replica is not None]
+        if revision.resolved is None or revision.resolved.service.spec.gateway is not None:
+            if any(is_well(each, situation.now.mono) for each in replicas):
+                return False
+        elif replicas:
+            has_others = True
+    return has_others
+
+
 def _status_of(wanted: int, situation: Situation) -> GatewayStatus:
     ready, fault = _num_ready(situation), gateway_fault(situation)
+    if _has_no_port(situation):
+        return GatewayStatus(replicas=wanted, ready=ready, reason=NO_PORT, message=_WITHOUT_PORT)
     if wanted == 0:
         return GatewayStatus(replicas=0, ready=0, reason="Off", message=_OFF)
     if fault is not None:

@@ -8,6 +8,7 @@ from pydantic.alias_generators import to_camel
 from rayloom_operator.api.base import Message
 
 _MOST = 1 << 31
+NO_PORT = "NoPort"  # reason: engines exist, but none that serves has the port for gateways
 
 
 class RouteStatus(BaseModel):
@@ -50,7 +51,7 @@ class GatewayStatus(BaseModel):
         "",
         max_length=64,
         description="Cause of `ready`, as one word: Ready, Starting, Updating, ProgressDeadlineExceeded, Off, "
-        "or the reason of a pod's fault.",
+        "NoPort, or the reason of a pod's fault.",
     )
     message: Message = Field("", description="Cause of `ready`, and the action that is needed, as sentences.")
     route: RouteStatus | None = Field(None, description="The route to the pods. Absent without spec.gateway.route.")

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rayloom_operator.api.engine_args import EngineArgs
+from rayloom_operator.api.gateway.stored import NO_PORT
 from rayloom_operator.api.llmgateway.alias import NAME_IN_WORDS, is_name
 from rayloom_operator.api.llmgateway.spec import LLMGateway
 from rayloom_operator.api.llmgateway.stored import NameState
@@ -18,7 +19,10 @@ from rayloom_operator.names import Manifest
 from rayloom_operator.objects.llmgateway.models_file import MODEL_ARGS, ModelEntry
 
 _REASONS = frozenset(Reason)
-_NO_PORT_YET = "Its engines get the port for gateways by a rollout, which has not begun."
+_NO_PORT_YET = (
+    "No engine that serves has the port for gateways. A rollout brings engines with this port; the conditions of the "
+    "LLMService describe the rollout."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +127,8 @@ def _adapters(spec: Mapping[str, Any]) -> tuple[str, ...]:
 def _availability(status: Mapping[str, Any]) -> tuple[NameState, Reason, str]:
     """Returns state, reason and message.
 
-    A name is Serving if the service's own condition Available is True and the service's status has the field `gateway`.
-    A name is also Serving if only the service's own gateway pods are missing.
+    A name is Serving if the service's own condition Available is True, and an engine that serves has the port for
+    gateways. A name is also Serving if only the service's own gateway pods are missing.
     """
     conditions: Sequence[Mapping[str, Any]] = status.get("conditions") or ()
     found = next((each for each in conditions if each.get("type") == "Available"), None)
@@ -132,12 +136,14 @@ def _availability(status: Mapping[str, Any]) -> tuple[NameState, Reason, str]:
         return "Waiting", Reason.STARTING, "The operator has not reported about the service yet."
     reason = Reason(found["reason"]) if found.get("reason") in _REASONS else Reason.ENGINE_FAILED
     message = str(found.get("message", ""))
-    if reason is Reason.GATEWAY_NOT_READY:
+    gateway = status.get("gateway")
+    is_reached = gateway is not None and gateway.get("reason") != NO_PORT
+    if reason is Reason.GATEWAY_NOT_READY and is_reached:
         # An engine of the service generates tokens, and only the gateway pods of the service itself are missing. The
         # LLMGateway does not need those pods.
         return "Serving", Reason.SERVING, ""
     if found.get("status") != "True":
         return "Waiting", reason, message
-    if status.get("gateway") is None:
+    if not is_reached:
         return "Waiting", Reason.STARTING, _NO_PORT_YET
     return "Serving", Reason.SERVING, ""
