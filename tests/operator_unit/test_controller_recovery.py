@@ -155,6 +155,22 @@ def test_no_node_counts_as_lost_while_no_node_of_the_cluster_is_ready():
     assert (lost_after_minutes("n1"), lost_after_minutes("n2")) == (None, 62)
 
 
+def test_services_on_lost_nodes_are_reconciled_when_the_first_node_is_ready_and_when_the_last_node_is_lost():
+    changed = []
+    nodes = Nodes(FakeKube(), changed.append)
+    for name in ("n1", "n2", "n3"):
+        nodes.reflector.take("ADDED", node(name, "Unknown"))
+    changed.clear()
+
+    nodes.reflector.take("MODIFIED", node("n1"))
+    assert sorted(changed) == ["n1", "n2", "n3"]
+    nodes.reflector.take("MODIFIED", node("n2"))
+    assert sorted(changed) == ["n1", "n2", "n2", "n3"]
+    nodes.reflector.take("DELETED", node("n2"))
+    nodes.reflector.take("DELETED", node("n1"))
+    assert sorted(changed) == ["n1", "n2", "n2", "n3", "n3"]
+
+
 def test_a_node_that_is_ready_again_is_left_alone():
     async def story(world):
         world.kube.put(node(ready="Unknown"))

@@ -45,8 +45,8 @@ class Nodes:
     """The cluster's nodes, as a watch reports them: their readiness, cordons and accelerator labels.
 
     Not thread-safe: the caller runs `reflector` in the event loop that calls the methods. `on_change` is called with
-    the name of a node that was cordoned or uncordoned, or whose readiness changed. Without the right to list nodes,
-    every node counts as ready.
+    the name of a node that was cordoned or uncordoned, or whose readiness or `lost_at` changed. Without the right to
+    list nodes, every node counts as ready.
     """
 
     def __init__(self, kube: Kube, on_change: Callable[[str], None]) -> None:
@@ -63,7 +63,7 @@ class Nodes:
 
         Returns None if the node is ready, or if no node of the cluster is ready. In the second case the fault is
         probably not in the nodes: the certificates of all kubelets may have expired, for example. The pods may still
-        serve, and could not be recreated on another node. Kubernetes evicts no pods in this case, either. Once a node
+        serve, and could not be recreated on another node. Kubernetes evicts no pods in this case either. Once a node
         is ready again, the other nodes get the whole time again.
         """
         since = self.unready.get(name)
@@ -85,9 +85,15 @@ class Nodes:
             self._accelerators.pop(name, None)
         else:
             self._accelerators[name] = accelerator
+        had_ready = bool(self._ready)
         has_turned = self._note_readiness(name, None if node is None else readiness(node))
         if self._note_cordoned(name, is_cordoned=node is not None and is_cordoned(node)) or has_turned:
             self._on_change(name)
+        if had_ready != bool(self._ready):
+            # `lost_at` of all unready nodes has changed. Without this call, services with pods only on these nodes
+            # would notice the change at their next regular reconcile, which may be minutes away.
+            for each in self.unready.keys() - {name}:
+                self._on_change(each)
 
     def _note_readiness(self, name: str, found: tuple[bool, datetime] | None) -> bool:
         """Records the node's `readiness`; None: it is gone, or counts as ready.
