@@ -218,10 +218,59 @@ def test_a_halted_rollout_that_uses_the_surge_delays_evictions_by_30_seconds():
     world.run(60)
     cordon(world, "a-0")
     began = world.seconds
-    while world.step.holds_evictions:
+    while world.step.holds_evictions and world.seconds - began < 99:
         world.run(1)
 
     assert world.seconds - began in (30, 31, 32)
+    assert (world.stored.counts, world.revisions()) == ({"a": 2, "x": 1}, "aax")
+
+
+def test_a_rollout_that_is_paused_after_its_analysis_keeps_its_counts_and_delays_evictions_by_30_seconds():
+    world = serving(replicas=2, maxSurge=3)
+    world.ask(revision="b")
+    while not world.stored.is_promoted:
+        world.run(1)
+    world.run(10)
+    world.ask(paused=True)
+    world.run(30)
+    counts, revisions = world.stored.counts, world.revisions()
+    cordon(world, next(each.name for each in world.running if each.revision == "a"))
+    began = world.seconds
+    while world.step.holds_evictions and world.seconds - began < 99:
+        world.run(1)
+
+    assert world.seconds - began in (30, 31, 32)
+    assert (world.stored.step, world.stored.counts, world.revisions()) == ("Paused", counts, revisions)
+
+
+def test_a_paused_rollout_delays_evictions_of_the_new_revision_by_30_seconds_though_surge_leaves_room():
+    world = serving(replicas=2, maxSurge=2)
+    world.ask(revision="b")
+    world.run(20)
+    world.ask(paused=True)
+    world.run(1)
+    assert (world.stored.step, world.revisions(), world.num_available()) == ("Paused", "aab", 3)
+    cordon(world, "b-0")
+    began = world.seconds
+    while world.step.holds_evictions and world.seconds - began < 99:
+        world.run(1)
+
+    assert world.seconds - began in (30, 31, 32)
+    world.evict()
+    assert world.evicted == [("b-0", 2)]
+
+
+def test_a_rollout_that_continues_during_a_move_completes():
+    world = serving(replicas=2)
+    world.ask(revision="b", paused=True)
+    world.run(5)
+    cordon(world, "a-0")
+    world.run(5)
+    assert (world.stored.step, world.revisions()) == ("Paused", "aaa")
+    world.ask(paused=False)
+
+    assert evicting(world, 150) == 2
+    assert (world.stored.step, world.revisions()) == ("Complete", "bb")
 
 
 def test_engines_on_cordoned_nodes_that_are_not_needed_are_deleted():

@@ -27,6 +27,9 @@ from rayloom_operator.decide.rollout.planner import next_step
 
 DATA = Path(__file__).parents[1] / "data" / "rollouts_of_the_release_before.json"
 CASES = json.loads(DATA.read_text(encoding="utf-8"))
+# Since this release, engines on cordoned nodes move while a rollout is halted. So a third engine of revision a replaces
+# a-1 in case 15.
+CHANGED_COUNTS = {15: {"w": 1, "a": 3}}
 CHANGES = ("make", "undrain", "route_on", "route_off", "drain", "delete", "holds_evictions", "num_evictable")
 FORMER = {"hasServed", "isPromoted", "counts", "leaving", "window", "rollTime", "stepTime", "progressTime"}
 FORMER |= {"mostWell", "heldTime", "shortTime"}
@@ -109,11 +112,13 @@ def test_there_is_a_case_of_each_step_and_of_each_former_name():
     assert {name for case in CASES for name, value in case["stored"].items() if value} >= FORMER
 
 
-@pytest.mark.parametrize("case", CASES, ids=[f"{case['step']}-{number}" for number, case in enumerate(CASES)])
-def test_the_next_step_is_the_one_that_the_release_before_made(case):
+@pytest.mark.parametrize("number", range(len(CASES)), ids=[f"{case['step']}-{n}" for n, case in enumerate(CASES)])
+def test_the_next_step_is_the_one_that_the_release_before_made(number):
+    case = CASES[number]
     step = rest(case)
 
-    assert step.state == stored_rollout({"rollout": case["state"]})
+    expected = case["state"] | {"counts": CHANGED_COUNTS.get(number, case["state"]["counts"])}
+    assert step.state == stored_rollout({"rollout": expected})
     changes = {name: getattr(step, name) for name in CHANGES}
     made = {name: list(value) if isinstance(value, tuple) else value for name, value in changes.items() if value}
     assert made == {name: value for name, value in case["changes"].items() if name != "requeue_after_s"}

@@ -85,9 +85,11 @@ def _is_guarded(desired: Desired, state: RolloutState, engine: ReplicaView, wall
 
 def _is_moving(desired: Desired, state: RolloutState, view: View, wall: datetime) -> bool:
     """Returns True while the move of engines makes progress: an engine starts, drains or is analysed, or there is room
-    to create one. False while an engine is unschedulable, and while a stopped rollout leaves no room for a move.
+    to create one. False while an engine is unschedulable, and while a stopped rollout moves none of the engines on
+    cordoned nodes.
     """
-    engines = [engine for engine in view.of(moved_revision(desired, state)) if not engine.is_cordoned]
+    of_moved = view.of(moved_revision(desired, state))
+    engines = [engine for engine in of_moved if not engine.is_cordoned]
     if any(engine.state == "unschedulable" for engine in engines):
         return False
     terminating = state.terminating
@@ -96,6 +98,8 @@ def _is_moving(desired: Desired, state: RolloutState, view: View, wall: datetime
         engine.name in terminating and not is_drained(engine, terminating[engine.name], desired, wall)
         for engine in view.engines
     )
-    may_create = may_move(desired, state) or not is_stopped(desired, state)
+    # A stopped rollout creates an engine only to move one of the current revision.
+    has_moves = may_move(desired, state) and len(engines) < len(of_moved)
+    may_create = has_moves or not is_stopped(desired, state)
     has_room = may_create and room(desired, view) > 0
     return is_starting or has_room or is_draining or state.window is not None
