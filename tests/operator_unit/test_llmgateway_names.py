@@ -40,6 +40,11 @@ def without_status(document):
     return {name: part for name, part in document.items() if name != "status"}
 
 
+def with_reason(reason, document):
+    """The document with this reason in status.gateway."""
+    return document | {"status": document["status"] | {"gateway": {"replicas": 0, "reason": reason}}}
+
+
 @pytest.mark.parametrize(
     ("document", "expected"),
     [
@@ -51,7 +56,8 @@ def without_status(document):
         (without_status(CHAT), ("Waiting", "Starting")),
         # The engines of the earlier revision have no port for gateways yet.
         (CHAT | {"status": {"conditions": CHAT["status"]["conditions"]}}, ("Waiting", "Starting")),
-        (CHAT | {"status": CHAT["status"] | {"gateway": {"replicas": 0, "reason": "NoPort"}}}, ("Waiting", "Starting")),
+        (with_reason("NoPort", CHAT), ("Waiting", "Starting")),
+        (with_reason("NoPort", make_service_document(available="GatewayNotReady")), ("Waiting", "GatewayNotReady")),
         (without_gateway(CHAT), ("Absent", "NoGatewayPort")),
         (make_service_document(auth={"apiKeySecretRef": {}}), ("Absent", "InvalidSpec")),
         # Another part of the spec is wrong: the engines of the earlier spec continue to run.
