@@ -1,7 +1,7 @@
 """Specs with which no engine can serve, found in the spec and in the facts of its model. Pure.
 
-Contradictions inside a spec are refused in `api`. The checks here need the model's facts, are for clusters only, or read
-the values of variables, whose length has no limit, so that a rule of the API server would be too expensive.
+Contradictions inside a spec are refused in `api`. The checks here need the model's facts, are for clusters only, or
+read the values of variables: their length has no limit, so a rule of the API server would be too expensive.
 """
 
 from __future__ import annotations
