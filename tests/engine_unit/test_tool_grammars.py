@@ -230,10 +230,47 @@ def test_a_keyword_that_cannot_be_enforced_is_an_error_only_for_strict_tools() -
     schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
     for is_strict in (False, True):
         tool = Tool(name="f", parameters=schema, is_strict=is_strict, document={})
-        lark = call_grammar(use_of(tool), HERMES, {})
-        assert lark is not None
-        error = llguidance.LLMatcher.validate_grammar(llguidance.LLMatcher.grammar_from_lark(lark), guided())
-        assert ("uniqueItems" in error) is is_strict
+        for format in (HERMES, QWEN3_XML):
+            lark = call_grammar(use_of(tool), format, {})
+            assert lark is not None
+            error = llguidance.LLMatcher.validate_grammar(llguidance.LLMatcher.grammar_from_lark(lark), guided())
+            assert ("uniqueItems" in error) is is_strict
+
+
+@pytest.mark.parametrize(
+    ("schema", "written", "value"),
+    [
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, '"Paris"', "Paris"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null", None),
+        ({"type": ["string", "null"], "enum": ["a", None]}, '"a"', "a"),
+        ({"type": "string", "const": "x"}, '"x"', "x"),
+        ({"type": "string", "pattern": "^[0-9]{2}$"}, '"42"', "42"),
+        ({"$ref": "#/$defs/name"}, '"5"', "5"),
+        ({"type": "string", "enum": ["5", "a b"]}, "5", "5"),
+        ({"type": "string"}, '"quoted"', '"quoted"'),
+    ],
+)
+def test_the_parser_reads_the_strings_that_a_grammar_of_tags_forces(schema: Any, written: str, value: Any) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"key": schema},
+        "required": ["key"],
+        "$defs": {"name": {"type": "string"}},
+    }
+    lark = call_grammar(use_of(Tool(name="f", parameters=parameters, document={})), QWEN3_XML, {})
+    text = f"<tool_call>\n<function=f>\n<parameter=key>\n{written}\n</parameter>\n</function>\n</tool_call>"
+    assert is_legal(lark, text)
+    parser = TextParser(ParserSettings(tools=QWEN3_XML), CallRules(schemas={"f": parameters}, call_id=str))
+    message = Message()
+    message.add(parser.add(text) + parser.finish())
+    assert json.loads(message.tool_calls[0].arguments) == {"key": value}
+
+
+def test_a_grammar_of_tags_enforces_patterns_of_strings() -> None:
+    parameters = {"type": "object", "properties": {"key": {"type": "string", "pattern": "^a+$"}}, "required": ["key"]}
+    lark = call_grammar(use_of(Tool(name="f", parameters=parameters, document={})), QWEN3_XML, {})
+    text = "<tool_call>\n<function=f>\n<parameter=key>\n{}\n</parameter>\n</function>\n</tool_call>"
+    assert [is_legal(lark, text.format(value)) for value in ('"aa"', '"b"', "b")] == [True, False, False]
 
 
 def test_names_with_unusual_characters_are_quoted() -> None:

@@ -146,7 +146,7 @@ class _Grammar:
 
     def _rules_of(self, rule: str, tool: Tool, schema: Mapping[str, Any]) -> list[str]:
         if self._format.syntax == "xml":
-            return tagged_arguments(rule, tool.name, schema)
+            return tagged_arguments(rule, tool.name, schema, is_strict=tool.is_strict)
         if self._format.syntax == "python":
             return keyword_arguments(rule, tool.name, schema, is_strict=tool.is_strict)
         arguments = f"{rule}_arguments"

@@ -6,13 +6,15 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from rayloom_engine.text.message_parsing.calls.xml_values import is_text
+
 ANY_TEXT = r"/(.|\n)*/"
 BLANKS = r"/[ \t\r\n]{0,16}/"
 # One blank after commas and colons: with free blanks, a weak model would fill the answer with line ends.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
-def tagged_arguments(rule: str, name: str, schema: Mapping[str, Any]) -> list[str]:
+def tagged_arguments(rule: str, name: str, schema: Mapping[str, Any], *, is_strict: bool) -> list[str]:
     """Returns the rules of a call with a tag for each argument, in the schema's order."""
     properties = _properties(schema)
     rules = []
@@ -22,11 +24,11 @@ def tagged_arguments(rule: str, name: str, schema: Mapping[str, Any]) -> list[st
         optional = "" if key in schema.get("required", ()) else "?"
         expression.append(f"{value}{optional}")
         begin = quoted(f"<parameter={key}>\n")
-        if _is_free_text(inner):
+        if is_text(inner) and not inner.get("enum"):
             rules += [f"{value}: {begin} {value}_text {quoted(chr(10))}", lazy_text(f"{value}_text", "</parameter>")]
         else:
             rules.append(f"{value}: {begin} {value}_json {quoted(chr(10) + '</parameter>' + chr(10))}")
-            rules += _plain_value(f"{value}_json", inner, schema)
+            rules.append(_plain_value(f"{value}_json", inner, schema, is_strict=is_strict))
     if not properties and schema.get("additionalProperties") is not False:
         expression.append(f"{rule}_any*")
         rules.append(f'{rule}_any: "<parameter=" /[A-Za-z_][A-Za-z0-9_]*/ ">\\n" {rule}_text "\\n"')
@@ -35,12 +37,11 @@ def tagged_arguments(rule: str, name: str, schema: Mapping[str, Any]) -> list[st
     return [f"{rule}: {begin} {' '.join(expression)} {quoted('</function>')}", *rules]
 
 
-def _plain_value(rule: str, schema: Mapping[str, Any], root: Mapping[str, Any]) -> list[str]:
+def _plain_value(rule: str, schema: Mapping[str, Any], root: Mapping[str, Any], *, is_strict: bool) -> str:
     """Returns the rule of a value that is no free text: words of an enumeration without quotes, or JSON."""
-    words = schema.get("enum")
-    if isinstance(words, list) and words and all(isinstance(word, str) for word in words):
-        return [f"{rule}: " + " | ".join(map(quoted, words))]
-    return [json_rule(rule, _with_definitions(schema, root), is_strict=False)]
+    if is_text(schema):
+        return f"{rule}: " + " | ".join(map(quoted, schema["enum"]))
+    return json_rule(rule, _with_definitions(schema, root), is_strict=is_strict)
 
 
 def keyword_arguments(rule: str, name: str, schema: Mapping[str, Any], *, is_strict: bool) -> list[str]:
@@ -81,10 +82,6 @@ def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(properties, Mapping):
         return {}
     return {key: inner if isinstance(inner, Mapping) else {} for key, inner in properties.items()}
-
-
-def _is_free_text(schema: Mapping[str, Any]) -> bool:
-    return schema.get("type") == "string" and "enum" not in schema and "const" not in schema
 
 
 def grammar(start: str, *rules: str) -> str:

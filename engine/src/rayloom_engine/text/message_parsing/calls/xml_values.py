@@ -15,22 +15,28 @@ _TYPE_NAMES: tuple[tuple[type, tuple[str, ...]], ...] = (
     (type(None), ("null",)),
 )
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
+# A string with one of these keywords is written as JSON, because the grammar of forced calls enforces them in JSON.
+_LIMITS = ("const", "pattern", "format", "anyOf", "oneOf", "allOf", "$ref")
 
 
 def is_text(schema: Mapping[str, Any]) -> bool:
-    """True if every value that `schema` allows is a string."""
-    return _types(schema) == {"string"}
+    """True if the model writes each value as plain text without quotes: as any text, or as a word of an `enum`."""
+    words = schema.get("enum")
+    has_words = isinstance(words, list) and all(isinstance(word, str) for word in words)
+    return _types(schema) == {"string"} and (words is None or has_words) and not any(key in schema for key in _LIMITS)
 
 
 def converted(text: str, schema: Mapping[str, Any]) -> Any:
     """Returns the value of `text` in a type that the schema allows. A string is the last choice.
 
-    If `text` is no value of these types, returns `text` itself: the client then sees what the model wrote.
+    A string may be written with or without the quotes of JSON. If `text` is no value of these types, returns `text`
+    itself: the client then sees what the model wrote.
     """
     types = _types(schema)
     value = _parsed(text.strip())
     if isinstance(value, str):
-        return text
+        is_quoted = value != text.strip()
+        return value if is_quoted and (not types or "string" in types) else text
     names = next(names for kind, names in _TYPE_NAMES if type(value) is kind)
     if types.intersection(names):
         return value
