@@ -227,6 +227,8 @@ def test_values_of_tags_have_the_types_of_the_schema(key: str, written: str, exp
         ("a=true, b=null, c=False", {"a": True, "b": None, "c": False}),
         ("a='it\\'s )]', b=\"é\"", {"a": "it's )]", "b": "é"}),
         ("a='x' 'y'", {"a": "xy"}),
+        ("from='a, b', max-age=[1, 2], in={'x=': '('},", {"from": "a, b", "max-age": [1, 2], "in": {"x=": "("}}),
+        (r'a="\/", b="\ud83d\ude00", c="\x41"', {"a": "/", "b": "\U0001f600", "c": "A"}),
     ],
 )
 def test_literals_of_python(written: str, expected: object) -> None:
@@ -272,6 +274,13 @@ def test_channels_of_harmony() -> None:
     assert parsed(HARMONY, "<|channel|>analysis<|message|>Hm") == ("", "Hm", [])
     assert parsed(HARMONY, "Yes.") == ("Yes.", "", [])
     assert parsed(HARMONY, "<|channel|>fin") == ("", "", [])
+
+
+def test_a_recipient_may_follow_the_role_at_the_end_of_the_prompt() -> None:
+    call = f" to=functions.weather<|channel|>commentary <|constrain|>json<|message|>{PARIS}<|call|>"
+    assert parsed(HARMONY, call) == ("", "", TWO[:1])
+    for text in (" to=functions.weather", " to=functions.weather is a recipient.", "  to the"):
+        assert parsed(HARMONY, text) == (text, "", [])
 
 
 def test_the_end_of_the_reasoning_is_a_position() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from rayloom_engine.text.message_parsing.incoming import IncomingText, Markers, Reading, until
+from rayloom_engine.text.message_parsing.incoming import IncomingText, Markers, Reading, blanks, one_of, until
 from rayloom_engine.text.message_parsing.sink import PartSink
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
@@ -20,6 +20,7 @@ _HEADER_END = Markers((MESSAGE,))
 _BODY_END = Markers((END, CALL, RETURN, START))
 _FIRST = Markers((START, CHANNEL, MESSAGE))
 _RECIPIENT = re.compile(r"\bto=functions\.([\w.-]+)", re.ASCII)
+_TO = "to=functions."  # a recipient may also come before the channel, directly after the role
 
 
 class ChannelReader:
@@ -35,11 +36,13 @@ class ChannelReader:
         self.reasoning_end: int | None = None  # position of the first message that is no reasoning, once known
 
     def read(self) -> Reading[None]:
+        recipient = yield from self._read_first_recipient()
         # Text before the first header is content, because the prompt may end with a header.
-        marker = yield from until(self._incoming, _FIRST, self._content)
+        marker = CHANNEL if recipient else (yield from until(self._incoming, _FIRST, self._content))
         while marker:
             if marker != MESSAGE:
-                header: list[str] = []
+                header = [recipient]
+                recipient = ""
                 if not (yield from until(self._incoming, _HEADER_END, header.append)):
                     break
                 yield from self._read_body("".join(header))
@@ -47,6 +50,21 @@ class ChannelReader:
                 yield from self._read_body("final")
             marker = yield from until(self._incoming, _FIRST, self._content)
         self._sink.end()
+
+    def _read_first_recipient(self) -> Reading[str]:
+        """Reads a recipient that continues the role at the end of the prompt, and the tag of the channel behind it.
+
+        Returns them; an empty text, without any effect, if the text does not begin with them.
+        """
+        self._incoming.mark()
+        yield from blanks(self._incoming)
+        if (yield from one_of(self._incoming, (_TO,))):
+            found = [_TO]
+            if (yield from until(self._incoming, _FIRST, found.append)) == CHANNEL:
+                self._incoming.release()
+                return "".join((*found, CHANNEL))
+        self._incoming.rewind()
+        return ""
 
     def _read_body(self, header: str) -> Reading[None]:
         channel = header.rpartition(CHANNEL)[2]

@@ -15,6 +15,9 @@ MAX_DEPTH = 32  # limit for the nesting of brackets
 _NAME = re.compile(r"[\w.-]{1,64}\(", re.ASCII)
 _OPEN_NAME = re.compile(r"[\w.-]{0,64}", re.ASCII)
 _STRING_RUN = {quote: re.compile(rf"[^\\{quote}]*") for quote in "'\""}
+_ARGUMENT = re.compile(r"\s*([^\s=*\"']+)\s*=(.*)", re.DOTALL)
+_PIECE = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^\[\](){},'"]+|.""", re.DOTALL)
+_OPENING, _CLOSING = frozenset("([{"), frozenset(")]}")
 _JSON_WORDS = {"true": True, "false": False, "null": None}
 
 
@@ -36,7 +39,7 @@ def python_call(incoming: IncomingText, sink: PartSink) -> Reading[None]:
         yield
     if finder.at - start > MAX_CALL_CHARS:
         raise NoCall
-    arguments = _arguments(incoming.text[name.end() : finder.at])
+    arguments = _arguments(incoming.text[name.end() : finder.at - 1])
     incoming.at = finder.at
     incoming.release()
     sink.start(function)
@@ -86,19 +89,45 @@ class _EndFinder:
 
 
 def _arguments(source: str) -> str:
-    """Returns the keyword arguments of a call as a JSON object. `source`: the text after the opening bracket."""
+    """Returns the keyword arguments of a call as a JSON object. `source`: the text between the call's brackets.
+
+    A schema may name an argument as Python does not, such as `from` or `max-age`. So Python reads only the values.
+    """
     try:
-        call = ast.parse(f"f({source}", mode="eval").body
-        if not isinstance(call, ast.Call) or call.args:
-            raise NoCall
-        values = {keyword.arg: _value(keyword.value) for keyword in call.keywords}
-        if None in values:  # the call has `**arguments`
-            raise NoCall
+        values = {}
+        for argument in _split(source):
+            named = _ARGUMENT.fullmatch(argument)
+            if named is None:
+                raise NoCall
+            values[named[1]] = _literal(named[2].strip())
         text = json.dumps(values, ensure_ascii=False, allow_nan=False)
         text.encode()  # raises ValueError for half of a surrogate pair
         return text
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         raise NoCall from error
+
+
+def _split(source: str) -> list[str]:
+    """Returns the texts between the commas that are outside brackets and strings, without a blank one at the end."""
+    arguments = []
+    depth = 0
+    start = 0
+    for found in _PIECE.finditer(source):
+        piece = found[0]
+        depth += (piece in _OPENING) - (piece in _CLOSING)
+        if piece == "," and depth == 0:
+            arguments.append(source[start : found.start()])
+            start = found.end()
+    last = source[start:]
+    return [*arguments, last] if last.strip() else arguments
+
+
+def _literal(source: str) -> Any:
+    """Returns the value of a literal. JSON comes first, because Python reads the escapes of its strings differently."""
+    try:
+        return json.loads(source)
+    except ValueError:
+        return _value(ast.parse(source, mode="eval").body)
 
 
 def _value(node: ast.expr) -> Any:
