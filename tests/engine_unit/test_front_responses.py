@@ -126,6 +126,17 @@ def test_logprobs_are_those_of_the_text_without_reasoning(front: FrontUnderTest)
     assert streamed.items[1].logprobs == whole[:-1]  # the last token has no text
 
 
+@pytest.mark.parametrize("text", ["\n\nHello.", "<b>Hello."])
+def test_a_stream_has_the_logprobs_of_a_beginning_that_might_have_been_reasoning(
+    front: FrontUnderTest, text: str
+) -> None:
+    says(front, text)
+    whole = post(front, **LOGPROBS).json()["output"][0]["content"][0]["logprobs"]
+    assert "".join(entry["token"] for entry in whole) == f"{text}<|im_end|>"
+    streamed = read_responses_stream(post(front, stream=True, **LOGPROBS))
+    assert streamed.final["output"][0]["content"][0]["logprobs"] == whole
+
+
 def test_the_response_states_what_of_a_lenient_form_is_not_enforced(front: FrontUnderTest) -> None:
     form = {"type": "json_schema", "name": "a", "schema": {"type": "array", "uniqueItems": True}}
     strict = post(front, text={"format": {**form, "strict": True}})

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from rayloom_engine.core.step import TokenLogprobs
 from rayloom_engine.front.generation.deltas import ChoiceDelta, ChoiceResult
 from rayloom_engine.front.generation.generation import Generation
 from rayloom_engine.front.http.errors import ApiError
@@ -43,6 +44,8 @@ class ResponsesAnswer:
         self._logprobs = LogprobWriter(call.text.tokenizer, as_ids=False)
         self._num_events = 0
         self._num_tokens = 0  # tokens in all deltas so far
+        # log-probabilities of tokens that may belong to the reasoning: where it ends is not known yet
+        self._undecided: list[TokenLogprobs] = []
         self._is_cut = False
 
     def opening(self) -> list[dict[str, Any]]:
@@ -91,12 +94,19 @@ class ResponsesAnswer:
         return response
 
     def _answer_logprobs(self, text: TextDelta) -> list[Any]:
-        """Returns the log-probabilities of a delta's tokens, except for those of the reasoning."""
-        first = self._num_tokens
+        """Returns log-probabilities of the answer's tokens up to this delta that were not returned before.
+
+        Those of the reasoning are left out.
+        """
         self._num_tokens += len(text.token_ids)
         if not self._wants_logprobs:
             return []
-        entries = text.logprobs[max(0, self._reader.num_reasoning_tokens - first) :]
+        self._undecided += text.logprobs
+        if self._reader.is_counting:
+            return []
+        first = self._num_tokens - len(self._undecided)
+        entries = self._undecided[max(0, self._reader.num_reasoning_tokens - first) :]
+        self._undecided = []
         return self._logprobs.chat_entries(entries)
 
     def _numbered(self, events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
