@@ -85,6 +85,11 @@ def test_a_last_message_of_the_assistant_is_continued() -> None:
     assert "continue_final_message" not in chat()
 
 
+@pytest.mark.parametrize("content", ["", [], [text("\n")]])
+def test_an_empty_last_message_of_the_assistant_begins_a_new_answer(content: Any) -> None:
+    assert chat(messages=[*HI, {"role": "assistant", "content": content}]) == chat()
+
+
 def test_the_billing_header_of_claude_code_is_left_out() -> None:
     header = text("x-anthropic-billing-header: cc_version=2.1; cch=d1d48;")
     assert chat(system=[header, text("Be brief.")])["messages"][0] == {"role": "system", "content": "Be brief."}

@@ -23,6 +23,7 @@ _NAMES = (
     (r"\btool_choice\.function\.name", "tool_choice.name"),
     (r"^reasoning_effort$", "output_config.effort"),
     (r"^thinking_token_budget$", "thinking.budget_tokens"),
+    (r"^continue_final_message$", "messages"),
     (r"^parallel_tool_calls$", "tool_choice.disable_parallel_tool_use"),
     (r"^stop$", "stop_sequences"),
     (r"\.function\.parameters", ".input_schema"),
@@ -48,6 +49,10 @@ def translate_prompt(request: CountTokensRequest) -> TranslatedChat:
 
 def _translated(request: PromptFields, given: dict[str, Any]) -> TranslatedChat:
     history = chat_history(request.system, request.messages)
+    if len(history.messages) > 1 and _is_empty_answer(history.messages[-1]):
+        # In Anthropic's API the last message of the assistant may be empty: the answer then begins a new message.
+        history.messages.pop()
+        history.sources.pop()
     document = {**given, "messages": history.messages}
     last = history.messages[-1]
     if last["role"] == "assistant":
@@ -74,6 +79,12 @@ def _translated(request: PromptFields, given: dict[str, Any]) -> TranslatedChat:
     if request.thinking is not None:
         _add_thinking(document, request.thinking)
     return TranslatedChat(document=document, sources=tuple(history.sources), names=_NAMES)
+
+
+def _is_empty_answer(message: Mapping[str, Any]) -> bool:
+    if message["role"] != "assistant" or message.get("tool_calls") or message.get("reasoning_content"):
+        return False
+    return not (message["content"] or "").strip()
 
 
 def _chat_tool(tool: object, where: str) -> dict[str, Any]:
