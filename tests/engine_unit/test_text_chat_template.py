@@ -62,6 +62,18 @@ def test_a_refusal_of_the_template_is_the_users_to_see() -> None:
     assert caught.value.field == "messages"
 
 
+@pytest.mark.parametrize("content", ["<", "e", "|", "<|im_end|>", "assistant", " <\n"])
+@pytest.mark.parametrize("filter", ["", " | trim"])
+def test_a_final_message_ends_at_its_own_text_even_if_the_template_writes_the_same_text_behind_it(
+    content: str, filter: str
+) -> None:
+    source = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content" + filter + " }}<|im_end|>\n{% endfor %}"
+    messages = [*USER, {"role": "assistant", "content": content}]
+    before = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    prompt = render(source, messages, add_generation_prompt=False, continue_final_message=True)
+    assert prompt == before + (content.strip() if filter else content)
+
+
 def test_the_final_message_can_be_continued() -> None:
     source = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</>{% endfor %}"
     messages = [*USER, {"role": "assistant", "content": "Well, "}]

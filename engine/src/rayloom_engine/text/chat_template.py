@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,9 @@ MAX_ADDED_CHARS = 1_000_000  # the most characters that a prompt may have beyond
 RENDERINGS_AS_SLOW = 100
 # seconds of CPU time; a thousand times the time that templates of known models take for a long conversation
 MAX_CPU_S = 2.0
+
+# Stands behind the last message, to find its end in a prompt. It is random, so no text that a client sends contains it.
+_MARK = f"end-{secrets.token_hex(16)}"
 
 # Exceptions that a template's code may raise for a message of an unexpected form.
 _TEMPLATE_ERRORS = (
@@ -147,14 +151,23 @@ class ChatTemplate:
             "tools": list(tools) or None,
             "documents": None,
             **(extra or {}),
-            "messages": plain,
             "add_generation_prompt": add_generation_prompt,
-            "range": _RangeBudget(),
         }
-        room = sum(len(message["content"]) for message in plain) * 4 + MAX_ADDED_CHARS
+        prompt = self._rendered(names, plain, cpu_s)
+        if not continue_final_message:
+            return prompt
+        # The template may write the same text again behind the message, so a mark shows where the message ends.
+        content = plain[-1]["content"]
+        marked = [*plain[:-1], {**plain[-1], "content": content.rstrip() + _MARK}]
+        return _cut_after_final_message(prompt, content, self._rendered(names, marked, cpu_s).rfind(_MARK))
+
+    def _rendered(self, names: Mapping[str, Any], messages: list[dict[str, Any]], cpu_s: float) -> str:
+        """Returns what the template writes for `messages`. `names`: its other variables. Raises as `render` does."""
+        room = sum(len(message["content"]) for message in messages) * 4 + MAX_ADDED_CHARS
         pieces: list[str] = []
+        names = {**names, "messages": messages, "range": _RangeBudget()}
         try:
-            template = self._template if self.with_tools is None or not tools else self.with_tools._template
+            template = self._template if self.with_tools is None or not names["tools"] else self.with_tools._template
             with spending(Budget(cpu_s, room)):
                 for piece in template.generate(names):
                     pieces.append(piece)
@@ -165,8 +178,7 @@ class ChatTemplate:
             if isinstance(error, TemplateTooSlow) and cpu_s < MAX_CPU_S:
                 raise
             raise RequestError(f"the model's chat template refuses these messages: {error}", "messages") from error
-        prompt = "".join(pieces)
-        return _cut_after_final_message(prompt, plain[-1]["content"]) if continue_final_message else prompt
+        return "".join(pieces)
 
 
 class _RangeBudget:
@@ -202,9 +214,12 @@ def _named(templates: list[Any], folder: Path) -> dict[Any, Any]:
         ) from error
 
 
-def _cut_after_final_message(prompt: str, content: str) -> str:
+def _cut_after_final_message(prompt: str, content: str, mark: int) -> str:
+    """Returns the prompt up to the end of its last message. `mark`: position of that end; -1 if it is not known."""
     final = content.strip()
     start = prompt.rfind(final) if final else -1
+    if final and mark >= 0 and prompt.endswith(final, 0, mark):
+        start = mark - len(final)
     if start < 0:
         raise RequestError(
             "continue_final_message needs a last message whose text the chat template keeps", "continue_final_message"
