@@ -101,3 +101,23 @@ def test_reasoning_of_earlier_messages_reaches_the_template(front: FrontUnderTes
     )
     front.chat(messages=[{"role": "assistant", "content": "Yes.", "reasoning": "Hm."}])
     assert prompt(front) == "Hm.=Hm.;"
+
+
+@pytest.mark.parametrize(
+    ("question", "begun", "is_reasoning"),
+    [
+        ("What does <think> mean?", "It", False),
+        ("What does <think> mean?", "<think>It", True),
+        ("What does </think> mean?", "<think>It", True),
+        ("Hi", "Hi <think>Hi", True),
+        ("Hi", "<think>Hm</think>It", False),
+    ],
+)
+def test_a_continued_message_is_reasoning_only_if_it_has_opened_the_reasoning_itself(
+    thinker: FrontUnderTest, question: str, begun: str, is_reasoning: bool
+) -> None:
+    says(thinker, " is a tag.")
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": begun}]
+    found = message(thinker, messages=messages, add_generation_prompt=False, continue_final_message=True)
+    assert prompt(thinker).endswith(begun)
+    assert (found["content"], found.get("reasoning")) == (("", "is a tag.") if is_reasoning else (" is a tag.", None))

@@ -23,6 +23,7 @@ from rayloom_engine.sampling_params import SamplingParams, check_token_ids
 from rayloom_engine.structured_outputs import StructuredOutputs
 from rayloom_engine.text.message_parsing.parser import ParserSettings, TextParser
 from rayloom_engine.text.message_parsing.sink import CallRules
+from rayloom_engine.text.messages import plain_messages
 from rayloom_engine.text.model_formats import ModelFormats
 from rayloom_engine.text.thinking_budget import with_thinking
 from rayloom_engine.text.tools.call_grammar import call_grammar, calls_or_form
@@ -131,9 +132,9 @@ def _constrained(
 def _parser_settings(text: ModelText, wire: ChatRequest, use: ToolUse, prompt: ChatPrompt) -> ParserSettings:
     formats = text.formats
     reasoning = formats.reasoning
-    is_open = reasoning is not None and reasoning.is_open(
-        prompt.text, is_inside_message=bool(wire.continue_final_message)
-    )
+    is_continued = bool(wire.continue_final_message)
+    written = _last_message(prompt.text, wire.messages) if is_continued else prompt.text
+    is_open = reasoning is not None and reasoning.is_open(written, is_inside_message=is_continued)
     return ParserSettings(
         tools=formats.tools if use.mode != "none" else None,
         reasoning=reasoning,
@@ -141,3 +142,17 @@ def _parser_settings(text: ModelText, wire: ChatRequest, use: ToolUse, prompt: C
         is_open=is_open,
         hidden=tuple(formats.special_ids) if wire.skip_special_tokens is not False else (),
     )
+
+
+def _last_message(prompt: str, messages: list[Any]) -> str:
+    """Returns the prompt behind the texts of the earlier messages, in which a user may write about tags of reasoning.
+
+    A message whose text the template has changed is skipped. Each text is searched from the left, so the result never
+    lacks a part of the last message.
+    """
+    at = 0
+    for message in plain_messages(messages)[:-1]:
+        text = message["content"].strip()
+        found = prompt.find(text, at)
+        at = at if found < 0 else found + len(text)
+    return prompt[at:]
