@@ -183,6 +183,14 @@ def test_every_field_beyond_openai_is_a_field_of_chats() -> None:
         ({"input": 3}, "input", "given 3"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", '"web_search" is not supported'),
         ({"tool_choice": {"type": "mcp"}}, "tool_choice", '"allowed_tools"'),
+        ({"tool_choice": {"type": "allowed_tools", "tools": [TOOL]}}, "tool_choice.mode", "given null"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "none"}}, "tool_choice.mode", 'given "none"'),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice.tools", "at least one"),
+        (
+            {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [TOOL, {"type": "mcp", "name": "f"}]}},
+            "tool_choice.tools[1]",
+            '"mcp"',
+        ),
         ({"tool_choice": "maybe"}, "tool_choice", 'given "maybe"'),
         (
             {"text": {"format": {"type": "json_schema", "schema": 3}}},

@@ -90,14 +90,31 @@ def _tool_choice(choice: object) -> tuple[object, list[str] | None]:
     if isinstance(choice, Mapping) and kind == "function":
         return {"type": "function", "function": {"name": choice.get("name")}}, None
     if isinstance(choice, Mapping) and kind == "allowed_tools":
-        tools = choice.get("tools")
-        names = [tool.get("name") for tool in tools if isinstance(tool, Mapping)] if isinstance(tools, list) else []
-        return choice.get("mode"), [name for name in names if isinstance(name, str)]
+        return _allowed(choice)
     raise RequestError(
         'tool_choice must be "auto", "none", "required" or an object of the type "function" or "allowed_tools", given '
         f"{shown(choice)}",
         "tool_choice",
     )
+
+
+def _allowed(choice: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """Returns the mode and the names of the tools in an object of the type allowed_tools."""
+    mode, tools = choice.get("mode"), choice.get("tools")
+    if mode not in ("auto", "required"):
+        raise RequestError(f'tool_choice.mode must be "auto" or "required", given {shown(mode)}', "tool_choice.mode")
+    if not isinstance(tools, list) or not tools:
+        raise RequestError(
+            f"tool_choice.tools must be a list with at least one tool, given {shown(tools)}", "tool_choice.tools"
+        )
+    names = []
+    for index, tool in enumerate(tools):
+        name = tool.get("name") if isinstance(tool, Mapping) and tool.get("type") == "function" else None
+        if not isinstance(name, str):
+            where = f"tool_choice.tools[{index}]"
+            raise RequestError(f'{where} must be {{"type": "function", "name": NAME}}, given {shown(tool)}', where)
+        names.append(name)
+    return mode, names
 
 
 def _only(tools: list[dict[str, Any]], names: list[str]) -> list[dict[str, Any]]:
