@@ -245,7 +245,9 @@ def test_a_keyword_that_cannot_be_enforced_is_an_error_only_for_strict_tools() -
         ({"type": ["string", "null"], "enum": ["a", None]}, '"a"', "a"),
         ({"type": "string", "const": "x"}, '"x"', "x"),
         ({"type": "string", "pattern": "^[0-9]{2}$"}, '"42"', "42"),
-        ({"$ref": "#/$defs/name"}, '"5"', "5"),
+        ({"$ref": "#/$defs/name", "description": "A name."}, "5", "5"),
+        ({"$ref": "#/$defs/unit"}, "7", "7"),
+        ({"$ref": "#/$defs/name", "pattern": "^5$"}, '"5"', "5"),
         ({"type": "string", "enum": ["5", "a b"]}, "5", "5"),
         ({"type": "string"}, '"quoted"', '"quoted"'),
     ],
@@ -255,7 +257,7 @@ def test_the_parser_reads_the_strings_that_a_grammar_of_tags_forces(schema: Any,
         "type": "object",
         "properties": {"key": schema},
         "required": ["key"],
-        "$defs": {"name": {"type": "string"}},
+        "$defs": {"name": {"type": "string"}, "unit": {"type": "string", "enum": ["5", "7"]}},
     }
     lark = call_grammar(use_of(Tool(name="f", parameters=parameters, document={})), QWEN3_XML, {})
     text = f"<tool_call>\n<function=f>\n<parameter=key>\n{written}\n</parameter>\n</function>\n</tool_call>"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from rayloom_engine.text.message_parsing.calls.xml_values import is_text
+from rayloom_engine.text.message_parsing.calls.xml_values import is_text, resolved
 
 ANY_TEXT = r"/(.|\n)*/"
 BLANKS = r"/[ \t\r\n]{0,16}/"
@@ -19,7 +19,8 @@ def tagged_arguments(rule: str, name: str, schema: Mapping[str, Any], *, is_stri
     properties = _properties(schema)
     rules = []
     expression = []
-    for position, (key, inner) in enumerate(properties.items()):
+    for position, (key, given) in enumerate(properties.items()):
+        inner = resolved(given, schema)
         value = f"{rule}_{position}"
         optional = "" if key in schema.get("required", ()) else "?"
         expression.append(f"{value}{optional}")

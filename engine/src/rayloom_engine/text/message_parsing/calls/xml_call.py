@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from rayloom_engine.text.message_parsing.calls.xml_values import converted, is_text
+from rayloom_engine.text.message_parsing.calls.xml_values import converted, is_text, resolved
 from rayloom_engine.text.message_parsing.incoming import IncomingText, Markers, NoCall, Reading, blanks, one_of, until
 from rayloom_engine.text.message_parsing.sink import PartSink
 
@@ -91,4 +91,4 @@ def _escaped(text: str) -> str:
 def _schema_of(schema: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     properties = schema.get("properties")
     found = properties.get(key) if isinstance(properties, Mapping) else None
-    return found if isinstance(found, Mapping) else {"type": "string"}
+    return resolved(found, schema) if isinstance(found, Mapping) else {"type": "string"}

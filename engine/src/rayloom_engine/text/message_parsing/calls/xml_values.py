@@ -15,8 +15,22 @@ _TYPE_NAMES: tuple[tuple[type, tuple[str, ...]], ...] = (
     (type(None), ("null",)),
 )
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
+_ANNOTATIONS = ("title", "description", "default", "examples", "deprecated")  # these change no value
 # A string with one of these keywords is written as JSON, because the grammar of forced calls enforces them in JSON.
 _LIMITS = ("const", "pattern", "format", "anyOf", "oneOf", "allOf", "$ref")
+
+
+def resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the definition in `root` to which `schema` only refers; `schema` itself if it does anything else."""
+    reference = schema.get("$ref")
+    if not isinstance(reference, str) or any(key not in _ANNOTATIONS for key in schema if key != "$ref"):
+        return schema
+    for name in ("$defs", "definitions"):
+        definitions = root.get(name)
+        if isinstance(definitions, Mapping) and reference.startswith(f"#/{name}/"):
+            found = definitions.get(reference.removeprefix(f"#/{name}/"))
+            return found if isinstance(found, Mapping) else schema
+    return schema
 
 
 def is_text(schema: Mapping[str, Any]) -> bool:
