@@ -74,6 +74,23 @@ def test_a_final_message_ends_at_its_own_text_even_if_the_template_writes_the_sa
     assert prompt == before + (content.strip() if filter else content)
 
 
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("{{ m.content }}{{ raise_exception('too long') if m.content | length > 9 }}", "Well"),
+        ("{{ m.content[:9] }}", "Well"),
+        ("{{ m.content | upper if m.content | length > 9 else m.content }}", "Well"),
+        ("{{ m.content }}. Again: {{ m.content }}", "Well. Again: Well"),
+    ],
+)
+def test_a_template_that_treats_messages_in_its_own_way_does_not_hinder_a_continuation(
+    written: str, expected: str
+) -> None:
+    source = "{% for m in messages %}<{{ m.role }}>" + written + "</>{% endfor %}"
+    options = {"add_generation_prompt": False, "continue_final_message": True}
+    assert render(source, [{"role": "assistant", "content": "Well"}], **options) == f"<assistant>{expected}"
+
+
 def test_the_final_message_can_be_continued() -> None:
     source = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</>{% endfor %}"
     messages = [*USER, {"role": "assistant", "content": "Well, "}]

@@ -33,7 +33,8 @@ RENDERINGS_AS_SLOW = 100
 # seconds of CPU time; a thousand times the time that templates of known models take for a long conversation
 MAX_CPU_S = 2.0
 
-# Stands behind the last message, to find its end in a prompt. It is random, so no text that a client sends contains it.
+# A text behind the last message, which shows where that message ends in a prompt. It is random, so that no client can
+# write it.
 _MARK = f"end-{secrets.token_hex(16)}"
 
 # Exceptions that a template's code may raise for a message of an unexpected form.
@@ -153,32 +154,19 @@ class ChatTemplate:
             **(extra or {}),
             "add_generation_prompt": add_generation_prompt,
         }
-        prompt = self._rendered(names, plain, cpu_s)
-        if not continue_final_message:
-            return prompt
-        # The template may write the same text again behind the message, so a mark shows where the message ends.
-        content = plain[-1]["content"]
-        marked = [*plain[:-1], {**plain[-1], "content": content.rstrip() + _MARK}]
-        return _cut_after_final_message(prompt, content, self._rendered(names, marked, cpu_s).rfind(_MARK))
-
-    def _rendered(self, names: Mapping[str, Any], messages: list[dict[str, Any]], cpu_s: float) -> str:
-        """Returns what the template writes for `messages`. `names`: its other variables. Raises as `render` does."""
-        room = sum(len(message["content"]) for message in messages) * 4 + MAX_ADDED_CHARS
-        pieces: list[str] = []
-        names = {**names, "messages": messages, "range": _RangeBudget()}
+        room = sum(len(message["content"]) for message in plain) * 4 + MAX_ADDED_CHARS
+        template = self._template if self.with_tools is None or not tools else self.with_tools._template
+        end = -1
         try:
-            template = self._template if self.with_tools is None or not names["tools"] else self.with_tools._template
             with spending(Budget(cpu_s, room)):
-                for piece in template.generate(names):
-                    pieces.append(piece)
-                    room -= len(piece)
-                    if room < 0:
-                        raise SecurityError("it writes far more text than the messages have")
+                prompt = _rendered(template, names, plain, room)
+                if continue_final_message:
+                    end = _end_of_final_message(template, names, plain, room)
         except _TEMPLATE_ERRORS as error:
             if isinstance(error, TemplateTooSlow) and cpu_s < MAX_CPU_S:
                 raise
             raise RequestError(f"the model's chat template refuses these messages: {error}", "messages") from error
-        return "".join(pieces)
+        return _cut_after_final_message(prompt, plain[-1]["content"], end) if continue_final_message else prompt
 
 
 class _RangeBudget:
@@ -214,12 +202,40 @@ def _named(templates: list[Any], folder: Path) -> dict[Any, Any]:
         ) from error
 
 
-def _cut_after_final_message(prompt: str, content: str, mark: int) -> str:
-    """Returns the prompt up to the end of its last message. `mark`: position of that end; -1 if it is not known."""
+def _rendered(template: jinja2.Template, names: Mapping[str, Any], messages: list[dict[str, Any]], room: int) -> str:
+    """Returns what the template writes for `messages`, at most `room` characters. `names`: its other variables."""
+    pieces: list[str] = []
+    for piece in template.generate({**names, "messages": messages, "range": _RangeBudget()}):
+        pieces.append(piece)
+        room -= len(piece)
+        if room < 0:
+            raise SecurityError("it writes far more text than the messages have")
+    return "".join(pieces)
+
+
+def _end_of_final_message(
+    template: jinja2.Template, names: Mapping[str, Any], messages: list[dict[str, Any]], room: int
+) -> int:
+    """Returns the position in the prompt at which the last message's text ends; -1 if it cannot be found.
+
+    The template may write the same text again behind the message. So the template renders the message with a mark.
+    """
+    *earlier, last = messages
+    marked = {**last, "content": last["content"].rstrip() + _MARK}
+    try:
+        return _rendered(template, names, [*earlier, marked], room).rfind(_MARK)
+    except TemplateTooSlow:
+        raise
+    except _TEMPLATE_ERRORS:  # the template accepts the message only without the mark
+        return -1
+
+
+def _cut_after_final_message(prompt: str, content: str, last_end: int) -> str:
+    """Returns the prompt up to the end of its last message's text. `last_end`: where it may end; -1: not known."""
     final = content.strip()
     start = prompt.rfind(final) if final else -1
-    if final and mark >= 0 and prompt.endswith(final, 0, mark):
-        start = mark - len(final)
+    if final and last_end >= 0 and prompt.endswith(final, 0, last_end):
+        start = last_end - len(final)
     if start < 0:
         raise RequestError(
             "continue_final_message needs a last message whose text the chat template keeps", "continue_final_message"
