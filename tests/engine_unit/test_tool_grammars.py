@@ -247,6 +247,7 @@ def test_a_keyword_that_cannot_be_enforced_is_an_error_only_for_strict_tools() -
         ({"type": "string", "pattern": "^[0-9]{2}$"}, '"42"', "42"),
         ({"$ref": "#/$defs/name", "description": "A name."}, "5", "5"),
         ({"$ref": "#/$defs/unit"}, "7", "7"),
+        ({"$ref": "#/$defs/name", "$comment": "Of a city."}, "5", "5"),
         ({"$ref": "#/$defs/name", "pattern": "^5$"}, '"5"', "5"),
         ({"type": "string", "enum": ["5", "a b"]}, "5", "5"),
         ({"type": "string"}, '"quoted"', '"quoted"'),
@@ -266,6 +267,13 @@ def test_the_parser_reads_the_strings_that_a_grammar_of_tags_forces(schema: Any,
     message = Message()
     message.add(parser.add(text) + parser.finish())
     assert json.loads(message.tool_calls[0].arguments) == {"key": value}
+
+
+def test_a_grammar_of_tags_does_not_allow_any_text_for_an_empty_enumeration() -> None:
+    parameters = {"type": "object", "properties": {"key": {"type": "string", "enum": []}}, "required": ["key"]}
+    lark = call_grammar(use_of(Tool(name="f", parameters=parameters, document={})), QWEN3_XML, {})
+    assert lark is not None
+    assert "enum" in llguidance.LLMatcher.validate_grammar(llguidance.LLMatcher.grammar_from_lark(lark), guided())
 
 
 def test_a_grammar_of_tags_enforces_patterns_of_strings() -> None:

@@ -15,7 +15,7 @@ _TYPE_NAMES: tuple[tuple[type, tuple[str, ...]], ...] = (
     (type(None), ("null",)),
 )
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
-_ANNOTATIONS = ("title", "description", "default", "examples", "deprecated")  # these change no value
+_ANNOTATIONS = ("title", "description", "default", "examples", "deprecated", "$comment")  # these change no value
 # A string with one of these keywords is written as JSON, because the grammar of forced calls enforces them in JSON.
 _LIMITS = ("const", "pattern", "format", "anyOf", "oneOf", "allOf", "$ref")
 
@@ -36,7 +36,7 @@ def resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str,
 def is_text(schema: Mapping[str, Any]) -> bool:
     """True if the model writes each value as plain text without quotes: as any text, or as a word of an `enum`."""
     words = schema.get("enum")
-    has_words = isinstance(words, list) and all(isinstance(word, str) for word in words)
+    has_words = isinstance(words, list) and bool(words) and all(isinstance(word, str) for word in words)
     return _types(schema) == {"string"} and (words is None or has_words) and not any(key in schema for key in _LIMITS)
 
 
