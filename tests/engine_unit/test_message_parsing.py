@@ -227,13 +227,27 @@ def test_values_of_tags_have_the_types_of_the_schema(key: str, written: str, exp
         ("a=true, b=null, c=False", {"a": True, "b": None, "c": False}),
         ("a='it\\'s )]', b=\"é\"", {"a": "it's )]", "b": "é"}),
         ("a='x' 'y'", {"a": "xy"}),
-        ("from='a, b', max-age=[1, 2], in={'x=': '('},", {"from": "a, b", "max-age": [1, 2], "in": {"x=": "("}}),
+        ("from='a, b', best-of=[1, 2], in={'x=': '('},", {"from": "a, b", "best-of": [1, 2], "in": {"x=": "("}}),
         (r'a="\/", b="\ud83d\ude00", c="\x41"', {"a": "/", "b": "\U0001f600", "c": "A"}),
+        ("a='x'\n    'y',\n    b=1,\n    b=2\n", {"a": "xy", "b": 2}),
+        ('a="""say "b, c)" or 5" """, b="", c=1', {"a": 'say "b, c)" or 5" ', "b": "", "c": 1}),
+        ("a=''''(\\'''', b='', c=1", {"a": "'('", "b": "", "c": 1}),
     ],
 )
 def test_literals_of_python(written: str, expected: object) -> None:
     [(_, arguments)] = parsed(PYTHONIC, f"[weather({written})]")[2]
     assert json.loads(arguments) == expected
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        *("a=1]", "a<=1)", "a:=1)", "a==1)", "max-age=1)", "[a]=1)", "a=)", "a=#1\n)", "a=1,, b=2)"),
+        *(",)", "a=*b)", "**a)", '"a=1")', 'a="""")'),
+    ],
+)
+def test_text_that_is_no_call_of_python_is_content(written: str) -> None:
+    assert parsed(PYTHONIC, f"[weather({written}]") == (f"[weather({written}]", "", [])
 
 
 @pytest.mark.parametrize(
@@ -281,6 +295,13 @@ def test_a_recipient_may_follow_the_role_at_the_end_of_the_prompt() -> None:
     assert parsed(HARMONY, call) == ("", "", TWO[:1])
     for text in (" to=functions.weather", " to=functions.weather is a recipient.", "  to the"):
         assert parsed(HARMONY, text) == (text, "", [])
+    final = "<|channel|>final<|message|>Yes."
+    assert parsed(HARMONY, f" to=functions.weather is it.{final}") == (" to=functions.weather is it.Yes.", "", [])
+
+
+def test_text_that_begins_like_a_recipient_is_not_held_back() -> None:
+    text = " to=functions.weather is the recipient of a message that calls the function named weather with arguments."
+    assert parser(HARMONY).add(text) == [Content(text)]
 
 
 def test_the_end_of_the_reasoning_is_a_position() -> None:
@@ -326,4 +347,13 @@ def test_the_prompt_says_whether_the_reasoning_is_open(name: str) -> None:
     assert format.is_open(f"user\nassistant\n{format.start}\n")
     assert not format.is_open(f"assistant\n{format.start}\n\n{format.end}\n\n")
     assert format.is_open(f"{format.start}earlier{format.end}answer\nuser\nassistant\n") is format.begins_open
+    for question, begun, is_open in [
+        ("", f"{format.start}It", True),
+        ("", f"{format.start}Hm{format.end}It", False),
+        (format.end, f"{format.start}It", True),
+        (f"What is {format.start}?\n", "It", False),
+        (f"What is {format.start}?\nIt\n", "It ", False),
+    ]:
+        assert format.is_open(f"user\n{question}assistant\n{begun}", continued=begun) is is_open
+        assert format.is_open(f"user\n{question}assistant\n{format.start}\nIt", continued="It")
     assert parsed(None, f"{format.start}Hm.{format.end}\nYes.", reasoning=format) == ("Yes.", "Hm.", [])

@@ -20,6 +20,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
             "near": {"type": "array", "items": {"type": "string"}},
             "limit": {"type": ["number", "null"]},
             "mode": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "best-of": {"type": "array"},
         },
     },
     "stop": {"type": "object", "properties": {}},

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from rayloom_engine.text.message_parsing.incoming import IncomingText, Markers, Reading, blanks, one_of, until
+from rayloom_engine.text.message_parsing.incoming import IncomingText, Markers, Reading, one_of, until
 from rayloom_engine.text.message_parsing.sink import PartSink
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
@@ -20,7 +20,10 @@ _HEADER_END = Markers((MESSAGE,))
 _BODY_END = Markers((END, CALL, RETURN, START))
 _FIRST = Markers((START, CHANNEL, MESSAGE))
 _RECIPIENT = re.compile(r"\bto=functions\.([\w.-]+)", re.ASCII)
-_TO = "to=functions."  # a recipient may also come before the channel, directly after the role
+# A recipient may also come before the channel, directly after the role. So it may be the first text of an answer.
+_TO = (" to=functions.", "to=functions.")
+_FIRST_NAME = re.compile(r"[\w.-]{1,64} ?", re.ASCII)
+_MAX_NAME_CHARS = 65
 
 
 class ChannelReader:
@@ -56,14 +59,20 @@ class ChannelReader:
 
         Returns them; an empty text, without any effect, if the text does not begin with them.
         """
-        self._incoming.mark()
-        yield from blanks(self._incoming)
-        if (yield from one_of(self._incoming, (_TO,))):
-            found = [_TO]
-            if (yield from until(self._incoming, _FIRST, found.append)) == CHANNEL:
-                self._incoming.release()
-                return "".join((*found, CHANNEL))
-        self._incoming.rewind()
+        incoming = self._incoming
+        incoming.mark()
+        if found := (yield from one_of(incoming, _TO)):
+            limit = incoming.at + _MAX_NAME_CHARS + len(CHANNEL)  # a longer text is content, and must not be held back
+            while (end := incoming.text.find(CHANNEL, incoming.at, limit)) < 0:
+                if incoming.is_ended or len(incoming.text) >= limit:
+                    break
+                yield
+            if end >= 0 and _FIRST_NAME.fullmatch(incoming.text, incoming.at, end):
+                header = found + incoming.text[incoming.at : end] + CHANNEL
+                incoming.at = end + len(CHANNEL)
+                incoming.release()
+                return header
+        incoming.rewind()
         return ""
 
     def _read_body(self, header: str) -> Reading[None]:

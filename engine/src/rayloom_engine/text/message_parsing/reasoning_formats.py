@@ -16,18 +16,29 @@ class ReasoningFormat:
     begins_open: bool = False  # the answer begins inside the reasoning, even if the prompt has no start tag at its end
     call_ends_it: bool = True  # a tool call ends the reasoning, too
 
-    def is_open(self, prompt: str, *, is_inside_message: bool = False) -> bool:
+    def is_open(self, prompt: str, *, continued: str | None = None) -> bool:
         """True if an answer to `prompt` begins inside the reasoning. Earlier turns in the prompt have no effect.
 
-        If a template switches the reasoning off, it ends the prompt with an end tag. `is_inside_message`: the prompt
-        ends inside an assistant's message, which the answer continues.
+        If a template switches the reasoning off, it ends the prompt with an end tag. `continued`: text of the last
+        message, if the prompt ends with this text and the answer continues it.
         """
-        if is_inside_message:
-            return prompt.rfind(self.start) > prompt.rfind(self.end)
+        if continued is not None:
+            return self._is_open_inside(prompt, continued.strip())
         end = prompt.rstrip()
         if end.endswith(self.start):
             return True
         return self.begins_open and not end.endswith(self.end)
+
+    def _is_open_inside(self, prompt: str, message: str) -> bool:
+        """True if the last tag opens the reasoning and is in `message`, or was written directly before by the template.
+
+        Any other tag before the message is in an earlier one, such as a user's question about tags.
+        """
+        start = prompt.rfind(self.start)
+        if start <= prompt.rfind(self.end):
+            return False
+        message_at = prompt.rfind(message)
+        return start >= message_at or not prompt[start + len(self.start) : message_at].strip()
 
 
 QWEN3 = ReasoningFormat(name="qwen3", start="<think>", end="</think>")

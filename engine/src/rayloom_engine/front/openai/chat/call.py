@@ -132,9 +132,7 @@ def _constrained(
 def _parser_settings(text: ModelText, wire: ChatRequest, use: ToolUse, prompt: ChatPrompt) -> ParserSettings:
     formats = text.formats
     reasoning = formats.reasoning
-    is_continued = bool(wire.continue_final_message)
-    written = _last_message(prompt.text, wire.messages) if is_continued else prompt.text
-    is_open = reasoning is not None and reasoning.is_open(written, is_inside_message=is_continued)
+    is_open = reasoning is not None and reasoning.is_open(prompt.text, continued=_continued(wire))
     return ParserSettings(
         tools=formats.tools if use.mode != "none" else None,
         reasoning=reasoning,
@@ -144,15 +142,9 @@ def _parser_settings(text: ModelText, wire: ChatRequest, use: ToolUse, prompt: C
     )
 
 
-def _last_message(prompt: str, messages: list[Any]) -> str:
-    """Returns the prompt behind the texts of the earlier messages, in which a user may write about tags of reasoning.
-
-    A message whose text the template has changed is skipped. Each text is searched from the left, so the result never
-    lacks a part of the last message.
-    """
-    at = 0
-    for message in plain_messages(messages)[:-1]:
-        text = message["content"].strip()
-        found = prompt.find(text, at)
-        at = at if found < 0 else found + len(text)
-    return prompt[at:]
+def _continued(wire: ChatRequest) -> str | None:
+    """Returns the text of the message that the answer continues; None if the answer begins a message."""
+    if not wire.continue_final_message:
+        return None
+    [last] = plain_messages(wire.messages[-1:])
+    return str(last["content"])

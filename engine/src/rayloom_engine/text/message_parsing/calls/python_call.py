@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from rayloom_engine.text.message_parsing.incoming import IncomingText, NoCall, Reading, blanks
@@ -15,9 +17,6 @@ MAX_DEPTH = 32  # limit for the nesting of brackets
 _NAME = re.compile(r"[\w.-]{1,64}\(", re.ASCII)
 _OPEN_NAME = re.compile(r"[\w.-]{0,64}", re.ASCII)
 _STRING_RUN = {quote: re.compile(rf"[^\\{quote}]*") for quote in "'\""}
-_ARGUMENT = re.compile(r"\s*([^\s=*\"']+)\s*=(.*)", re.DOTALL)
-_PIECE = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^\[\](){},'"]+|.""", re.DOTALL)
-_OPENING, _CLOSING = frozenset("([{"), frozenset(")]}")
 _JSON_WORDS = {"true": True, "false": False, "null": None}
 
 
@@ -39,7 +38,7 @@ def python_call(incoming: IncomingText, sink: PartSink) -> Reading[None]:
         yield
     if finder.at - start > MAX_CALL_CHARS:
         raise NoCall
-    arguments = _arguments(incoming.text[name.end() : finder.at - 1])
+    arguments = _arguments(finder.arguments(incoming.text), sink.rules.schemas[function].get("properties"))
     incoming.at = finder.at
     incoming.release()
     sink.start(function)
@@ -47,59 +46,83 @@ def python_call(incoming: IncomingText, sink: PartSink) -> Reading[None]:
 
 
 class _EndFinder:
-    """Finds the bracket that closes a call, outside strings. Reads each character once."""
+    """Finds the bracket that closes a call, and the commas between its arguments. Reads each character once."""
 
     def __init__(self, at: int) -> None:
         self.at = at
+        self._ends = [at - 1]  # positions of the opening bracket and of what ends each argument
         self._depth = 1
-        self._quote = ""  # quote that ends the open string; empty outside strings
+        self._quote = ""  # quotes that end the open string; empty outside strings
         self._is_escaped = False
 
     def find(self, text: str) -> bool:
         """Returns True once `at` is behind the closing bracket. Raises NoCall if brackets are nested too deeply."""
         while self._depth and self.at < len(text):
             if self._quote:
-                self._string(text)
+                if not self._string(text):
+                    return False
                 continue
             char = text[self.at]
             if char in _STRING_RUN:
-                self._quote = char
+                if self.at + 3 > len(text):  # these may be the first of three quotes
+                    return False
+                self._quote = char * 3 if text.startswith(char * 3, self.at) else char
+                self.at += len(self._quote)
+                continue
             self._depth += (char in "([{") - (char in ")]}")
             if self._depth > MAX_DEPTH:
                 raise NoCall
+            if self._depth == 0 or (char == "," and self._depth == 1):
+                self._ends.append(self.at)
             self.at += 1
         return self._depth == 0
 
-    def _string(self, text: str) -> None:
-        """Moves `at` behind the next escaped character, backslash or closing quote of the open string."""
+    def arguments(self, text: str) -> list[str]:
+        """Returns the texts of the arguments, once `find` has returned True. A comma may follow the last argument."""
+        if text[self._ends[-1]] != ")":
+            raise NoCall
+        arguments = [text[before + 1 : end] for before, end in itertools.pairwise(self._ends)]
+        return arguments if arguments[-1].strip() else arguments[:-1]
+
+    def _string(self, text: str) -> bool:
+        """Moves `at` behind the next escaped character, backslash or quote in the open string, or behind its end.
+
+        Returns False if more text is needed to see whether the string ends.
+        """
         if self._is_escaped:
             self._is_escaped = False
             self.at += 1
-            return
-        run = _STRING_RUN[self._quote].match(text, self.at)
+            return True
+        run = _STRING_RUN[self._quote[0]].match(text, self.at)
         assert run is not None
         self.at = run.end()
         if self.at == len(text):
-            return
+            return True
         if text[self.at] == "\\":
             self._is_escaped = True
-        else:
+        elif text.startswith(self._quote, self.at):
+            self.at += len(self._quote)
             self._quote = ""
+            return True
+        elif self.at + len(self._quote) > len(text):
+            return False
         self.at += 1
+        return True
 
 
-def _arguments(source: str) -> str:
-    """Returns the keyword arguments of a call as a JSON object. `source`: the text between the call's brackets.
+def _arguments(arguments: list[str], properties: object) -> str:
+    """Returns the keyword arguments of a call as a JSON object. `properties`: those of the function's schema.
 
     A schema may name an argument as Python does not, such as `from` or `max-age`. So Python reads only the values.
     """
+    values: dict[str, Any] = {}
     try:
-        values = {}
-        for argument in _split(source):
-            named = _ARGUMENT.fullmatch(argument)
-            if named is None:
+        for argument in arguments:
+            key, _, value = argument.partition("=")
+            key = key.strip()
+            if not key.isidentifier() and not (isinstance(properties, Mapping) and key in properties):
                 raise NoCall
-            values[named[1]] = _literal(named[2].strip())
+            values[key] = _literal(value.strip())
         text = json.dumps(values, ensure_ascii=False, allow_nan=False)
         text.encode()  # raises ValueError for half of a surrogate pair
         return text
@@ -107,27 +130,14 @@ def _arguments(source: str) -> str:
         raise NoCall from error
 
 
-def _split(source: str) -> list[str]:
-    """Returns the texts between the commas that are outside brackets and strings, without a blank one at the end."""
-    arguments = []
-    depth = 0
-    start = 0
-    for found in _PIECE.finditer(source):
-        piece = found[0]
-        depth += (piece in _OPENING) - (piece in _CLOSING)
-        if piece == "," and depth == 0:
-            arguments.append(source[start : found.start()])
-            start = found.end()
-    last = source[start:]
-    return [*arguments, last] if last.strip() else arguments
-
-
 def _literal(source: str) -> Any:
     """Returns the value of a literal. JSON comes first, because Python reads the escapes of its strings differently."""
     try:
         return json.loads(source)
     except ValueError:
-        return _value(ast.parse(source, mode="eval").body)
+        # Inside brackets, a literal may continue on the next line. The unpacking fails unless they hold one value.
+        [value] = _value(ast.parse(f"[{source}\n]", mode="eval").body)
+        return value
 
 
 def _value(node: ast.expr) -> Any:
