@@ -58,7 +58,7 @@ class PromptFields(Wire):
     messages: list[Any] = Field(
         description="The conversation, a list of objects with role and content. The roles are user, assistant and "
         "system. Content is a string or a list of blocks: `text`, `tool_use`, `tool_result`, `thinking`. If the last "
-        "message is the assistant's, the answer continues it."
+        "message is the assistant's, the answer continues it, unless it is empty."
     )
     system: Any = Field(
         None,
