@@ -68,6 +68,7 @@ def test_a_rank_reports_each_adapter_after_its_fetch() -> None:
     fetches.outcomes.put(ModelError("gone"))
     assert files.wait(LONG_S)
     assert files.reports == (AdapterReport(1), AdapterReport(2, "gone"))
+    files.need(())  # else the thread would fetch again during later tests
 
 
 @pytest.mark.parametrize("error", [ModelError("gone"), OSError("no room"), ValueError("odd")])
@@ -126,7 +127,8 @@ def test_a_rank_has_loaded_only_when_it_has_the_files_and_fetches_later_ones_whi
     config = stage_config(tiny_variant(tmp_path, "qwen2-some-windows"), heartbeat_seconds=0.05)
     place = RankPlace(rank=0, incarnation=1, ranks_on_host=1, address=f"127.0.0.1:{ranks.port}", token=TOKEN)
     fetches = Fetches()
-    rank = RankServer(config, place, adapter_files=AdapterFiles(fetch=fetches))
+    files = AdapterFiles(fetch=fetches)
+    rank = RankServer(config, place, adapter_files=files)
     thread = threading.Thread(target=rank.serve_core, daemon=True)
     thread.start()
     try:
@@ -151,6 +153,7 @@ def test_a_rank_has_loaded_only_when_it_has_the_files_and_fetches_later_ones_whi
     finally:
         ranks.close()
         thread.join(LONG_S)
+        files.need(())  # else its thread would fetch again during later tests
 
 
 @contextlib.contextmanager

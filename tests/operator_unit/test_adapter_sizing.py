@@ -208,12 +208,16 @@ def test_more_adapters_or_a_higher_rank_never_need_less_memory(source, gib, coun
         assert found[1].adapters_bytes_per_rank >= count * one * -(-facts.costs.num_layers // pipeline)
 
 
-def planned(tmp_path, capsys, **model):
-    path = tmp_path / "service.yaml"
+def manifest_with(folder, **model):
+    path = folder / "service.yaml"
     document = yaml.safe_load((ROOT / "examples" / "adapters.yaml").read_text(encoding="utf-8"))
     document["spec"]["model"] |= model
     path.write_text(yaml.safe_dump(document), encoding="utf-8")
-    assert main(["plan", "-f", str(path)]) == 0
+    return str(path)
+
+
+def planned(tmp_path, capsys, **model):
+    assert main(["plan", "-f", manifest_with(tmp_path, **model)]) == 0
     return capsys.readouterr().out.splitlines()
 
 
@@ -230,7 +234,12 @@ def test_plan_prints_nothing_about_adapters_of_a_manifest_without_them(tmp_path,
     assert not [line for line in planned(tmp_path, capsys, adapters=None) if "LoRA" in line]
 
 
-def test_plan_says_that_it_cannot_count_adapters_of_a_mixture_of_experts(tmp_path, capsys):
-    lines = planned(tmp_path, capsys, source="hf://Qwen/Qwen3-30B-A3B")
+def test_plan_refuses_adapters_of_a_mixture_of_experts(tmp_path, capsys):
+    assert main(["plan", "-f", manifest_with(tmp_path, source="hf://Qwen/Qwen3-30B-A3B")]) == 2
+    assert "spec.model.adapters: Qwen3MoeForCausalLM has experts, and LoRA adapters" in capsys.readouterr().err
+
+
+def test_plan_says_that_it_cannot_count_adapters_of_a_model_with_one_matrix_for_q_k_and_v(tmp_path, capsys):
+    lines = planned(tmp_path, capsys, source="hf://microsoft/phi-4")
 
     assert any(line.startswith("The memory of LoRA adapters is not counted, because the facts") for line in lines)
