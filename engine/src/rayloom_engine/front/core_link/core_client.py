@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rayloom_engine.common.process import node_name
 from rayloom_engine.errors import EngineDead
+from rayloom_engine.front.core_link.engine_answers import EngineAnswers
 from rayloom_engine.front.core_link.engine_choice import (
     REBUILD_PATIENCE_S,
     PoolRules,
-    is_current,
     is_usable,
 )
 from rayloom_engine.front.core_link.engine_link import EngineLink
@@ -30,8 +30,6 @@ from rayloom_engine.front.core_link.engine_pool import EnginePool
 from rayloom_engine.front.core_link.handshake import CoreAddress, ProtocolError
 from rayloom_engine.front.core_link.placement import Placement
 from rayloom_engine.front.core_link.recoveries import RecoveryLog, RecoveryRecord
-from rayloom_engine.front.core_link.refusals import may_ask_others, refusal
-from rayloom_engine.front.core_link.request_mailbox import DueReaders, Mailbox
 from rayloom_engine.front.core_link.sequences import (
     ClientSequence,
     by_prompt,
@@ -52,7 +50,6 @@ from rayloom_engine.protocol.messages import (
     Outputs,
     PhaseProgress,
     Refused,
-    SequenceOutput,
     WantCache,
     Welcome,
 )
@@ -84,7 +81,6 @@ class CoreClient:
         self._on_change = on_change
         self._on_recovery = on_recovery
         self._sequences: dict[str, ClientSequence] = {}  # sequence id -> unfinished sequence, in order of arrival
-        self._readers = DueReaders()
         self._was_serving = False
         # The messages that each new core gets, by type. Draining(False) is sent, too: the core may still have the
         # Draining(True) of an earlier front.
@@ -92,6 +88,7 @@ class CoreClient:
         self.on_file_part: Callable[[FilePart], None] = lambda part: None
         self.recoveries = RecoveryLog()
         self._placement = Placement(self.pool, self._sequences, self.recoveries)
+        self._answers = EngineAnswers(self.pool, self._sequences, self._placement)
 
     @property
     def status(self) -> CoreStatus | None:
@@ -257,11 +254,11 @@ class CoreClient:
     def received(self, link: EngineLink, message: CoreMessage) -> None:
         match message:
             case Outputs():
-                self._receive_outputs(link, message)
+                self._answers.outputs(link, message)
             case CoreStatus():
                 self._receive_status(link, message)
             case Refused():
-                self._receive_refusal(link, message)
+                self._answers.refused(link, message)
             case FilePart():
                 self.on_file_part(message)
             case CacheChanges():
@@ -294,63 +291,6 @@ class CoreClient:
         """Gives `waiting` sequences to engines if `link` is usable."""
         if is_usable(link, self.rules):
             self._placement.place_again(waiting)
-
-    def _receive_outputs(self, link: EngineLink, message: Outputs) -> None:
-        engine = link.name
-        first: list[Mailbox] = []  # mailboxes that get the first output of an attempt
-        others: list[Mailbox] = []
-        for output in message.outputs:
-            sequence = self._sequences.get(output.sequence_id)
-            if sequence is None:
-                continue  # the sequence was aborted
-            place = sequence.place
-            if place.attempt != output.attempt or place.engine != engine:  # the check of `is_current`, inlined
-                continue  # the sequence was submitted again meanwhile
-            due = others
-            if not place.is_decoding:
-                due = first
-                link.estimate.has_token(sequence.sequence_id)
-                place.is_decoding = True
-                sequence.is_accepted = True  # the answer has begun, so no later engine may refuse the sequence
-            whole: SequenceOutput | None = output
-            if not output.token_ids or output.prompt_logprobs:
-                whole = sequence.logprob_parts.take(output)
-            if whole is None:
-                continue  # a part of the prompt's logprobs; the client gets all parts with the first token
-            place.num_losses = 0
-            sequence.generated_ids += whole.token_ids
-            if whole.finish_reason is not None:
-                link.estimate.ended(sequence.sequence_id)
-                del self._sequences[whole.sequence_id]
-            if sequence.mailbox.put(sequence.lane, whole):
-                due.append(sequence.mailbox)
-        self._readers.add(first, others)
-
-    def _receive_refusal(self, link: EngineLink, message: Refused) -> None:
-        sequence = self._sequences.get(message.sequence_id)
-        if sequence is None or not is_current(link, sequence, message.attempt):
-            return
-        link.estimate.refused(sequence.sequence_id)
-        sequence.place.note_refusal(message, link.name, link.fingerprint)
-        is_full = message.reason == "queue_full"
-        if not is_full and not (self.rules.is_gateway and may_ask_others(message, sequence.place)):
-            self._placement.fail(sequence, refusal(message))
-            return
-        self.pool.withdraw(sequence, is_moved=True)
-        other = self.pool.engine_for(sequence) if self.rules.is_gateway else None
-        # An engine that has the adapter but cannot take the sequence at this moment gets it later, or at once if only
-        # its queue is full.
-        is_adapter = message.reason == "adapter"
-        may_wait = sequence.is_accepted if is_full else is_adapter and self.pool.may_load_adapter(sequence)
-        if other is None and not may_wait:
-            self._placement.fail(sequence, refusal(message))
-            return
-        # A core never refuses an accepted sequence for a full queue. So if this sequence is accepted, it was marked as
-        # accepted only after the submission. If there is no other engine, an engine with a full queue that has refused
-        # the sequence gets it again. This engine must then accept the sequence.
-        if other is None:
-            sequence.place.refused_by.clear()
-        self._placement.place_again([sequence])
 
     def _let_leave(self) -> None:
         """Moves sequences away from engines that are no longer in the list. Removes such engines without sequences."""
