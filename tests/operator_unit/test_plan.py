@@ -7,6 +7,7 @@ import pytest
 
 from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.api.rollout.stored import RolloutStatus
+from rayloom_operator.api.status import stored_rollout
 from rayloom_operator.decide.changes.plan import plan
 from rayloom_operator.observe.observed import Observed
 from rayloom_operator.resolve.revision import revision
@@ -309,3 +310,38 @@ def test_a_place_that_waits_for_its_engine_stays_in_the_status_while_the_next_ro
     assert (before.step.is_stored, written.step.is_stored, acted.step.is_stored) == (True, False, True)
     assert (places(before), places(written), places(acted)) == (["0", "1"], ["0", "1"], ["0", "1", "2"])
     assert (made(before), made(written), made(acted)) == (["-1"], [], ["-1", "-2"])
+
+
+def about_to_complete(resolved):
+    """The status of a rollout from the revision "0a0a0a0a", just before it is known that its last engine serves."""
+    update = revision(resolved)
+    document = turn(resolved, [make_serving(resolved)]).document
+    rollout = document["rollout"] | {"currentRevision": "0a0a0a0a", "analysisPassed": True, "step": "Promoting"}
+    return document | {"currentRevision": "0a0a0a0a", "updateRevision": update, "rollout": rollout}
+
+
+def test_the_old_revisions_spec_is_deleted_only_once_the_status_shows_that_its_rollout_is_complete():
+    one = [make_serving(ONE)]
+    completed = turn(ONE, one, previous=about_to_complete(ONE))
+    assert (completed.document["currentRevision"], deleted(completed)) == (revision(ONE), [])
+    # If that status was not written, and the only engine fails, the old revision's spec is still there.
+    assert deleted(turn(ONE, [], previous=about_to_complete(ONE))) == []
+    following = turn(ONE, one, previous=completed.document)
+    assert deleted(following) == ["chat-0a0a0a0a"]
+    last = turn(ONE, one, previous=following.document)
+    assert (deleted(last), last.document["rollout"]) == ([], following.document["rollout"])
+    assert "retiredRevisions" not in last.document["rollout"]
+
+
+def test_the_old_revisions_spec_stays_if_the_spec_has_gone_back_to_it_at_once():
+    completed = turn(ONE, [make_serving(ONE)], previous=about_to_complete(ONE))
+    found = turn(make_resolved(), [make_serving(ONE)], previous=completed.document, own="0a0a0a0a", old=[ONE])
+    assert (found.document["updateRevision"], deleted(found)) == ("0a0a0a0a", [])
+
+
+def test_an_unused_spec_is_deleted_although_no_engine_can_be_created():
+    completed = turn(ONE, [make_serving(ONE)], previous=about_to_complete(ONE))
+    seen, rollout = Observed(replicas=(make_serving(ONE),)), stored_rollout(completed.document)
+    step = turn(ONE, [make_serving(ONE)], previous=completed.document).step
+    situation = make_situation(ONE, seen, rollout=rollout, step=step, kuberay_problem="KubeRay is not installed")
+    assert [each.path.split("/")[-1] for each in plan(situation).deletions] == ["chat-0a0a0a0a"]

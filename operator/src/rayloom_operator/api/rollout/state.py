@@ -68,3 +68,11 @@ class RolloutState:
     eviction_hold_time: str = ""
     # time since which no node has room for the engines that must move; empty: a node has room
     no_capacity_time: str = ""
+    # Revisions that the state before this one needed and this state does not need. Their stored specs are deleted only
+    # once this state is in the status: the state before may need them for a rollback.
+    retired: tuple[str, ...] = ()
+
+    @property
+    def revisions(self) -> frozenset[str]:
+        """The revisions whose specs may be needed to create engines."""
+        return frozenset({self.current_revision, self.update_revision, *self.counts} - {""})

@@ -222,6 +222,11 @@ class RolloutStatus(_FormerNames):
         description="Time since which no node has had room for an engine that must move to another node; absent while "
         "there is room.",
     )
+    retired_revisions: list[str] | None = Field(
+        None,
+        description="Revisions that no engine needs any more. Their stored specs are deleted next; then the field is "
+        "absent.",
+    )
 
     @classmethod
     def of(cls, state: RolloutState) -> RolloutStatus:
@@ -242,6 +247,7 @@ class RolloutStatus(_FormerNames):
             peak_available_engines=state.peak_available or None,
             eviction_hold_start_time=state.eviction_hold_time or None,
             no_capacity_start_time=state.no_capacity_time or None,
+            retired_revisions=list(state.retired) or None,
         )
 
     def state(self) -> RolloutState:
@@ -262,4 +268,5 @@ class RolloutStatus(_FormerNames):
             peak_available=self.peak_available_engines or 0,
             eviction_hold_time=self.eviction_hold_start_time or "",
             no_capacity_time=self.no_capacity_start_time or "",
+            retired=tuple(self.retired_revisions or ()),
         )

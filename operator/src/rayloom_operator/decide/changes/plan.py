@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.api.spec import API_VERSION, KIND, LLMService
 from rayloom_operator.decide.adapters import AdapterListRequest, adapter_list_requests
 from rayloom_operator.decide.changes.deletion import Deletion
@@ -86,7 +85,8 @@ def plan(situation: Situation) -> Plan:
     routes = route_changes(situation)
     stranded = tuple(_stranded_pods(situation))
     if resolved is None or step is None or not situation.can_create:
-        return Plan(wanted=_of_running_engines(situation), routes=routes, deletions=stranded)
+        deletions = (*_unused_specs(situation), *stranded)
+        return Plan(wanted=_of_running_engines(situation), routes=routes, deletions=deletions)
     replicas = _replicas(situation, resolved)
     update = step.state.update_revision
     stored_spec = old_spec_name(resolved.service.metadata.name, update)
@@ -96,6 +96,7 @@ def plan(situation: Situation) -> Plan:
         new=frozenset((*replicas.new, stored_spec) if is_new_revision else replicas.new),
         deletions=(
             *_deletions(situation, resolved, step),
+            *_unused_specs(situation),
             *gateway_deletions(situation, resolved),
             *gateway_route(situation, resolved).deletions(),
             *stranded,
@@ -215,7 +216,7 @@ def _objects_of(
 
 
 def _deletions(situation: Situation, resolved: Resolved, step: Step) -> Iterator[Deletion]:
-    namespace, service = resolved.service.metadata.namespace, resolved.service.metadata.name
+    namespace = resolved.service.metadata.namespace
     for replica in situation.observed.replicas:
         if replica.name in step.delete:
             yield from replica_deletions(replica, namespace)
@@ -229,12 +230,20 @@ def _deletions(situation: Situation, resolved: Resolved, step: Step) -> Iterator
     for place in places:
         if place.has_failed and place.replica is not None:
             yield _cluster_deletion(place.replica, namespace)
-    for revision in sorted(_revisions(situation.rollout) - _revisions(step.state)):
-        yield Deletion(old_spec_path(namespace, service, revision))
 
 
-def _revisions(state: RolloutState) -> set[str]:
-    return {state.current_revision, state.update_revision, *state.counts} - {""}
+def _unused_specs(situation: Situation) -> Iterator[Deletion]:
+    """Yields the deletions of stored specs that the stored state of the rollout does not need.
+
+    The state that this reconcile computes does not count: if it is not written, the next reconcile starts from the
+    stored state again, and may have to roll back. A revision stays if the spec asks for it again.
+    """
+    if situation.step is None or situation.resolved is None:
+        return
+    meta = situation.resolved.service.metadata
+    for revision in situation.rollout.retired:
+        if revision not in situation.step.state.revisions:
+            yield Deletion(old_spec_path(meta.namespace, meta.name, revision))
 
 
 def replica_deletions(replica: EngineReplica, namespace: str) -> tuple[Deletion, ...]:

@@ -28,6 +28,9 @@ def next_state(desired: Desired, stored: RolloutState, view: View, wall: datetim
     7. `engines_to_terminate`: engines beyond these counts or on cordoned nodes, with the times at which drains began
     8. `_with_start_time`: the time at which the rollout began
     9. `with_eviction_hold`: the times of the eviction hold
+
+    At last, the revisions that the state no longer needs are noted. The next reconcile deletes their stored specs and
+    drops this note.
     """
     state = _try_begin(desired, stored, view) or stored
     state = _try_retarget(desired, state) or state
@@ -38,7 +41,8 @@ def next_state(desired: Desired, stored: RolloutState, view: View, wall: datetim
     terminating = engines_to_terminate(desired, state, view)
     state = replace(state, terminating=_with_drain_times(terminating, stored, view, wall))
     state = _with_start_time(state, wall)
-    return with_eviction_hold(desired, stored, state, view, wall)
+    state = with_eviction_hold(desired, stored, state, view, wall)
+    return replace(state, retired=tuple(sorted(stored.revisions - state.revisions)))
 
 
 def _try_begin(desired: Desired, stored: RolloutState, view: View) -> RolloutState | None:
