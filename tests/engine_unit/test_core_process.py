@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from rayloom_engine.common.process import EXIT_GIVEN_UP, drain_mark, read_failure
 from rayloom_engine.config import parse_config
 from rayloom_engine.core.decoding import DecodingParams
@@ -96,6 +98,14 @@ def test_a_core_that_starts_during_a_drain_says_so_before_its_front_does(tmp_pat
     drain_mark(tmp_path).touch()
     process = CoreProcess(parse_config({"model": str(tmp_path)}), tmp_path, f"unix:{tmp_path}/core.sock", None)
     assert process._state.status().is_draining
+
+
+@pytest.mark.parametrize("takes_adapters", [False, True])
+def test_the_status_says_whether_the_engine_has_room_for_adapters(takes_adapters: bool, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    config = parse_config({"model": str(tmp_path), "allow_runtime_lora_updating": takes_adapters})
+    process = CoreProcess(config, tmp_path, f"unix:{tmp_path}/core.sock", None)
+    assert process._state.status().takes_adapters is takes_adapters
 
 
 def test_a_status_that_serves_has_the_token_that_proves_it(tmp_path: Path) -> None:

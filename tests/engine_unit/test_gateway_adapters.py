@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +18,8 @@ from rayloom_engine.errors import EngineDead
 from rayloom_engine.front.core_link.engine_choice import PoolRules
 from rayloom_engine.front.gateway.adapter_names import GatewayAdapters, merged
 from rayloom_engine.front.gateway.models.models_document import ModelsDocument
+from rayloom_engine.front.operations.status_document import NO_CORE
+from rayloom_engine.protocol.messages import CoreStatus
 from rt_engine_pool import IDS, World, ids_of, run, until
 from rt_fake_core import BLOCK_SIZE
 from rt_gateway_adapters import POEMS, SQL, served, tell, told, with_adapter
@@ -160,6 +163,37 @@ def test_a_request_whose_adapter_is_unloaded_meanwhile_finishes_and_one_that_wai
             await ids_of(late)
 
     run(tmp_path, story)
+
+
+def test_a_begun_request_whose_adapter_no_engine_has_waits_for_an_engine_with_room_for_adapters(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        world.cores["b"].takes_adapters = False
+        await told(world, a=(SQL,), b=())
+        await until(lambda: not world.client.pool.links["b"].takes_adapters)
+        world.hold(3)
+        one = with_adapter(SQL)
+        world.client.submit([one])
+        assert world.place_of(one) == "a"
+        await until(lambda: len(one.generated_ids) == 3)
+        # The engine "a" is lost for good, and no engine in the list has the adapter.
+        world.cores["a"].die()
+        world.client.set_engines({"b": world.address("b")})
+        await until(lambda: one.place.engine is None)
+        for core in world.cores.values():
+            core.release()
+        # `b` would refuse the sequence as invalid. It waits until an engine with room for adapters is in the list.
+        world.client.set_engines({"b": world.address("b"), "a": world.address("a")})
+        assert await ids_of(one) == IDS
+        assert world.cores["b"].submits == []
+
+    run(tmp_path, story)
+
+
+def test_an_engine_of_the_version_before_may_have_room_for_adapters() -> None:
+    now = msgspec.json.decode(msgspec.json.encode(msgspec.structs.replace(NO_CORE, takes_adapters=False)))
+    former = {name: value for name, value in now.items() if name != "takes_adapters"}
+    read = [msgspec.json.decode(msgspec.json.encode(each), type=CoreStatus) for each in (now, former)]
+    assert [status.takes_adapters for status in read] == [False, True]
 
 
 def test_a_cached_prefix_counts_only_for_its_adapter(tmp_path: Path) -> None:

@@ -99,6 +99,7 @@ class FakeCore:
         self.num_refused_hellos = 0
         # adapters in the status, which the front reports or a test sets; None: the front has not reported them yet
         self.adapters: tuple[ServedAdapter, ...] | None = ()
+        self.takes_adapters = True
         self.adapter_lists: list[tuple[ServedAdapter, ...]] = []  # all lists that the front has sent
         self.drains: list[bool] = []  # `is_draining` of each message of the front about its drain
         self.num_fetches = 0  # number of parts of text files that were requested
@@ -344,6 +345,7 @@ class FakeCore:
             lost_node="there" if self.lost else "",
             is_draining=self.is_draining,
             adapters=self.adapters,
+            takes_adapters=self.takes_adapters,
             gateway_requests=self.gateway_requests,
         )
 

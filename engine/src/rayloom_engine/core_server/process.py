@@ -78,6 +78,7 @@ class CoreProcess:
         self._epoch = self._folder.draw_epoch()
         self._box = BlackBox(run_dir)
         self._state = CoreState(epoch=self._epoch, executor=config.executor, hang_seconds=config.hang_seconds)
+        self._state.takes_adapters = config.takes_adapters
         self._state.set_patience(config.hang_seconds)
         self._state.set_draining(self._folder.is_draining())
         self._inbox = Inbox(deque(), threading.Event())

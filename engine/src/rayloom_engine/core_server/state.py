@@ -54,6 +54,7 @@ class CoreState:
     rank_phase: str = "start"
     is_draining: bool = False  # written by the I/O thread
     adapters: tuple[ServedAdapter, ...] | None = None  # written by the I/O thread; None until the front reports them
+    takes_adapters: bool = True  # takes_adapters of the config
     heartbeat: float = field(default_factory=time.monotonic)
     last_token_at: float | None = None
     pool: RankPool | None = None  # the ranks; None when this process is the only rank
@@ -159,6 +160,7 @@ class CoreState:
             heartbeat_age_s=now - self.heartbeat,
             is_draining=self.is_draining,
             adapters=self.adapters,
+            takes_adapters=self.takes_adapters,
             adapter_reports=self.adapter_files.reports if self.pool is None else self.pool.adapter_reports(),
             gateway_requests=self.gateway_requests,
         )

@@ -267,6 +267,9 @@ class CoreStatus(msgspec.Struct, frozen=True, tag="status", kw_only=True):
     # the engine's LoRA adapters; None: the engine's front has not reported them yet. Engines of versions
     # without this field have no adapters.
     adapters: tuple[ServedAdapter, ...] | None = ()
+    # False: the engine has no room for LoRA adapters, so it refuses every sequence with one. Engines of versions
+    # without this field may have room or not.
+    takes_adapters: bool = True
     # one report for each adapter in NeedAdapters whose files are on all ranks' machines, or which a rank cannot get
     adapter_reports: tuple[AdapterReport, ...] = ()
     # requests of gateways, which the engine's own front does not see

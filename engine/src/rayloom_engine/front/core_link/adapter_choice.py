@@ -19,15 +19,16 @@ def with_adapter(usable: list[EngineLink], links: Iterable[EngineLink], sequence
 
     If an engine has the adapter, only engines with the adapter may compute the sequence. For this rule, an engine that
     leaves the list counts only if it has the sequence now. If no engine that counts has it, a sequence that has begun
-    may continue on any engine that has reported its adapters: the files of the adapter may still exist. Other engines
-    may support no adapters. A sequence that has not begun gets no engine.
+    may continue on any engine that has reported its adapters and has room for some: the files of the adapter may still
+    exist. An engine without room refuses the sequence for good, so the sequence waits for another engine. A sequence
+    that has not begun gets no engine.
     """
     adapter = sequence.params.adapter
     if adapter is None:
         return usable
     if any(_has(link, adapter) for link in links if not link.is_leaving or link.name == sequence.place.engine):
         return [link for link in usable if _has(link, adapter)]
-    return [link for link in usable if link.adapters is not None] if _has_begun(sequence) else []
+    return [link for link in usable if link.takes_adapters] if _has_begun(sequence) else []
 
 
 def is_unloaded(links: Iterable[EngineLink], sequence: ClientSequence) -> bool:

@@ -92,6 +92,11 @@ class EngineLink:
         model = self.status.model if self.status is not None else None
         return 0 if model is None else model.hidden_size
 
+    @property
+    def takes_adapters(self) -> bool:
+        """True if the engine may accept a sequence with a LoRA adapter that it has not reported."""
+        return self.adapters is not None and self.status is not None and self.status.takes_adapters
+
     async def run(self) -> None:
         """Connects, receives messages, and reconnects when the connection ends. Runs until it is cancelled."""
         backoff_s = BACKOFF_MIN_S
