@@ -143,6 +143,13 @@ def test_a_request_that_began_elsewhere_has_no_first_token_here(behind_gateway: 
     assert _counted(behind_gateway) == (1, 0, 0)
 
 
+def test_choices_that_move_without_the_first_one_do_not_count_again(behind_gateway: CoreUnderTest) -> None:
+    for name in ("1", "2"):
+        behind_gateway.take(GATEWAY, _submit(name, generated_ids=(7,), is_resume=True, is_further_choice=True))
+    _compute(behind_gateway)
+    assert _counted(behind_gateway) == (0, 0, 0), "the engine that finished choice 0 has counted the request"
+
+
 def test_the_time_to_a_first_token_begins_when_the_core_gets_the_request(behind_gateway: CoreUnderTest) -> None:
     times = iter((100.0, 100.3, 100.4))
     behind_gateway.core._gateways._clock = lambda: next(times)

@@ -75,6 +75,7 @@ def test_unfinished_choices_are_resubmitted_in_order_and_finished_ones_are_not(f
     assert [submit.sequence_id[-2:] for submit in submits] == ["-0", "-1", "-2", "-1", "-2"]
     assert submits[1].fork_of == submits[0].sequence_id
     assert [submit.fork_of for submit in submits[3:]] == [None, None]  # the new core does not know choice 0
+    assert [submit.is_further_choice for submit in submits] == [False, True, True, True, True]
 
 
 def test_each_core_hears_at_once_whether_the_engine_drains(front: FrontUnderTest) -> None:

@@ -3,7 +3,8 @@
 A request counts as finished in three cases: its last token is sampled, a gateway has found a stop string in its text,
 or an error of the engine ends it. Five kinds of requests do not count: refused requests, requests that move to another
 engine, requests whose client or gateway has disconnected, requests whose grammar fails on the rank, and requests whose
-adapter cannot be loaded and was not reported by the engine. For each prompt only the first choice counts.
+adapter cannot be loaded and was not reported by the engine. For each prompt only the first choice counts. If it is
+finished when the other choices move, they do not count at their new engine: the request is counted already.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class GatewayCounter:
         `has_adapter`: False if the engine has not reported the sequence's adapter. A gateway may try such an engine
         with a sequence that another engine began.
         """
-        if connection in self._connections and submit.fork_of is None:
+        is_further_choice = submit.is_further_choice or submit.fork_of is not None
+        if connection in self._connections and not is_further_choice:
             since = None if submit.generated_ids else self._clock()
             self._unfinished[request_id] = _Unfinished(since, has_adapter)
 

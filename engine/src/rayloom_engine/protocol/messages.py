@@ -71,6 +71,9 @@ class Submit(msgspec.Struct, frozen=True, tag="submit", kw_only=True):
     # Embeddings of all positions of the prompt; `prompt_ids` has placeholders. Sent only to a core whose ServedModel
     # has a hidden_size, because an older core would compute the placeholders.
     embeds: Embeds | None = None
+    # A choice of a prompt after the first. Also true if `fork_of` is left out because the first choice is finished.
+    # False in messages of fronts that lack this field.
+    is_further_choice: bool = False
 
     def prompt(self) -> tuple[int, ...]:
         """Returns the prompt: `prompt_ids`, or an EmbeddedPrompt."""

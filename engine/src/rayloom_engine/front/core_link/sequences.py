@@ -204,6 +204,7 @@ def encoded(choices: list[ClientSequence], known: Collection[str] | None = None)
             priority=sequence.priority,
             arrival=sequence.arrival,
             fork_of=sequence.fork_of if known is None or sequence.fork_of in known else None,
+            is_further_choice=sequence.fork_of is not None,
             is_resume=sequence.is_accepted,
             tenant=sequence.tenant,
             cache_key=sequence.cache_key,
