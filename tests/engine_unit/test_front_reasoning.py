@@ -68,7 +68,7 @@ def test_the_budget_of_the_reasoning_reaches_the_core_with_the_models_tags(front
         assert front.chat(**fields).status_code == 200
         return front.do(lambda: front.core.submits[-1]).params.thinking
 
-    tags = {"ends": ("</think>", "<tool_call>"), "end_ids": tuple(b"</think>")}
+    tags = {"ends": ("</think>", "<tool_call>"), "end_ids": tuple(b"</think>"), "calls": "hermes"}
     assert budget(OPEN_TEMPLATE, thinking_token_budget=7, tools=[WEATHER]) == ThinkingBudget(
         num_tokens=7, start="", **tags
     )

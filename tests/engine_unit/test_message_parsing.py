@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rayloom_engine.text.message_parsing.call_start import MAX_START_CHARS
 from rayloom_engine.text.message_parsing.message import Message
 from rayloom_engine.text.message_parsing.reasoning_formats import QWEN3, REASONING_FORMATS
 from rayloom_engine.text.message_parsing.tool_formats import (
@@ -24,7 +25,7 @@ from rayloom_engine.text.message_parsing.tool_formats import (
     TOOL_FORMATS,
     ToolFormat,
 )
-from rayloom_engine.text.message_parts import Content, ToolCallArguments, ToolCallStart
+from rayloom_engine.text.message_parts import Content, Reasoning, ToolCallArguments, ToolCallStart
 from rt_messages import parsed, parser, parts_of
 
 PARIS = '{"city": "Paris", "days": 3}'
@@ -250,6 +251,16 @@ def test_text_that_is_no_call_of_python_is_content(written: str) -> None:
     assert parsed(PYTHONIC, f"[weather({written}]") == (f"[weather({written}]", "", [])
 
 
+# Reasoning about calls that mentions their tags. The first characters after a tag show that no call follows.
+MENTIONS = (
+    "The name: Let me <tool_call> be used</think>A",
+    "names <tool_call></think>A",
+    "The name goes into <tool_call></tool_call></think>A",
+    'It is <tool_call>{"name": ...}</tool_call>, so</think>A',
+    'It is <tool_call>{name}, as in <tool_call>{"name": "a b"}</think>A',
+)
+
+
 @pytest.mark.parametrize(
     ("text", "is_open", "expected"),
     [
@@ -265,11 +276,36 @@ def test_text_that_is_no_call_of_python_is_content(written: str) -> None:
         ("a <tool_call></think>Yes.", True, ("Yes.", "a <tool_call>", [])),
         ("Hm.\n" + WRITTEN["hermes"], True, ("", "Hm.", TWO[:1])),
         ("Hm.</think>\n" + WRITTEN["hermes"], True, ("", "Hm.", TWO[:1])),
+        *((text, True, ("A", text.removesuffix("</think>A"), [])) for text in MENTIONS),
+        (f"Let me <tool_call> be{WRITTEN['hermes']}", True, ("", "Let me <tool_call> be", TWO[:1])),
+        ("names <tool_call>", True, ("", "names <tool_call>", [])),
+        ('names <tool_call>\n{"na', True, ("", 'names <tool_call>\n{"na', [])),
     ],
 )
 def test_reasoning(text: str, is_open: bool, expected: Any) -> None:
     tools = HERMES if "name" in text else None
     assert parsed(tools, text, reasoning=QWEN3, is_open=is_open) == expected
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_xml", "mistral", "granite", "internlm", "pythonic"])
+def test_a_call_ends_the_reasoning_and_a_mention_of_its_tag_does_not(name: str) -> None:
+    format = TOOL_FORMATS[name]
+    opener = format.openers[0]
+    written = WRITTEN[name] if WRITTEN[name].startswith(opener) else opener + WRITTEN[name]
+    found = parsed(format, f"First {opener} is it.{written}", reasoning=QWEN3, is_open=True)
+    assert found[:2] == ("", f"First {opener} is it.")
+    assert found[2] != []
+
+
+def test_text_after_a_mention_is_held_back_for_as_long_as_a_call_may_begin() -> None:
+    made = parser(HERMES, reasoning=QWEN3, is_open=True)
+    assert made.add("Use <tool_call>") == [Reasoning("Use")]
+    blanks = "\n" * (MAX_START_CHARS - 1)
+    assert (made.add(blanks), made.reasoning_end) == ([], None)
+    assert made.add("\n{") == [Reasoning(f" <tool_call>{blanks}\n{{")]
+    assert (made.add('"name": "stop"}'), made.reasoning_end) == ([Reasoning('"name": "stop"}')], None)
+    quick = parser(HERMES, reasoning=QWEN3, is_open=True)
+    assert quick.add("Use <tool_call> b") == [Reasoning("Use <tool_call> b")]
 
 
 def test_misplaced_special_tokens_are_no_content() -> None:

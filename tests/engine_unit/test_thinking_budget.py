@@ -15,18 +15,20 @@ from rayloom_engine.sampling_params import SamplingParams
 from rayloom_engine.structured_outputs import StructuredOutputs
 from rayloom_engine.text.message_parsing.parser import ParserSettings
 from rayloom_engine.text.message_parsing.reasoning_formats import QWEN3
-from rayloom_engine.text.message_parsing.tool_formats import HARMONY, HERMES
+from rayloom_engine.text.message_parsing.tool_formats import HARMONY, HERMES, TOOL_FORMATS
 from rayloom_engine.text.thinking_budget import thinking_budget, with_thinking
 from rayloom_engine.text.tokenizer import Tokenizer
 from rayloom_engine.worker.thinking import Thinking, mask_of
 from rt_forms import EOS, ids_of, tiny_vocabulary, token_folder
+from rt_messages import parser
 from rt_tiny import tiny_checkpoint, tiny_tokenizer
 
 END = "</think>"
 
 
-def begun(num_tokens: int, *, start: str = "", ends: tuple[str, ...] = (END,)) -> Thinking:
-    budget = ThinkingBudget(num_tokens=num_tokens, start=start, ends=ends, end_ids=tuple(ids_of(ends[0])))
+def begun(num_tokens: int, *, start: str = "", ends: tuple[str, ...] = (END,), calls: str = "") -> Thinking:
+    end_ids = tuple(ids_of(ends[0]))
+    budget = ThinkingBudget(num_tokens=num_tokens, start=start, ends=ends, end_ids=end_ids, calls=calls)
     return Thinking(budget, tiny_vocabulary().token_bytes)
 
 
@@ -66,6 +68,48 @@ def test_a_call_ends_the_reasoning_too() -> None:
     assert answer_of(begun(12), wanted) == f'<tool_call>{{{END}"name": "f"}}'
 
 
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        ('<tool_call>{"name": "f"}, and then', '<tool_call>{"name": "f"}, and then'),
+        ("<tool_call> is the tag", f"<tool_call> i{END}s the tag"),
+        # While a call may follow, no token is forced, not even after 12 tokens.
+        ('<tool_call>{"name": f}', f'<tool_call>{{"name": f{END}}}'),
+        ("<tool_call>" + 600 * " ", f"<tool_call>{512 * ' '}{END}{88 * ' '}"),
+    ],
+)
+def test_the_mention_of_a_call_does_not_end_the_reasoning(wanted: str, expected: str) -> None:
+    assert answer_of(begun(12, ends=(END, "<tool_call>"), calls="hermes"), wanted) == expected
+
+
+BITS = ["<tool_call>", "<function=", "f>", "[TOOL_CALLS]", "[", "{", '{"name"', ":", '"f"', "f(", "é", " ", "<", END]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(token_folder())
+
+
+@given(
+    text=st.lists(st.sampled_from(BITS), max_size=9).map("".join),
+    name=st.sampled_from(sorted(TOOL_FORMATS.keys() - {"harmony"})),
+)
+@settings(max_examples=200, deadline=None)
+def test_the_budget_ends_at_the_character_at_which_the_parser_finds_the_end(
+    text: str, name: str, tokenizer: Tokenizer
+) -> None:
+    parsing = ParserSettings(tools=TOOL_FORMATS[name], reasoning=QWEN3, is_open=True)
+    found = thinking_budget(10**6, parsing, tokenizer)
+    assert found is not None
+    thinking = Thinking(found, tiny_vocabulary().token_bytes)
+    reader = parser(TOOL_FORMATS[name], reasoning=QWEN3, is_open=True)
+    for char in text:
+        reader.add(char)
+        thinking.append(ids_of(char))
+        thinking.forced()
+        assert (thinking._place.value == "over") == (reader.reasoning_end is not None)
+
+
 @given(text=st.text("<think>/ x", max_size=40), num_tokens=st.integers(0, 20), cut=st.integers(0, 60))
 @settings(max_examples=200)
 def test_a_replay_from_any_token_forces_the_same_tokens(text: str, num_tokens: int, cut: int) -> None:
@@ -87,22 +131,19 @@ def test_a_mask_allows_one_token(token_id: int) -> None:
     assert [id for id in range(256) if mask[id // 32] >> (id % 32) & 1] == [token_id]
 
 
-def test_the_formats_decide_where_reasoning_begins_and_ends() -> None:
-    tokenizer = Tokenizer.load(token_folder())
-
-    def found(**settings) -> tuple[str, tuple[str, ...]] | None:
+def test_the_formats_decide_where_reasoning_begins_and_ends(tokenizer: Tokenizer) -> None:
+    def found(**settings) -> tuple[str, tuple[str, ...], str] | None:
         budget = thinking_budget(5, ParserSettings(**settings), tokenizer)
-        return budget and (budget.start, budget.ends)
+        return budget and (budget.start, budget.ends, budget.calls)
 
     assert found() is None
-    assert found(reasoning=QWEN3) == ("<think>", (END,))
-    assert found(reasoning=QWEN3, is_open=True, tools=HERMES) == ("", (END, "<tool_call>"))
-    start, ends = found(is_harmony=True, tools=HARMONY) or ("", ())
-    assert (start, ends[0]) == ("<|channel|>analysis<|message|>", "<|end|>")
+    assert found(reasoning=QWEN3) == ("<think>", (END,), "")
+    assert found(reasoning=QWEN3, is_open=True, tools=HERMES) == ("", (END, "<tool_call>"), "hermes")
+    start, ends, calls = found(is_harmony=True, tools=HARMONY) or ("", (), "")
+    assert (start, ends[0], calls) == ("<|channel|>analysis<|message|>", "<|end|>", "")
 
 
-def test_tokens_of_the_end_must_be_allowed() -> None:
-    tokenizer = Tokenizer.load(token_folder())
+def test_tokens_of_the_end_must_be_allowed(tokenizer: Tokenizer) -> None:
     parsing = ParserSettings(reasoning=QWEN3, is_open=True)
     params = SamplingParams(thinking_token_budget=2, allowed_token_ids=ids_of("ab"))
     with pytest.raises(RequestError, match='needs the tokens of "</think>", but allowed_token_ids lacks'):

@@ -19,6 +19,9 @@ class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True):
     # text at the beginning of the answer, before the reasoning; empty: the answer begins with the reasoning
     start: str
     ends: tuple[str, ...]  # texts that end the reasoning
+    # Name of a tool format: its openers in `ends` end the reasoning only where a call follows. Empty: each of `ends`
+    # always does. Fronts of versions without this field leave it out.
+    calls: str = ""
     end_ids: tuple[int, ...]  # tokens of one of these texts
 
 

@@ -36,6 +36,7 @@ def thinking_budget(num_tokens: int, parsing: ParserSettings, tokenizer: Tokeniz
 
     In the harmony format, the budget limits the first message of the channel "analysis".
     """
+    calls = ""
     if parsing.is_harmony:
         start = f"{CHANNEL}analysis{MESSAGE}"
         ends: tuple[str, ...] = (END, CALL, RETURN, START)
@@ -44,7 +45,8 @@ def thinking_budget(num_tokens: int, parsing: ParserSettings, tokenizer: Tokeniz
         tools = parsing.tools if parsing.reasoning.call_ends_it else None
         openers = (*tools.openers, *tools.bare_openers) if tools is not None else ()
         ends = (parsing.reasoning.end, *openers)
+        calls = tools.name if tools is not None else ""
     else:
         return None
     end_ids = tuple(tokenizer.encode(ends[0], add_special_tokens=False))
-    return ThinkingBudget(num_tokens=num_tokens, start=start, ends=ends, end_ids=end_ids)
+    return ThinkingBudget(num_tokens=num_tokens, start=start, ends=ends, calls=calls, end_ids=end_ids)

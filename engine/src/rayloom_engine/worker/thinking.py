@@ -6,6 +6,7 @@ a form, the state depends on the generated ids alone, so a replay restores it wi
 
 from __future__ import annotations
 
+import codecs
 import copy
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -14,6 +15,8 @@ import numpy as np
 
 from rayloom_engine.core.decoding import ThinkingBudget
 from rayloom_engine.grammar.matcher import Mask
+from rayloom_engine.text.message_parsing.call_start import begins_call
+from rayloom_engine.text.message_parsing.tool_formats import TOOL_FORMATS
 
 _BLANKS = b" \t\r\n"
 
@@ -35,10 +38,14 @@ class Thinking:
         self._token_bytes = token_bytes
         self._start = budget.start.encode()
         self._ends = tuple(end.encode() for end in budget.ends)
+        self._calls = TOOL_FORMATS.get(budget.calls)
         self._num_kept = max(map(len, self._ends)) - 1
+        self._is_uncertain = False  # the next tokens show whether a call has ended the reasoning
         self._waiting: list[int] = []  # ids that are not counted yet
         self._place = _Place.BEFORE if budget.start else _Place.INSIDE
-        self._text = b""  # before the reasoning: the answer without its first blanks; inside: the last bytes
+        # Before the reasoning: the answer without its first blanks. Inside: the last bytes; while uncertain, the bytes
+        # from an opener on.
+        self._text = b""
         self._num_tokens = 0  # tokens of the reasoning, forced tokens included
         self._num_forced = 0  # tokens of end_ids that were generated so far
 
@@ -62,7 +69,10 @@ class Thinking:
 
     @property
     def _is_spent(self) -> bool:
-        return self._place is _Place.INSIDE and self._num_tokens >= self._budget.num_tokens
+        # A forced token would destroy the call that may have begun. It comes once it is certain that there is none,
+        # after MAX_START_CHARS at most.
+        is_inside = self._place is _Place.INSIDE and not self._is_uncertain
+        return is_inside and self._num_tokens >= self._budget.num_tokens
 
     def _advance(self, token_id: int) -> None:
         if self._place is _Place.OVER:
@@ -88,9 +98,34 @@ class Thinking:
             self._place = _Place.OVER
 
     def _read(self, text: bytes) -> None:
-        if any(end in text for end in self._ends):
-            self._place = _Place.OVER
-        self._text = text[max(0, len(text) - self._num_kept) :]
+        at = 0
+        self._is_uncertain = False
+        while found := self._first_end(text, at):
+            start, end = found
+            ends = self._does_end(text[start:], end)
+            if ends is None:
+                self._is_uncertain = True
+                self._text = text[start:]
+                return
+            if ends:
+                self._place = _Place.OVER
+                return
+            at = start + len(end)
+        self._text = text[max(at, len(text) - self._num_kept) :]
+
+    def _first_end(self, text: bytes, at: int) -> tuple[int, bytes] | None:
+        """Returns position and text of the first end in `text`, from `at` on; None if there is none."""
+        found = [(start, end) for end in self._ends if (start := text.find(end, at)) >= 0]
+        return min(found, key=lambda each: (each[0], -len(each[1])), default=None)
+
+    def _does_end(self, text: bytes, end: bytes) -> bool | None:
+        """Returns whether `end`, with which `text` begins, ends the reasoning; None if more text must show it."""
+        if self._calls is None or end == self._ends[0]:
+            return True
+        is_bare = end.decode() in self._calls.bare_openers
+        rest = text if is_bare else text[len(end) :]
+        # The decoder leaves out a character whose last bytes are missing.
+        return begins_call(codecs.getincrementaldecoder("utf-8")("replace").decode(rest), self._calls)
 
 
 def mask_of(token_id: int, vocab_size: int) -> Mask:

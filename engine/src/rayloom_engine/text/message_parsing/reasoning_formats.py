@@ -14,7 +14,7 @@ class ReasoningFormat:
     start: str
     end: str
     begins_open: bool = False  # the answer begins inside the reasoning, even if the prompt has no start tag at its end
-    call_ends_it: bool = True  # a tool call ends the reasoning, too
+    call_ends_it: bool = True  # a tool call ends the reasoning, too, but the mere mention of a call's tag does not
 
     def is_open(self, prompt: str, *, continued: str | None = None) -> bool:
         """True if an answer to `prompt` begins inside the reasoning. Earlier turns in the prompt have no effect.

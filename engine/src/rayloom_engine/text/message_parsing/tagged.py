@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from rayloom_engine.text.message_parsing.call_start import MAX_START_CHARS, begins_call
 from rayloom_engine.text.message_parsing.calls.named_call import named_call
 from rayloom_engine.text.message_parsing.calls.object_call import object_call
 from rayloom_engine.text.message_parsing.calls.python_call import python_call
@@ -75,12 +76,30 @@ class TaggedReader:
         incoming.release()
         yield from blanks(incoming)
         openers = self._openers if reasoning.call_ends_it else frozenset()
-        marker = yield from until(incoming, markers_of((reasoning.end, *sorted(openers))), self._sink.reasoning)
-        if marker in openers:
+        markers = markers_of((reasoning.end, *sorted(openers)))
+        while (marker := (yield from until(incoming, markers, self._sink.reasoning))) in openers:
             incoming.at -= len(marker)
+            if (yield from self._begins_call(marker)):
+                break
+            incoming.at += len(marker)
+            if marker not in self._hidden:
+                self._sink.reasoning(marker)
         self.reasoning_end = incoming.position
         self._sink.drop_blanks()
         yield from blanks(incoming)
+
+    def _begins_call(self, opener: str) -> Reading[bool]:
+        """Returns whether a call begins after the opener at the present position. Reads nothing."""
+        assert self._tools is not None
+        incoming = self._incoming
+        num_skipped = 0 if opener in self._tools.bare_openers else len(opener)
+        while True:
+            start = incoming.at + num_skipped
+            text = incoming.text[start : start + MAX_START_CHARS]
+            found = begins_call(text, self._tools, is_ended=incoming.is_ended)
+            if found is not None:
+                return found
+            yield
 
     def _read_first_call(self, tools: ToolFormat) -> Reading[None]:
         self._incoming.mark()
