@@ -50,3 +50,33 @@ def test_fields_are_counted() -> None:
     assert len(parse_object(body(MAX_FIELDS))) == MAX_FIELDS
     with pytest.raises(ApiError, match="the body has 1025 fields; at most 1024 are allowed"):
         parse_object(body(MAX_FIELDS + 1))
+
+
+@pytest.mark.parametrize(
+    ("body", "byte"),
+    [
+        (rb'{"prompt": "\ud83d"}', 18),
+        (rb'{"prompt": "\ud83d"}    ', 18),
+        (rb'{"prompt": "\uD83D and a longer rest"}', 18),
+        (rb'{"prompt": "\ude00"}', 18),
+        (rb'{"prompt": "\\\ud83d"}', 20),
+        (rb'{"\udbff":1}', 8),
+        (rb'{"prompt": "\ud83d\ud83d"}', 24),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_named_with_its_place_and_what_to_send(body: bytes, byte: int) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse_object(body)
+    assert str(caught.value) == (
+        f"the body has half of a surrogate pair in the escape before byte {byte}, which is not a character; send both "
+        r'halves, as in "\ud83d\ude00", or leave the escape out'
+    )
+
+
+@pytest.mark.parametrize(
+    "body", [rb'{"prompt": "\ud83d', rb'{"prompt": "\ud83d\ude', rb'{"prompt": "\\ud83d x', b'{"p": "x']
+)
+def test_a_body_that_ends_too_early_is_not_json(body: bytes) -> None:
+    with pytest.raises(ApiError, match="the body is not JSON: Input data was truncated"):
+        parse_object(body)
+    assert parse_object(rb'{"prompt": "\ud83d\ude00 \\ud83d"}') == {"prompt": "\U0001f600 \\ud83d"}

@@ -57,7 +57,7 @@ def refused(response: httpx.Response, status: int, field: str | None = None, cod
         (b'{"a": 1} x', "not JSON"),
         (b'{"prompt": NaN}', "not JSON"),
         (b'{"prompt": "\xff"}', "not UTF-8: bad byte at offset 12"),
-        (rb'{"prompt": "\ud800 "}', "not JSON"),
+        (rb'{"prompt": "\ud800 "}', "half of a surrogate pair in the escape before byte 18"),
         (b"[1]", "must be a JSON object, it is a list"),
         (b'{"a":' + b"[" * 64 + b"]" * 64 + b"}", "nested too deeply"),
         (b'{"a":' * 50_000, "larger than 100000 bytes"),

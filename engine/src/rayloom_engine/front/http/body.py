@@ -27,6 +27,10 @@ MAX_BODY_BYTES_AT_ONCE = 128 * 1024 * 1024  # bytes of all requests' bodies toge
 Parsed = TypeVar("Parsed")
 
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_SURROGATE_PROBLEM = re.compile(r"surrogate pair \(byte (\d+)\)")  # in a message of msgspec
+# the first half of a pair, before a character that does not begin the second half
+_LAST_HALF = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?=[^\\])")
+_MAX_TAIL_BYTES = 12  # such a half and fewer than 6 bytes after it
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 
@@ -115,15 +119,30 @@ def parse_object(body: bytes) -> dict[str, Any]:
     check_shape(body)
     try:
         document = msgspec.json.decode(text)
-    except UnicodeDecodeError as error:  # an escape for half of a surrogate pair
-        raise ApiError(400, "the body has an escape that is not a character") from error
     except msgspec.MsgspecError as error:
-        raise ApiError(400, f"the body is not JSON: {error}") from error
+        raise ApiError(400, _what_is_wrong(body, str(error))) from error
     if not isinstance(document, dict):
         raise ApiError(400, f"the body must be a JSON object, it is {_KINDS.get(type(document), 'something else')}")
     if len(document) > MAX_FIELDS:
         raise ApiError(400, f"the body has {len(document)} fields; at most {MAX_FIELDS} are allowed")
     return document
+
+
+def _what_is_wrong(body: bytes, problem: str) -> str:
+    """Returns the message about a body that msgspec refuses. `problem`: msgspec's words."""
+    end = None
+    if found := _SURROGATE_PROBLEM.search(problem):
+        end = int(found[1])
+    elif "truncated" in problem and (half := _LAST_HALF.search(body, max(0, len(body) - _MAX_TAIL_BYTES))):
+        # msgspec looks for the second half in the next 6 bytes, and calls a body that ends before them truncated.
+        num_backslashes = half.start() + 1 - len(body[: half.start() + 1].rstrip(b"\\"))
+        end = half.end() if num_backslashes % 2 else None
+    if end is None:
+        return f"the body is not JSON: {problem}"
+    return (
+        f"the body has half of a surrogate pair in the escape before byte {end}, which is not a character; send both "
+        r'halves, as in "\ud83d\ude00", or leave the escape out'
+    )
 
 
 def check_shape(body: bytes, max_depth: int = MAX_DEPTH) -> None:
