@@ -28,8 +28,8 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 
 
 def parser(format: ToolFormat | None, **given: Any) -> TextParser:
-    max_calls = given.pop("max_calls", None)
-    rules = CallRules(schemas=SCHEMAS, call_id=lambda index: f"id{index}", max_calls=max_calls)
+    max_calls, schemas = given.pop("max_calls", None), given.pop("schemas", SCHEMAS)
+    rules = CallRules(schemas=schemas, call_id=lambda index: f"id{index}", max_calls=max_calls)
     return TextParser(ParserSettings(tools=format, is_harmony=format is HARMONY, **given), rules)
 
 

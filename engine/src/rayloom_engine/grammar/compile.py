@@ -11,6 +11,7 @@ from rayloom_engine.errors import RequestError
 from rayloom_engine.grammar.closed_schemas import closed
 from rayloom_engine.grammar.gbnf import is_gbnf, lark_of_gbnf
 from rayloom_engine.grammar.limits import MAX_BYTES, check_bytes, check_rules, check_schema
+from rayloom_engine.grammar.nullable_schemas import with_null
 from rayloom_engine.structured_outputs import StructuredOutputs
 
 # Without a limit of blanks, a small model at a high temperature may write blanks until max_tokens is reached.
@@ -62,7 +63,7 @@ def _lark_of(form: StructuredOutputs) -> str:
             options = dict(own) if "whitespace_flexible" in own else {**options, **own}
         if form.is_lenient:
             options["lenient"] = True
-        schema = {**closed(schema), "x-guidance": options}
+        schema = {**closed(with_null(schema)), "x-guidance": options}
     text = json.dumps(schema, ensure_ascii=False)
     check_bytes(text)
     return f"start: {_BLANKS_AFTER if form.after else ''}form\nform: %json {text}"

@@ -10,6 +10,7 @@ import msgspec
 
 from rayloom_engine.common.json_words import shown
 from rayloom_engine.errors import RequestError
+from rayloom_engine.grammar.nullable_schemas import with_null
 from rayloom_engine.text.tools.tool import Tool, ToolUse
 
 MAX_TOOLS = 128  # OpenAI's limit
@@ -145,4 +146,5 @@ def _parameters(parameters: object, where: str) -> Mapping[str, Any]:
         raise RequestError(
             f'{where}.type must be "object", because arguments have names, given {shown(kind)}', f"{where}.type"
         )
-    return {"type": "object", **parameters}
+    # A call always has an object of arguments, so null is allowed for single arguments alone.
+    return with_null({"type": "object", **parameters, "nullable": False})
