@@ -1,72 +1,17 @@
-"""`spec.podTemplate`: pods with a template, the stored spec, the revision, and fields that no template changes."""
+"""`spec.podTemplate`: pods with a template, and the pod that inspects the model.
 
-import json
-import re
-from itertools import product
-from pathlib import Path
+The lists of parts that no template changes are in test_pod_template_own_parts.py, revisions in
+test_pod_template_revisions.py.
+"""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from rayloom_operator.api.adapters import MAX_PLACES
-from rayloom_operator.api.manifest import load_service
-from rayloom_operator.api.pod_template.reserved_env import RESERVED_NAMES, is_reserved
-from rayloom_operator.api.pod_template.reserved_parts import (
-    ADAPTER_VOLUMES,
-    ADAPTERS_FOLDER,
-    HEAD_CONTAINERS,
-    OWN_CONTAINERS,
-    OWN_FOLDERS,
-    OWN_VOLUMES,
-    WORKER_CONTAINERS,
-)
-from rayloom_operator.api.shipped_facts import builtin_facts
-from rayloom_operator.api.spec import parse
+from rayloom_operator.api.pod_template.reserved_env import RESERVED_NAMES
+from rayloom_operator.api.pod_template.reserved_parts import HEAD_CONTAINERS
 from rayloom_operator.objects.inspect_job import inspect_job
-from rayloom_operator.objects.old_spec import old_spec, resolved_of
-from rayloom_operator.objects.ray_cluster import ray_cluster
-from rayloom_operator.resolve.resolved import Hub, resolve
-from rayloom_operator.resolve.revision import revision
+from rayloom_operator.resolve.resolved import Hub
 from rt_operator import make_resolved, make_service
-from rt_shapes import LLAMA31_8B
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
-HUB = Hub(endpoint="https://mirror", ca_config_map="ca")
-REVISION = "00000000"
-DOCUMENT = {"metadata": {"name": "chat", "namespace": "team", "uid": "uid-1"}}
-# Revisions of the examples, computed with the last version without pod templates.
-REVISIONS = {
-    "private-hub-model.yaml": "beb61b51",
-    "pvc-model.yaml": "a81006c6",
-    "qwen2.5-72b-tp8-pp2.yaml": "664a7527",
-    "qwen3-8b-gpu.yaml": "56a99ffd",
-    "smollm2-pp2.yaml": "d75c983a",
-    "smollm2-tp3.yaml": "04183dea",
-    "smollm2-two-replicas.yaml": "4a4dc1f7",
-    "smollm2.yaml": "5584056f",
-}
-
-
-def templates(resolved):
-    """The pod templates in the RayCluster: head, worker."""
-    spec = ray_cluster(resolved, REVISION)["spec"]
-    (workers,) = spec["workerGroupSpecs"]
-    return spec["headGroupSpec"]["template"], workers["template"]
-
-
-def build(head=None, worker=None, **spec):
-    given_templates = {"head": head or {}, "worker": worker or {}}
-    return templates(make_resolved(podTemplate=given_templates, **spec))
-
-
-def by_name(template, kind="containers"):
-    return {each["name"]: each for each in template["spec"].get(kind, ())}
-
-
-def variables(container):
-    assert len({each["name"] for each in container["env"]}) == len(container["env"])
-    return {each["name"]: each.get("value", each.get("valueFrom")) for each in container["env"]}
+from rt_pod_template import build, by_name, templates, variables
 
 
 def test_pods_without_a_template_are_unchanged():
@@ -263,138 +208,3 @@ def test_the_inspection_has_the_template_of_the_engine_without_sidecars():
     assert variables(container)["HTTPS_PROXY"]["secretKeyRef"] == {"name": "s", "key": "k"}
     assert variables(container)["RAY_AUTH_MODE"] == "" and container["envFrom"]
     assert container["resources"] == plain["spec"]["containers"][0]["resources"]
-
-
-@pytest.mark.parametrize(("name", "before"), REVISIONS.items())
-def test_objects_that_were_stored_before_pod_templates_roll_nothing(name, before):
-    service = load_service(EXAMPLES / name)
-    facts = builtin_facts(service.spec.model) or LLAMA31_8B.model_copy(update={"commit": "c" * 40})
-    image = service.spec.engine.image or "rayloom/engine:1"
-
-    assert revision(resolve(service, image, facts)) == before
-    document = {"apiVersion": "rayloom.dev/v1alpha1", "kind": "LLMService", "metadata": {"name": service.metadata.name}}
-    spec = service.spec.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
-    # The template holds only the defaults of the definition, or is an empty map.
-    empty = {"user": "Operator", "head": {"metadata": {}, "spec": {}}, "worker": {}}
-    stored = parse(document | {"spec": spec | {"podTemplate": empty}})
-    assert revision(resolve(stored, image, facts)) == before
-
-
-def test_a_template_is_part_of_the_revision_and_of_its_stored_spec():
-    template = {"worker": {"spec": {"volumes": [{"name": "a", "emptyDir": {}}], "hostIPC": True}}}
-    resolved = make_resolved(podTemplate=template)
-    read = resolved_of(old_spec(resolved, revision(resolved), None), DOCUMENT, Hub())
-
-    assert revision(resolved) != revision(make_resolved())
-    assert revision(read) == revision(resolved)
-    assert ray_cluster(read, REVISION) == ray_cluster(resolved, REVISION)
-    other = {"worker": {"spec": {"volumes": [{"name": "a", "emptyDir": {"medium": "Memory"}}], "hostIPC": True}}}
-    assert revision(make_resolved(podTemplate=other)) != revision(resolved)
-
-
-SOURCES = (
-    {"source": "builtin://smollm2-135m"},
-    {"source": "pvc://claim/m.gguf", "draft": {"source": "pvc://drafts/d"}},
-    {
-        "source": "builtin://smollm2-135m",
-        "adapters": [{"name": f"a{n}", "source": f"pvc://a{n}/a"} for n in range(MAX_PLACES)],
-    },
-    {"source": "hf://a/b", "tokenSecretRef": {"name": "n", "key": "k"}, "cache": {"persistentVolumeClaim": "c"}},
-)
-
-
-def test_the_lists_of_own_parts_equal_those_of_the_pods():
-    volumes, folders, containers = set(), set(), []
-    for model, auth in product(SOURCES, ({}, {"auth": {"apiKeySecretRef": {"name": "a", "key": "k"}}})):
-        resolved = resolve(make_service(model=model, **auth), "image", hub=HUB)
-        head, worker = templates(resolved)
-        containers = [list(by_name(head)), list(by_name(worker))]
-        for template in (head, worker):
-            volumes |= by_name(template, "volumes").keys()
-            for container in template["spec"]["containers"]:
-                # The claims of adapters are mounted below one folder.
-                paths = [each["mountPath"] for each in container["volumeMounts"]]
-                folders |= {re.sub("^/adapters/.*", ADAPTERS_FOLDER, path) for path in paths}
-
-    assert containers == [list(HEAD_CONTAINERS), list(WORKER_CONTAINERS)]
-    assert sorted(volumes) == sorted((*OWN_VOLUMES, *ADAPTER_VOLUMES, "draft-model"))
-    assert sorted(folders) == sorted((*OWN_FOLDERS, ADAPTERS_FOLDER, "/draft-model"))
-
-
-NAME = st.sampled_from(["a", "engine2", "proxy"])
-FREE_PATH = st.sampled_from(["/a", "/tmp/a", "/cache/b", "/opt/c"])
-ENV = st.lists(
-    st.fixed_dictionaries(
-        {"name": st.sampled_from(["A", "HF_HOME", "NCCL_DEBUG", "RAYLOOM_CACHE", "RAY_health_check_period_ms"])},
-        optional={"value": st.sampled_from(["", "1"])},
-    ),
-    max_size=3,
-    unique_by=lambda each: each["name"],
-)
-CONTAINER = {
-    "env": ENV,
-    "envFrom": st.lists(st.sampled_from([{"prefix": "P"}, {"secretRef": {"name": "s"}}]), max_size=2),
-    "volumeMounts": st.lists(
-        st.fixed_dictionaries({"name": st.just("data"), "mountPath": FREE_PATH}),
-        max_size=2,
-        unique_by=lambda each: each["mountPath"],
-    ),
-    "securityContext": st.fixed_dictionaries(
-        {}, optional={"runAsUser": st.integers(0, 2000), "privileged": st.booleans()}
-    ),
-}
-HEAD_RESOURCES = st.fixed_dictionaries({}, optional={"limits": st.dictionaries(st.just("cpu"), st.just("4"))})
-
-
-def containers(own):
-    ours = st.fixed_dictionaries(
-        {"name": st.sampled_from(own)}, optional=CONTAINER | ({"resources": HEAD_RESOURCES} if len(own) > 1 else {})
-    )
-    others = st.fixed_dictionaries({"name": NAME, "image": st.just("i")}, optional=CONTAINER)
-    return st.lists(st.one_of(ours, others), max_size=3, unique_by=lambda each: each["name"])
-
-
-def pod_templates(own):
-    spec = st.fixed_dictionaries(
-        {"volumes": st.just([{"name": "data", "emptyDir": {}}])},
-        optional={
-            "containers": containers(own),
-            "hostNetwork": st.booleans(),
-            "dnsPolicy": st.sampled_from(["Default", "ClusterFirst"]),
-            "nodeSelector": st.dictionaries(st.sampled_from(["a", "b"]), st.just("c")),
-            "tolerations": st.just([{"operator": "Exists"}]),
-            "securityContext": st.fixed_dictionaries({}, optional={"runAsNonRoot": st.booleans()}),
-            "priorityClassName": st.just("high"),
-        },
-    )
-    labels = st.dictionaries(st.sampled_from(["a", "b"]), st.just("c"))
-    metadata = st.fixed_dictionaries({}, optional={"labels": labels, "annotations": labels})
-    return st.fixed_dictionaries({}, optional={"metadata": metadata, "spec": spec})
-
-
-def owned(template):
-    """The parts of a pod template that no manifest may change, as text."""
-    spec, labels = template["spec"], template["metadata"]["labels"]
-    pod = ("serviceAccountName", "automountServiceAccountToken", "shareProcessNamespace", "enableServiceLinks")
-    fields = ("image", "imagePullPolicy", "command", "ports", "readinessProbe", "livenessProbe", "lifecycle")
-    found = {field: spec.get(field) for field in (*pod, "terminationGracePeriodSeconds")}
-    found["labels"] = {key: labels[key] for key in labels if key.startswith("rayloom.dev/") and "host-" not in key}
-    found["volumes"] = [each for each in spec["volumes"] if each["name"] in OWN_VOLUMES]
-    found["tolerations"] = spec["tolerations"][:2]
-    for place, container in enumerate(each for each in spec["containers"] if each["name"] in OWN_CONTAINERS):
-        assert spec["containers"][place] == container  # the operator's containers come first
-        found[container["name"]] = {
-            **{field: container.get(field) for field in fields},
-            "resources": container["resources"] if container["name"] == "ray-worker" else None,
-            "mounts": [each for each in container["volumeMounts"] if each["mountPath"] in OWN_FOLDERS],
-            "env": [each for each in container["env"] if is_reserved(each["name"]) and each.get("value") != ""],
-        }
-    return json.dumps(found, sort_keys=True)
-
-
-PLAIN = tuple(owned(template) for template in templates(make_resolved()))
-
-
-@given(pod_templates(HEAD_CONTAINERS), pod_templates(WORKER_CONTAINERS))
-def test_no_template_changes_a_field_that_the_operator_owns(head, worker):
-    assert tuple(owned(template) for template in build(head, worker)) == PLAIN
