@@ -1,4 +1,7 @@
-"""The words of the sources: docstrings begin with a subject, and class names have one meaning."""
+"""The words of the sources: docstrings begin with a subject, and class names have one meaning.
+
+No text says that something lasts for ever.
+"""
 
 import ast
 import functools
@@ -20,6 +23,7 @@ PURE = re.compile(r"\bPure[.,]")
 # Searches in the text of a file: each docstring that begins with a question word matches the first pattern, and each
 # class matches the second.
 STRING_WITH_QUESTION = re.compile(r"""["'][\s\\]*(What|Who|Whom|Whose|Which|Whether)\b""")
+FOR_EVER = re.compile(r"\bfor(\s|#)+ever\b")
 CLASS = re.compile(r"\bclass\s+(\w+)")
 
 
@@ -79,6 +83,12 @@ def test_no_docstring_begins_with_a_question_word(product):
         for line, docstring in question_docstrings(tree)
     ]
     assert found == []
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_no_text_says_for_ever(product):
+    """Nothing runs so long. A text names the end instead: of the process, of a task, or of a limit."""
+    assert [str(path) for path, text in sources(product).items() if FOR_EVER.search(text)] == []
 
 
 @pytest.mark.parametrize("product", PRODUCTS)

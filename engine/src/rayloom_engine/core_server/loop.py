@@ -75,7 +75,7 @@ class Core:
         self._engine.scheduler.forget_ranks()
 
     def run(self, inbox: Inbox, began: Callable[[], None]) -> NoReturn:
-        """Serves for ever. Calls `began` after the first step.
+        """Serves until the process ends. Calls `began` after the first step.
 
         Raises RankLost. Call `run` again once the ranks are rebuilt: it continues with the same sequences.
         """

@@ -95,7 +95,7 @@ class CoreProcess:
         self._num_pulses = 0
 
     def run(self) -> int:
-        """Serves for ever. Returns an exit code only if the engine cannot start or cannot continue."""
+        """Serves until the process ends. Returns an exit code only if the engine cannot start or cannot continue."""
         self._io.start()
         pool = None
         if self._rank_fd is not None:
@@ -160,7 +160,7 @@ class CoreProcess:
         return code
 
     def _serve_alone(self, model: FoundModel) -> NoReturn:
-        """Serves for ever, with this process as the only rank."""
+        """Serves until the process ends, with this process as the only rank."""
         context = self._context()
         kept = self._folder.sizes()
         sizes = {} if kept is None else {"num_kv_blocks": kept.num_kv_blocks, "max_model_len": kept.max_model_len}

@@ -118,7 +118,10 @@ class RecoveryMachine:
         self._core: Core | None = None
 
     def run(self) -> NoReturn:
-        """Serves for ever. Raises EngineDead if it gives up; the first assembly may raise ModelError or ConfigError."""
+        """Serves until the process ends. Raises EngineDead if it gives up.
+
+        The first assembly may raise ModelError or ConfigError.
+        """
         act = {
             RecoveryState.ASSEMBLING: self._assemble,
             RecoveryState.SERVING: self._serve,

@@ -82,7 +82,10 @@ class Launcher:
         self._budgets = {rank: RestartBudget(config.restart_budget) for rank in self._due}
 
     def run(self) -> NoReturn:
-        """Runs for ever. Raises ConfigError if there is no room for the ranks, and EngineDead if a rank keeps dying."""
+        """Runs until the process ends.
+
+        Raises ConfigError if there is no room for the ranks, and EngineDead if a rank keeps dying.
+        """
         self._starter.prepare(self._line.progress)
         self.is_up = True
         _end_on_sigterm()  # called again, because Ray has set a handler that only prints a trace

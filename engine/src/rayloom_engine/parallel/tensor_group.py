@@ -13,7 +13,7 @@ ArrayT = TypeVar("ArrayT")  # a torch tensor or a numpy array
 class TensorGroup(Protocol[ArrayT]):
     """A rank's connection to the other ranks of its stage.
 
-    All ranks of the stage must call the same methods in the same order. Otherwise they all wait for ever.
+    All ranks of the stage must call the same methods in the same order. Otherwise they all wait without end.
     """
 
     def all_reduce(self, part: ArrayT) -> ArrayT:

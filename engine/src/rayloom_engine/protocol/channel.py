@@ -34,7 +34,8 @@ from rayloom_engine.protocol.shared_memory import SharedMemory, make_memory, ope
 _HANDSHAKE_SECONDS = 5.0
 # seconds of silence after which a peer cannot be a rank, because a rank answers the challenge at once
 _FIRST_BYTE_SECONDS = 1.0
-# A host that loses power closes no connections. Without these limits, the peers of its processes would wait for ever.
+# A host that loses power closes no connections. Without these limits, the peers of its processes would wait without
+# end.
 _TCP_LIMITS = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}
 
 _encoder = msgspec.msgpack.Encoder()
@@ -66,7 +67,7 @@ class Channel:
     def limit_sends(self, seconds: float) -> None:
         """Makes a send raise ChannelClosed if the peer reads nothing for `seconds`.
 
-        So a stopped peer does not block the sender for ever.
+        So a stopped peer does not block the sender without end.
         """
         limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)

@@ -4,9 +4,9 @@ Every connection begins with a challenge: the core sends a nonce, and the peer a
 it has the token.
 
 steps    the rank's main thread. It loads its weights and sends Loaded; then it carries out orders one by one: OpenStore
-         (rank 0), Join, Allocate, and Run for ever. It answers each order, but only the first rank of the last stage
-         answers Run. An answer carries the ticket of its order. So the core recognises a late answer to an order that
-         it sent before a loss.
+         (rank 0), Join, Allocate, and then one Run after another. It answers each order, but only the first rank of the
+         last stage answers Run. An answer carries the ticket of its order. So the core recognises a late answer to an
+         order that it sent before a loss.
 control  two more threads of the rank. They run even while the main thread computes or waits for a peer. One of them
          sends a Beat every heartbeat_seconds, the other receives AbortOrders and NeededAdapters. AbortOrders has no
          answer of its own: it makes the orders fail whose waits it ends. Beats contain the answers to NeededAdapters.

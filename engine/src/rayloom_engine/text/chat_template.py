@@ -170,7 +170,7 @@ class ChatTemplate:
 
 
 class _RangeBudget:
-    """Replaces `range` in one rendering. All loops share its budget, so nested loops cannot run for ever."""
+    """Replaces `range` in one rendering. All loops share its budget, so nested loops end, too."""
 
     def __init__(self) -> None:
         self._left = MAX_RANGE_ITEMS

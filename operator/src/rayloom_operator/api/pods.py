@@ -83,7 +83,7 @@ class Toleration(Part):
         None, description="Effect of the taint. Left out: every effect."
     )
     toleration_seconds: int | None = Field(
-        None, ge=0, description="Seconds for which a NoExecute taint is tolerated. Left out: for ever."
+        None, ge=0, description="Seconds for which a NoExecute taint is tolerated. Left out: without a limit."
     )
 
     @model_validator(mode="after")

@@ -134,7 +134,10 @@ class Reflector:
             self._kind_needed = asyncio.Event()
 
     async def run(self) -> None:
-        """Lists and watches for ever. While the API server does not answer, the delay between two requests grows."""
+        """Lists and watches until it is cancelled.
+
+        While the API server does not answer, the delay between two requests grows.
+        """
         async with asyncio.TaskGroup() as self._tasks:
             self._begin()
 

@@ -81,7 +81,7 @@ class Watches:
         self.is_synced = asyncio.Event()  # every kind was listed, or cannot be listed
 
     async def run(self) -> None:
-        """Watches for ever."""
+        """Watches until it is cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for reflector in self._all:
                 tasks.create_task(reflector.run())

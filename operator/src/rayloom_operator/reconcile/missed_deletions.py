@@ -54,7 +54,7 @@ class MissedDeletions:
         self._on_deleted = on_deleted
 
     async def run(self) -> None:
-        """Calls `compare` after 15 s and then every five minutes, for ever."""
+        """Calls `compare` after 15 s and then every five minutes, until it is cancelled."""
         await asyncio.sleep(_FIRST_S)
         while True:
             await self.compare()

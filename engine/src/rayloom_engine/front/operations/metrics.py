@@ -247,8 +247,7 @@ class Metrics:
     def observe_heartbeats(self, status: CoreStatus, status_age_s: float) -> None:
         """Sets the ages of heartbeats as of now: `status` arrived `status_age_s` ago.
 
-        Ranks that are not in `status` are lost. Their metrics are removed, because the last values would stay for
-        ever.
+        Ranks that are not in `status` are lost. Their metrics are removed, because their last values would stay.
         """
         self._heartbeat.clear()
         self._communication.clear()

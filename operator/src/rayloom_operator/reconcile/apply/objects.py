@@ -43,7 +43,7 @@ class _Applied(NamedTuple):
     at: float = 0.0  # event loop time at which all objects were applied last
     # All objects are applied again after this share of the interval. The first share is random, and every later share
     # is 1. Without the random share, the objects of all services that existed at the operator's start would be applied
-    # at the same moments for ever.
+    # at the same moments, every time.
     share: float = 1.0
 
 
