@@ -62,6 +62,8 @@ def test_fields_are_counted() -> None:
         (rb'{"prompt": "\\\ud83d"}', 20),
         (rb'{"\udbff":1}', 8),
         (rb'{"prompt": "\ud83d\ud83d"}', 24),
+        (rb'{"prompt": "\ud83d\u0041"}', 18),
+        ('{"prompt": "\u00e9\\ud83d\\n"}'.encode(), 20),
     ],
 )
 def test_half_of_a_surrogate_pair_is_named_with_its_place_and_what_to_send(body: bytes, byte: int) -> None:

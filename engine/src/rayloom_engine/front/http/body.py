@@ -28,8 +28,9 @@ Parsed = TypeVar("Parsed")
 
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _SURROGATE_PROBLEM = re.compile(r"surrogate pair \(byte (\d+)\)")  # in a message of msgspec
+_HALF = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 # the first half of a pair, before a character that does not begin the second half
-_LAST_HALF = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?=[^\\])")
+_LAST_HALF = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?=[^\\]|\\[^u])")
 _MAX_TAIL_BYTES = 12  # such a half and fewer than 6 bytes after it
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
@@ -120,7 +121,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     try:
         document = msgspec.json.decode(text)
     except msgspec.MsgspecError as error:
-        raise ApiError(400, _what_is_wrong(body, str(error))) from error
+        raise ApiError(400, _decoding_problem(body, str(error))) from error
     if not isinstance(document, dict):
         raise ApiError(400, f"the body must be a JSON object, it is {_KINDS.get(type(document), 'something else')}")
     if len(document) > MAX_FIELDS:
@@ -128,11 +129,14 @@ def parse_object(body: bytes) -> dict[str, Any]:
     return document
 
 
-def _what_is_wrong(body: bytes, problem: str) -> str:
+def _decoding_problem(body: bytes, problem: str) -> str:
     """Returns the message about a body that msgspec refuses. `problem`: msgspec's words."""
     end = None
     if found := _SURROGATE_PROBLEM.search(problem):
         end = int(found[1])
+        # If another escape follows instead of the second half, msgspec names the place behind that escape.
+        if not _HALF.fullmatch(body, end - 6, end):
+            end -= 6
     elif "truncated" in problem and (half := _LAST_HALF.search(body, max(0, len(body) - _MAX_TAIL_BYTES))):
         # msgspec looks for the second half in the next 6 bytes, and calls a body that ends before them truncated.
         num_backslashes = half.start() + 1 - len(body[: half.start() + 1].rstrip(b"\\"))
