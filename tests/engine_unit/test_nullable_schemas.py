@@ -51,6 +51,14 @@ def test_schemas_inside_a_schema_may_be_nullable(place: str) -> None:
     assert accepts(StructuredOutputs(json=schema), text)
 
 
+def test_a_reference_to_an_alternative_of_a_nullable_schema_stays_right() -> None:
+    choice = {"description": "A name or a number.", "anyOf": [NAME, {"type": "integer"}], "nullable": True}
+    name = {"$ref": "#/properties/a/anyOf/0"}
+    schema = {"type": "object", "properties": {"a": choice, "b": name}, "required": ["a", "b"]}
+    assert accepts(StructuredOutputs(json=schema), '{"a":null,"b":"ab"}')
+    assert not accepts(StructuredOutputs(json=schema), '{"a":1,"b":null}')
+
+
 def test_nullable_as_the_name_of_a_property_or_inside_a_value_is_no_keyword() -> None:
     schema = {
         "type": "object",

@@ -15,6 +15,7 @@ _SINGLE = ("items", "additionalProperties", "not", "if", "then", "else", "contai
 # Beside these keywords, null has to be an alternative to the rest of the schema.
 _APPLIED = ("$ref", "anyOf", "oneOf", "allOf", "not", "if")
 _OF_THE_ROOT = ("$defs", "definitions", "$schema", "$id", "x-guidance")  # these count only in the outermost schema
+_ANNOTATIONS = ("title", "description", "default", "example", "examples", "deprecated")  # these change no value
 _NULL = {"type": "null"}
 
 
@@ -43,6 +44,9 @@ def _inner(value: Any) -> Any:
 
 
 def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    if _is_choice(schema):
+        # A `$ref` may point to one of the alternatives, so their paths stay.
+        return schema | {"anyOf": [*schema["anyOf"], _NULL]}
     if any(name in schema for name in _APPLIED):
         rest = {name: value for name, value in schema.items() if name not in _OF_THE_ROOT}
         return {name: schema[name] for name in _OF_THE_ROOT if name in schema} | {"anyOf": [rest, _NULL]}
@@ -57,3 +61,8 @@ def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
     if isinstance(values, list) and None not in values:
         schema["enum"] = [*values, None]
     return schema
+
+
+def _is_choice(schema: dict[str, Any]) -> bool:
+    """True if `anyOf` is the only keyword that limits the values."""
+    return isinstance(schema.get("anyOf"), list) and schema.keys() <= {"anyOf", *_OF_THE_ROOT, *_ANNOTATIONS}
