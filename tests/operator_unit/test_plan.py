@@ -7,8 +7,8 @@ import pytest
 
 from rayloom_operator.api.rollout.state import RolloutState
 from rayloom_operator.api.rollout.stored import RolloutStatus
-from rayloom_operator.api.status import stored_rollout
 from rayloom_operator.decide.changes.plan import plan
+from rayloom_operator.decide.status import status
 from rayloom_operator.observe.observed import Observed
 from rayloom_operator.resolve.revision import revision
 from rayloom_operator.times import Now
@@ -339,9 +339,11 @@ def test_the_old_revisions_spec_stays_if_the_spec_has_gone_back_to_it_at_once():
     assert (found.document["updateRevision"], deleted(found)) == ("0a0a0a0a", [])
 
 
-def test_an_unused_spec_is_deleted_although_no_engine_can_be_created():
-    completed = turn(ONE, [make_serving(ONE)], previous=about_to_complete(ONE))
-    seen, rollout = Observed(replicas=(make_serving(ONE),)), stored_rollout(completed.document)
-    step = turn(ONE, [make_serving(ONE)], previous=completed.document).step
-    situation = make_situation(ONE, seen, rollout=rollout, step=step, kuberay_problem="KubeRay is not installed")
-    assert [each.path.split("/")[-1] for each in plan(situation).deletions] == ["chat-0a0a0a0a"]
+def test_while_no_engine_can_be_created_the_note_of_an_unused_spec_stays_and_no_reconcile_deletes_the_spec():
+    one = [make_serving(ONE)]
+    completed = turn(ONE, one, previous=about_to_complete(ONE))
+    following = turn(ONE, one, previous=completed.document)
+    broken = replace(following.situation, kuberay_problem="KubeRay is not installed")
+    # The status keeps the stored state of the rollout, so a deletion would be sent again in every reconcile.
+    assert status(broken).rollout.retired_revisions == ["0a0a0a0a"]
+    assert (plan(broken).deletions, deleted(following)) == ((), ["chat-0a0a0a0a"])

@@ -85,8 +85,7 @@ def plan(situation: Situation) -> Plan:
     routes = route_changes(situation)
     stranded = tuple(_stranded_pods(situation))
     if resolved is None or step is None or not situation.can_create:
-        deletions = (*_unused_specs(situation), *stranded)
-        return Plan(wanted=_of_running_engines(situation), routes=routes, deletions=deletions)
+        return Plan(wanted=_of_running_engines(situation), routes=routes, deletions=stranded)
     replicas = _replicas(situation, resolved)
     update = step.state.update_revision
     stored_spec = old_spec_name(resolved.service.metadata.name, update)
@@ -96,7 +95,7 @@ def plan(situation: Situation) -> Plan:
         new=frozenset((*replicas.new, stored_spec) if is_new_revision else replicas.new),
         deletions=(
             *_deletions(situation, resolved, step),
-            *_unused_specs(situation),
+            *_unused_specs(situation, resolved, step),
             *gateway_deletions(situation, resolved),
             *gateway_route(situation, resolved).deletions(),
             *stranded,
@@ -232,17 +231,15 @@ def _deletions(situation: Situation, resolved: Resolved, step: Step) -> Iterator
             yield _cluster_deletion(place.replica, namespace)
 
 
-def _unused_specs(situation: Situation) -> Iterator[Deletion]:
+def _unused_specs(situation: Situation, resolved: Resolved, step: Step) -> Iterator[Deletion]:
     """Yields the deletions of stored specs that the stored state of the rollout does not need.
 
     The state that this reconcile computes does not count: if it is not written, the next reconcile starts from the
     stored state again, and may have to roll back. A revision stays if the spec asks for it again.
     """
-    if situation.step is None or situation.resolved is None:
-        return
-    meta = situation.resolved.service.metadata
+    meta = resolved.service.metadata
     for revision in situation.rollout.retired:
-        if revision not in situation.step.state.revisions:
+        if revision not in step.state.revisions:
             yield Deletion(old_spec_path(meta.namespace, meta.name, revision))
 
 

@@ -29,8 +29,8 @@ def next_state(desired: Desired, stored: RolloutState, view: View, wall: datetim
     8. `_with_start_time`: the time at which the rollout began
     9. `with_eviction_hold`: the times of the eviction hold
 
-    At last, the revisions that the state no longer needs are noted. The next reconcile deletes their stored specs and
-    drops this note.
+    The new state then lists the revisions that it no longer needs. The next reconcile deletes their stored specs and
+    empties this list.
     """
     state = _try_begin(desired, stored, view) or stored
     state = _try_retarget(desired, state) or state
