@@ -312,6 +312,8 @@ def test_misplaced_special_tokens_are_no_content() -> None:
     hidden = ("<think>", "</think>", "<tool_call>", "</tool_call>")
     text = "a</think> b<tool_call>c</tool_call>d"
     assert parsed(HERMES, text, reasoning=QWEN3, hidden=hidden) == ("a bcd", "", [])
+    mention = "a <tool_call>b</think>c"
+    assert parsed(HERMES, mention, reasoning=QWEN3, is_open=True, hidden=hidden) == ("c", "a b", [])
 
 
 def test_channels_of_harmony() -> None:
