@@ -85,3 +85,8 @@ def test_a_mistake_is_answered_with_its_cure(gateway, sentence):
 
     (line,) = refused.value.problems
     assert line == f"spec.{sentence}"
+
+
+@pytest.mark.parametrize(("request_", "limit"), [("700m", "0.7"), ("8300M", "8.3G"), ("0.5Gi", "512Mi")])
+def test_a_request_may_equal_its_limit_in_another_unit(request_, limit):
+    make_service(gateway={"resources": {"requests": {"memory": request_}, "limits": {"memory": limit}}})

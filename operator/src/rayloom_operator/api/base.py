@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -14,8 +15,9 @@ from rayloom_operator.texts import head
 # Kubernetes' quantities, but without signs and exponents:
 # https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
 _QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
-_DECIMAL = {"m": 0.001} | {unit: 1000.0**power for power, unit in enumerate("kMGTPE", 1)}
-_FACTORS = {"": 1.0} | _DECIMAL | {f"{unit}i": 1024.0**power for power, unit in enumerate("KMGTPE", 1)}
+_DECIMAL = {"m": Fraction(1, 1000)} | {unit: Fraction(1000**power) for power, unit in enumerate("kMGTPE", 1)}
+_BINARY = {f"{unit}i": Fraction(1024**power) for power, unit in enumerate("KMGTPE", 1)}
+_FACTORS = {"": Fraction(1)} | _DECIMAL | _BINARY
 
 MAX_MESSAGE = 4096  # characters of a message in a status
 Quantity = Annotated[str, Field(pattern=_QUANTITY, max_length=40)]
@@ -51,10 +53,10 @@ def amount(quantity: Quantity) -> int:
     return int(number_of(quantity))
 
 
-def number_of(quantity: Quantity) -> float:
-    """Returns a quantity as a number: 500m gives 0.5."""
+def number_of(quantity: Quantity) -> Fraction:
+    """Returns a quantity as an exact number: 500m gives 1/2, and 1300m equals 1.3."""
     number, unit = re.fullmatch(r"([0-9.]+)(.*)", quantity).groups()  # type: ignore[union-attr]
-    return float(number) * _FACTORS[unit]
+    return Fraction(number) * _FACTORS[unit]
 
 
 def no_nulls(value: Any, path: str = "") -> Any:
