@@ -90,3 +90,27 @@ def test_a_mistake_is_answered_with_its_cure(gateway, sentence):
 @pytest.mark.parametrize(("request_", "limit"), [("700m", "0.7"), ("8300M", "8.3G"), ("0.5Gi", "512Mi")])
 def test_a_request_may_equal_its_limit_in_another_unit(request_, limit):
     make_service(gateway={"resources": {"requests": {"memory": request_}, "limits": {"memory": limit}}})
+
+
+_KEYS = {"name": "RAYLOOM_API_KEYS", "value": "a,b"}
+_KEYS_OF_SECRET = {"name": "RAYLOOM_API_KEYS", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "keys"}}}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"engine": {"env": [_KEYS]}},
+        {"podTemplate": {"head": {"spec": {"containers": [{"name": "engine", "env": [_KEYS_OF_SECRET]}]}}}},
+    ],
+)
+def test_keys_that_gateway_pods_would_not_know_are_refused(spec):
+    with pytest.raises(SpecError) as refused:
+        make_service(gateway={}, **spec)
+
+    (line,) = refused.value.problems
+    assert line == (
+        "spec: RAYLOOM_API_KEYS does not reach gateway pods, so they would serve everybody: put the keys into a "
+        "Secret, name it in spec.auth.apiKeySecretRef, and remove the variable"
+    )
+    make_service(**spec)  # without gateway pods, clients reach the engines, which know the keys
+    make_service(gateway={}, auth={"apiKeySecretRef": {"name": "keys", "key": "keys"}}, **spec)

@@ -75,6 +75,7 @@ def _mount(name: str, path: str) -> dict[str, Any]:
     return {"volumeMounts": [{"name": name, "mountPath": path}]}
 
 
+_KEYS = {"name": "RAYLOOM_API_KEYS", "value": "a"}
 _RESERVED = "the operator sets this variable itself: remove it"
 _NAME = "at most 40 lower-case letters, digits and '-', beginning with a letter"
 
@@ -370,6 +371,16 @@ AT_ADMISSION: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("a gateway with a GPU", _limited(**{"nvidia.com/gpu": "1"}), "a gateway uses cpu, memory and ephemeral-storage"),
     ("a gateway with much memory", _limited(memory="much"), "gateway.resources.limits.memory in body should match"),
     ("half a core in a number", _limited(cpu=0.5), "spec.gateway.resources.limits.cpu in body must be of type string"),
+    (
+        "keys that gateway pods do not get",
+        _spec(gateway={}, engine={"env": [_KEYS]}),
+        "RAYLOOM_API_KEYS does not reach gateway pods, so they would serve everybody",
+    ),
+    (
+        "keys of a template that gateway pods do not get",
+        _spec(gateway={}, podTemplate={"head": {"spec": {"containers": [{"name": "engine", "env": [_KEYS]}]}}}),
+        "RAYLOOM_API_KEYS does not reach gateway pods, so they would serve everybody",
+    ),
     ("a gateway's port", _gateway(port=8080), 'unknown field "spec.gateway.port"'),
     ("a name with capitals", _named("Chat"), "lowercase RFC 1123"),
     ("a name with a dot", _named("chat.v1"), _NAME),

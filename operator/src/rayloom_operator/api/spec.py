@@ -18,6 +18,7 @@ from rayloom_operator.api.base import Part
 from rayloom_operator.api.base import rules as _rules
 from rayloom_operator.api.draft import NO_DRAFT_IN_WORDS, SPECULATION_IN_WORDS
 from rayloom_operator.api.engine import Engine
+from rayloom_operator.api.gateway.keys import KEYS_RULES, keys_problem
 from rayloom_operator.api.gateway.spec import Gateway
 from rayloom_operator.api.int8 import OF_DRAFT, OF_MODEL, ON_CPU_RULE, int8_problem, int8_rules
 from rayloom_operator.api.model import Model
@@ -138,6 +139,7 @@ class Spec(Part):
                 "!has(self.autoscaling) || self.autoscaling.minReplicas > 0 || has(self.gateway)",
                 NO_GATEWAY_IN_WORDS,
             ),
+            *KEYS_RULES,
         )
     )
 
@@ -218,6 +220,14 @@ class Spec(Part):
         needs_gateway = self.autoscaling is not None and self.autoscaling.min_replicas == 0
         if needs_gateway and self.gateway is None:
             raise ValueError(NO_GATEWAY_IN_WORDS)
+        return self
+
+    @model_validator(mode="after")
+    def _gateway_pods_know_the_keys(self) -> Spec:
+        if self.gateway is not None and self.auth is None:
+            engine = self.pod_template.head.spec.container("engine")
+            if problem := keys_problem(self.engine.env, engine):
+                raise ValueError(problem)
         return self
 
     @model_validator(mode="after")
