@@ -176,3 +176,42 @@ def test_the_examples_of_sources_make_pods(name):
 
     assert inspect_job(service, "image", HUB, 0)["metadata"]["name"].startswith(f"{service.metadata.name}-inspect-")
     assert ray_cluster(resolve(service, "image"), "00000000")["kind"] == "RayCluster"
+
+
+@pytest.mark.parametrize(
+    ("limits", "resources"),
+    [
+        ({"memory": "9Gi"}, {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "2Gi"}}),
+        (
+            {"cpu": "2", "memory": "9Gi", "ephemeral-storage": "1Gi"},
+            {
+                "requests": {"cpu": "100m", "memory": "128Mi"},
+                "limits": {"cpu": "2", "memory": "2Gi", "ephemeral-storage": "1Gi"},
+            },
+        ),
+        ({"cpu": "50m"}, {"requests": {"memory": "128Mi"}, "limits": {"cpu": "50m", "memory": "2Gi"}}),
+    ],
+)
+def test_the_inspection_has_the_limits_that_a_quota_demands(limits, resources):
+    template = {"head": {"spec": {"containers": [{"name": "engine", "resources": {"limits": limits}}]}}}
+
+    (container,) = pods(model=PRIVATE, podTemplate=template)["inspect"]["containers"]
+
+    assert container["resources"] == resources
+
+
+def test_a_spread_has_no_label_in_its_selector_that_is_in_its_match_label_keys():
+    """Kubernetes would refuse the pods."""
+    constraint = {
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "maxSkew": 2,
+        "labelSelector": {"matchLabels": {"rayloom.dev/service": "chat"}},
+        "matchLabelKeys": ["ray.io/cluster"],
+    }
+    template = {"worker": {"spec": {"topologySpreadConstraints": [constraint]}}}
+
+    (spread,) = pods(podTemplate=template)["worker"]["topologySpreadConstraints"]
+
+    selector = {"matchLabels": {"ray.io/node-type": "worker", "rayloom.dev/service": "chat"}}
+    assert spread == constraint | {"labelSelector": selector}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rayloom_operator import names
+from rayloom_operator.api.base import number_of
 from rayloom_operator.api.pod_template.reserved_env import RESERVED_NAMES
 from rayloom_operator.api.pod_template.reserved_parts import OWN_CONTAINERS
 from rayloom_operator.api.pod_template.template import HeadTemplate, WorkerTemplate
@@ -30,6 +32,9 @@ _INSPECTION_FIELDS = (
     *("nodeSelector", "affinity", "tolerations", "priorityClassName", "schedulerName", "imagePullSecrets"),
     *("dnsPolicy", "dnsConfig", "hostAliases", "securityContext"),
 )
+# The limits that the inspection's container gets from the template's engine container: a namespace with a quota on such
+# a limit refuses pods without it. The limit of memory is the operator's.
+_INSPECTION_LIMITS = ("cpu", "ephemeral-storage")
 # The inspection pod mounts only volumes of these kinds, and no claims. A claim with WaitForFirstConsumer would be bound
 # to the node of this small pod.
 _OWN_KINDS = frozenset({"configMap", "downwardAPI", "emptyDir", "projected", "secret"})
@@ -45,6 +50,8 @@ def with_template(service: LLMService, template: HeadTemplate | WorkerTemplate, 
     spec = spec | {"containers": [_kept(service, each, hub) for each in spec["containers"]]}
     if "initContainers" in spec:
         spec["initContainers"] = [_kept(service, each, hub) for each in spec["initContainers"]]
+    if "topologySpreadConstraints" in spec:
+        spec["topologySpreadConstraints"] = [_without_repeated_keys(each) for each in spec["topologySpreadConstraints"]]
     if spec.get("hostNetwork"):
         spec = _alone_on_its_node(spec)
         labels = {**found["metadata"]["labels"], names.HOST_NETWORK_LABEL: "true"}
@@ -61,8 +68,9 @@ def document_of(template: HeadTemplate | WorkerTemplate) -> Manifest:
 def with_inspection_template(service: LLMService, built: Manifest, hub: Hub) -> Manifest:
     """Returns the spec of the inspection pod, with those fields of the head's template that apply to an inspection.
 
-    The pod's container gets variables, security context and mounts of the template's engine container. Labels and
-    annotations are left out: they could cause the injection of a sidecar, which would keep the Job from completing.
+    The pod's container gets variables, security context, mounts and some limits of the template's engine container.
+    Labels and annotations are left out: they could cause the injection of a sidecar, which would keep the Job from
+    completing.
     """
     given = document_of(service.spec.pod_template.head).get("spec", {})
     if not given:
@@ -77,7 +85,22 @@ def with_inspection_template(service: LLMService, built: Manifest, hub: Hub) -> 
     mounts = [each for each in engine.get("volumeMounts", ()) if each["name"] in kept]
     container |= {"name": names.INSPECT_CONTAINER, "volumeMounts": mounts}
     found = merged(built, patch | {"volumes": volumes, "containers": [container]})
-    return found | {"containers": [_kept(service, each, hub, is_own=True) for each in found["containers"]]}
+    limits = engine.get("resources", {}).get("limits", {})
+    containers = [_limited(_kept(service, each, hub, is_own=True), limits) for each in found["containers"]]
+    return found | {"containers": containers}
+
+
+def _limited(container: Manifest, limits: Mapping[str, str]) -> Manifest:
+    """Returns the inspection's container with those of `limits` that apply to it, and without requests above them."""
+    own = container["resources"]
+    taken = {name: limits[name] for name in _INSPECTION_LIMITS if name in limits}
+    # Kubernetes uses a limit as the request if no request is given.
+    requests = {
+        name: value
+        for name, value in own["requests"].items()
+        if name not in taken or number_of(value) <= number_of(taken[name])
+    }
+    return container | {"resources": own | {"requests": requests, "limits": own["limits"] | taken}}
 
 
 def _kept(service: LLMService, container: Manifest, hub: Hub, *, is_own: bool | None = None) -> Manifest:
@@ -104,6 +127,20 @@ def _with_guards(service: LLMService, container: Manifest, hub: Hub) -> Manifest
     if is_guarded and "HF_ENDPOINT" not in own:
         guards.append({"name": "HF_ENDPOINT", "value": _HUB})
     return container | {"env": [*container["env"], *guards]}
+
+
+def _without_repeated_keys(constraint: Manifest) -> Manifest:
+    """Returns the constraint without labels in its selector that are also in its `matchLabelKeys`.
+
+    Kubernetes refuses a key that is in both. A template that adds matchLabelKeys to the operator's own constraint may
+    name a label of the operator's selector. The scheduler itself then adds the label with the pod's value.
+    """
+    keys, selector = constraint.get("matchLabelKeys", ()), constraint.get("labelSelector", {})
+    labels = selector.get("matchLabels")
+    if not keys or not isinstance(labels, dict):
+        return constraint
+    kept = {name: value for name, value in labels.items() if name not in keys}
+    return constraint | {"labelSelector": selector | {"matchLabels": kept}}
 
 
 def _alone_on_its_node(spec: Manifest) -> Manifest:
