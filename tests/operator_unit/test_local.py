@@ -256,3 +256,11 @@ last = LastObject()
 raise SystemExit(3)
 """
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 3
+
+
+def test_a_page_that_the_manifest_turns_off_is_not_printed(start):
+    local = start("--no-sample", spec="  engine: {args: {ui: false}}")
+    local.wait_for("Serving.")
+
+    assert "URL:" in local.output
+    assert "Page:" not in local.output

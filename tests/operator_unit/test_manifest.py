@@ -86,3 +86,18 @@ def test_a_time_that_is_not_on_the_calendar_is_refused(problems_of):
     (problem,) = problems_of(SERVICE.replace("spec: {", "spec: {restartedAt: 2026-13-01T00:00:00Z, "))
 
     assert problem.startswith("spec.restartedAt: '2026-13-01T00:00:00Z' is not a time; use a time such as ")
+
+
+def test_kinds_that_are_no_text_are_named_too(problems_of):
+    assert problems_of(f"{SERVICE}---\nkind: 5\n") == (
+        "x.yaml holds 2 documents (LLMService, 5); keep exactly one LLMService and remove the others",
+    )
+
+
+@pytest.mark.parametrize("text", ["12:30", "12:30:45", "1:30.5"])
+def test_numbers_with_colons_are_text_as_for_kubectl(load, text):
+    loaded = load(
+        SERVICE.replace("spec: {", f"spec: {{drainSeconds: 7, engine: {{env: [{{name: A, value: {text}}}]}}, ")
+    )
+
+    assert (loaded.spec.engine.env[0].value, loaded.spec.drain_seconds) == (text, 7)

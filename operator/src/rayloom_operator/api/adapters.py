@@ -74,7 +74,7 @@ class Adapter(Part):
     @field_validator("source")
     @classmethod
     def _source_is_known(cls, source: str) -> str:
-        if not re.fullmatch(f"{_HUB}|{_CLAIM}|{_FOLDER}", source):
+        if not re.fullmatch(f"{_HUB}|{_CLAIM}|{_FOLDER}", source, re.ASCII):
             raise ValueError(f"{source!r} is not the source of an adapter; use {_SOURCES_IN_WORDS}")
         if UP.search(source):
             raise ValueError(f"{source!r} is not allowed: {UP_IN_WORDS}")

@@ -11,8 +11,20 @@ from rayloom_operator.errors import SpecError
 
 
 class _Loader(yaml.SafeLoader):
-    """Loads times and dates as text, as kubectl does. kubectl sends JSON, which has no types for them."""
+    """Loads times and dates as text, as kubectl does. kubectl sends JSON, which has no types for them.
 
+    PyYAML reads 12:30 as a number with the base 60, and kubectl reads it as text.
+    """
+
+    def whole_number(self, node: yaml.ScalarNode) -> int | str:
+        return str(node.value) if ":" in node.value else self.construct_yaml_int(node)
+
+    def number(self, node: yaml.ScalarNode) -> float | str:
+        return str(node.value) if ":" in node.value else self.construct_yaml_float(node)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.whole_number)
+_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.number)
 
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
@@ -38,7 +50,7 @@ def load_service(path: Path) -> LLMService:
     if not documents:
         raise SpecError((f"{path} is empty; it must hold one {KIND}",))
     if len(documents) > 1:
-        kinds = ", ".join((isinstance(each, dict) and each.get("kind")) or "no kind" for each in documents)
+        kinds = ", ".join(str((isinstance(each, dict) and each.get("kind")) or "no kind") for each in documents)
         raise SpecError(
             (f"{path} holds {len(documents)} documents ({kinds}); keep exactly one {KIND} and remove the others",)
         )

@@ -39,7 +39,7 @@ class SourcedModel(Part):
     @field_validator("source")
     @classmethod
     def _source_is_known(cls, source: str) -> str:
-        if not any(re.fullmatch(pattern, source) for pattern in _SOURCES):
+        if not any(re.fullmatch(pattern, source, re.ASCII) for pattern in _SOURCES):
             hint = source_hint(source, BUILTIN_MODELS)
             raise ValueError(f"{source!r} is not a model source; use one of {SOURCES_IN_WORDS}{hint}")
         return source

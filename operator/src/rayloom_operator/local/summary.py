@@ -35,7 +35,8 @@ def print_summary(
     body = {"model": service.served_name, "messages": [{"role": "user", "content": "Say hello."}], "stream": True}
     draft = service.spec.model.draft
     drafts = "" if draft is None else f"\nDraft:  {draft.source}"
-    print(f"\nModel:  {service.served_name} ({facts}){drafts}\nURL:    {url}/v1\nPage:   {url}/ui{more}")
+    page = "" if service.spec.engine.args.ui is False else f"\nPage:   {url}/ui"
+    print(f"\nModel:  {service.served_name} ({facts}){drafts}\nURL:    {url}/v1{page}{more}")
     print(f"\nTry it:\n  curl -N {url}/v1/chat/completions \\\n    -H 'Content-Type: application/json' \\")
     if api_key(environment) is not None:
         print("    -H 'Authorization: Bearer YOUR_KEY' \\")
