@@ -18,6 +18,7 @@ POLICIES = REPOSITORY / "examples" / "policy"
 Make = Callable[..., dict[str, Any]]
 REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"engine": {"image": "docker.io/other/engine"}}, "must come from registry.example.com"),
+    ({"gateway": {"image": "docker.io/other/gateway"}}, "must come from registry.example.com"),
     ({"auth": {"apiKeySecretRef": {"name": "database", "key": "password"}}}, "names begin with api-keys"),
     ({"model": {"source": "hf://a/b", "tokenSecretRef": {"name": "other", "key": "t"}}}, "the Secret hub-token"),
     ({"scheduling": {"tolerations": [{"operator": "Exists"}]}}, "tolerate taints by their keys"),
@@ -36,16 +37,29 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"replicas": 8}, "16 pods at most"),
     ({"replicas": 7, "rollout": {"maxSurge": 2}}, "rollout.maxSurge together"),
     ({"replicas": 4, "parallelism": {"pipeline": 8}}, "16 pods at most"),
+    ({"autoscaling": {"maxReplicas": 8}}, "16 pods at most"),
+    ({"replicas": 7, "gateway": {"replicas": 1}}, "gateway.replicas"),
     ({"podTemplate": {"head": {"metadata": {"labels": {"a": "b"}}}}}, "for those who run the cluster"),
 )
 ALLOWED: tuple[dict[str, Any], ...] = (
     {},
     {"engine": {"image": "registry.example.com/rayloom/engine:1"}, "replicas": 7},
     {"replicas": 8, "rollout": {"maxSurge": 0, "maxUnavailable": 1}},
+    {"autoscaling": {"maxReplicas": 6}, "gateway": {"image": "registry.example.com/gateway:1", "replicas": 2}},
     {"engine": {"imagePullSecrets": [{"name": "registry"}]}},
     {"model": {"source": "hf://a/b", "cache": {"persistentVolumeClaim": "models-of-team"}}},
     {"scheduling": {"tolerations": [{"key": "gpu", "operator": "Exists"}], "priorityClassName": "models"}},
     {"model": {"source": "hf://a/b", "tokenSecretRef": {"name": "hub-token", "key": "t"}}},
+)
+
+_OTHER_KEYS = {"apiKeySecretRef": {"name": "database", "key": "password"}}
+REFUSED_OF_GATEWAYS: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"image": "docker.io/other/gateway"}, "must come from registry.example.com"),
+    ({"auth": _OTHER_KEYS}, "names begin with api-keys"),
+    ({"aliases": [{"name": "a", "targets": [{"service": "b"}], "auth": _OTHER_KEYS}]}, "names begin with api-keys"),
+    ({"scheduling": {"tolerations": [{"operator": "Exists"}]}}, "tolerate taints by their keys"),
+    ({"scheduling": {"priorityClassName": "system-node-critical"}}, "are not for gateways"),
+    ({"imagePullSecrets": [{"name": "other"}]}, "in the Secret registry"),
 )
 
 
@@ -80,6 +94,24 @@ def test_the_policy_refuses_what_it_says_and_nothing_else(world: World, tenants:
         assert sentence in refusal(spec), spec
     for spec in ALLOWED:
         assert refusal(spec) == "", spec
+
+
+def test_the_policy_holds_for_gateways_too(world: World, tenants: str) -> None:
+    path = f"{LLM}/namespaces/{tenants}/llmgateways"
+
+    def refusal(spec: dict[str, Any]) -> str:
+        document = {"apiVersion": "rayloom.dev/v1alpha1", "kind": "LLMGateway", "metadata": {"name": "public"}}
+        selected = {"services": {"matchLabels": {"public": "yes"}}}
+        try:
+            world.request("POST", path, {**document, "spec": selected | spec}, dryRun="All")
+        except ApiError as error:
+            return str(error)
+        return ""
+
+    wait_until(lambda: refusal(REFUSED_OF_GATEWAYS[0][0]) != "", "the policy to hold")
+    for spec, sentence in REFUSED_OF_GATEWAYS:
+        assert sentence in refusal(spec), spec
+    assert refusal({"image": "registry.example.com/gateway:1", "imagePullSecrets": [{"name": "registry"}]}) == ""
 
 
 _COUNT = "count/llmservices.rayloom.dev"
