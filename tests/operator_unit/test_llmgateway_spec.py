@@ -168,3 +168,16 @@ def test_a_key_secret_is_read_as_in_a_service():
     spec = make(auth=KEYS, **alias(auth=KEYS)).spec
 
     assert spec.auth == spec.aliases[0].auth
+
+
+@pytest.mark.parametrize(("key", "is_possible"), [(".", False), ("..", False), ("..data", False), (".env", True)])
+def test_only_keys_that_a_secret_can_have_are_accepted(key, is_possible):
+    """`..` in the path of a file would make the API server refuse the pods of the whole LLMGateway."""
+    auth = {"apiKeySecretRef": {"name": "keys", "key": key}}
+    try:
+        make(auth=auth)
+    except SpecError as error:
+        assert not is_possible
+        assert error.problems[0].startswith(f"spec.auth.apiKeySecretRef.key: {key!r} is not allowed")
+    else:
+        assert is_possible

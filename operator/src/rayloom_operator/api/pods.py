@@ -18,7 +18,11 @@ _TOLERATION_IN_WORDS = (
 
 class SecretKey(Part):
     name: str = Field(pattern=_NAME, max_length=253, description="Name of a Secret in the service's namespace.")
-    key: str = Field(pattern=r"^[-._a-zA-Z0-9]+$", max_length=253, description="Key in the Secret's data.")
+    # A Secret cannot have the keys '.' and '..', nor one that begins with '..'. As part of a path in an LLMGateway's
+    # pods, the API server would refuse '..' together with the keys of all other services.
+    key: str = Field(
+        pattern=r"^[.]?[-_a-zA-Z0-9][-._a-zA-Z0-9]*$", max_length=253, description="Key in the Secret's data."
+    )
 
 
 class LocalObject(Part):
