@@ -124,6 +124,30 @@ def test_the_yaml_can_be_applied_except_for_the_secrets_content(capsys):
     assert "config.json" in objects["ConfigMap"]["data"]
 
 
+def test_the_objects_of_a_gateway_are_printed_too(tmp_path, capsys):
+    manifest = yaml.safe_load(SMALL.read_text(encoding="utf-8"))
+    ingress = {"host": "llm.example.com", "annotations": {"example.com/waf": "on"}}
+    manifest["spec"]["gateway"] = {"route": {"ingress": ingress}}
+    path = tmp_path / "service.yaml"
+    path.write_text(yaml.safe_dump(manifest), encoding="utf-8")
+
+    assert main(["plan", "-f", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert (
+        "With the chart's default values: route.ingress.annotations: this operator does not allow example.com/waf"
+        in (printed)
+    )
+    assert main(["plan", "-f", str(path), "-o", "yaml"]) == 0
+    found = list(yaml.safe_load_all(capsys.readouterr().out))
+    name = manifest["metadata"]["name"]
+    made = [(each["kind"], each["metadata"]["name"]) for each in found]
+    for kind in ("Service", "PodDisruptionBudget", "Deployment", "Ingress"):
+        assert (kind, f"{name}-gateway") in made
+    (engines,) = [each for each in found if each["metadata"]["name"] == f"{name}-engines"]
+    assert "annotations" not in engines["metadata"]  # the digest of the Secrets depends on the operator's key
+    assert all("data" not in each for each in found if each["kind"] == "Secret")
+
+
 def test_pods_are_printed_with_their_templates_and_the_settings_that_they_need(tmp_path, capsys):
     manifest = yaml.safe_load(SMALL.read_text(encoding="utf-8"))
     security = {"capabilities": {"add": ["IPC_LOCK"]}}

@@ -27,6 +27,7 @@ from rayloom_operator.cli.plan_draft import draft_lines, has_draft_of
 from rayloom_operator.cli.rollout import explain_rollout
 from rayloom_operator.decide.changes.plan import plan
 from rayloom_operator.decide.conditions.accepted import VALID
+from rayloom_operator.decide.permissions import Permissions
 from rayloom_operator.decide.rollout.planner import next_step
 from rayloom_operator.decide.rollout.revisions import revision_places
 from rayloom_operator.decide.rollout.view import desired_of, view_of
@@ -34,6 +35,7 @@ from rayloom_operator.decide.settings import Settings
 from rayloom_operator.decide.situation import Situation
 from rayloom_operator.errors import SpecError
 from rayloom_operator.names import Manifest
+from rayloom_operator.objects.secret_digest import SECRETS_ANNOTATION
 from rayloom_operator.observe.observed import Observed
 from rayloom_operator.resolve.engine_refusals import check_gpus, check_kernels
 from rayloom_operator.resolve.question import Question
@@ -43,8 +45,9 @@ from rayloom_operator.resolve.revision import revision
 from rayloom_operator.resolve.sizing import cost
 from rayloom_operator.times import Now
 
-# Empty settings, because there is no cluster. Nothing that depends on them is printed.
-_SETTINGS = Settings(engine_image="", operator_key=b"")
+# Empty settings, because there is no cluster. Nothing that depends on them is printed. Every annotation of a route is
+# allowed, so that the route is printed.
+_SETTINGS = Settings(engine_image="", operator_key=b"", permissions=Permissions(route_annotations=("*",)))
 _COLUMNS = ("SHAPE", "RANKS", "NODES", "WEIGHTS/RANK", "KV TOKENS", "LENGTH", "REQUESTS", "")
 
 
@@ -77,13 +80,13 @@ def print_plan(
     objects = _objects(resolved, datetime.now(UTC))
     if output == "yaml":
         for each in objects:
-            # The data of a Secret is left out, because it depends on the operator's key.
-            each = {name: value for name, value in each.items() if (each["kind"], name) != ("Secret", "data")}
-            print("---\n" + yaml.safe_dump(each, sort_keys=False), end="")
+            print("---\n" + yaml.safe_dump(_without_key(each), sort_keys=False), end="")
         return 0
     print(explain(resolved, known, is_shipped=facts is None))
     if needed := _needed_settings(service):
         print(f"\nspec.podTemplate needs these values of the operator's chart: {needed}.")
+    if problem := _route_problem(service):
+        print(f"\nWith the chart's default values: {problem}")
     print(f"\nObjects in namespace {service.metadata.namespace}:")
     for each in objects:
         print(f"  {each['kind']:<14}  {each['metadata']['name']}")
@@ -98,6 +101,21 @@ def _needed_settings(service: LLMService) -> str:
     return ", ".join([*values, f"allowHostPaths={{{','.join(folders)}}}"] if folders else values)
 
 
+def _route_problem(service: LLMService) -> str:
+    """Returns why an operator with default settings would not create the route; empty if it would, or has none."""
+    gateway = service.spec.gateway
+    return "" if gateway is None or gateway.route is None else Permissions().route_problem(gateway.route)
+
+
+def _without_key(manifest: Manifest) -> Manifest:
+    """Returns the manifest without the data of a Secret and a digest of Secrets, which depend on the operator's key."""
+    found = {name: value for name, value in manifest.items() if (manifest["kind"], name) != ("Secret", "data")}
+    meta = manifest["metadata"]
+    annotations = {name: value for name, value in meta.get("annotations", {}).items() if name != SECRETS_ANNOTATION}
+    kept = {name: value for name, value in meta.items() if name != "annotations"}
+    return found | {"metadata": kept | ({"annotations": annotations} if annotations else {})}
+
+
 def _objects(resolved: Resolved, clock: datetime) -> tuple[Manifest, ...]:
     """Returns the objects that the operator would create for a new service.
 
@@ -108,11 +126,13 @@ def _objects(resolved: Resolved, clock: datetime) -> tuple[Manifest, ...]:
     view = view_of(nothing, {}, desired.revision, mono=now.mono)
     stored = next_step(desired, RolloutState(), view, now.wall).state
     step = next_step(desired, stored, view, now.wall)
+    gateway = resolved.service.spec.gateway
     situation = Situation(
         now=now,
         settings=_SETTINGS,
         generation=1,
-        previous={},
+        # The gateway's objects are created once the status names the gateway.
+        previous={} if gateway is None else {"gateway": {"replicas": gateway.replicas}},
         memory={},
         rollout=stored,
         service=resolved.service,
