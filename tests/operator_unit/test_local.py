@@ -14,7 +14,7 @@ import pytest
 
 from rayloom_operator.errors import SpecError
 from rayloom_operator.local.serve import _check
-from rt_local import Local, wait_until_gone, write_manifest
+from rt_local import Local, install_fake_engine, wait_until_gone, write_manifest
 from rt_operator import make_service
 
 
@@ -259,8 +259,32 @@ raise SystemExit(3)
 
 
 def test_a_page_that_the_manifest_turns_off_is_not_printed(start):
-    local = start("--no-sample", spec="  engine: {args: {ui: false}}")
+    local = start(spec="  engine: {args: {ui: false}}")
     local.wait_for("Serving.")
 
     assert "URL:" in local.output
     assert "Page:" not in local.output
+
+
+def test_local_ends_without_a_traceback_if_the_reader_of_its_output_ends(tmp_path):
+    manifest = write_manifest(tmp_path, {"FAKE_ENGINE_PIDS": str(tmp_path / "pids")})
+    arguments = ["local", "-f", str(manifest), "--port", "0", "--admin-port", "0"]
+    program = (
+        f"import sys; sys.executable = {str(install_fake_engine(tmp_path))!r}; "
+        f"from rayloom_operator.__main__ import main; sys.exit(main({arguments}))"
+    )
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        text=True,
+    )
+    os.close(writing)
+
+    assert ended.returncode == 1
+    assert "the reader of the output has ended, so local has ended, too" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    wait_until_gone(*(int(pid) for pid in (tmp_path / "pids").read_text().split()))

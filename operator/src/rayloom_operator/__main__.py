@@ -29,7 +29,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _EXIT_USAGE
     try:
         if command == "local":
-            return serve_local(**flags)
+            try:
+                return serve_local(**flags)
+            except BrokenPipeError:
+                _discard_output()
+                print("rayloom-operator: the reader of the output has ended, so local has ended, too", file=sys.stderr)
+                return 1
         # Imported here, because `local` needs neither a planner nor a Kubernetes client and starts faster without them.
         if command == "plan":
             from rayloom_operator.cli.plan import print_plan
@@ -38,9 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 code = print_plan(**flags)
                 sys.stdout.flush()
             except BrokenPipeError:
-                # The reader of stdout, such as `head`, has ended. At exit, Python would write the rest and fail, so
-                # /dev/null replaces stdout.
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                _discard_output()
                 return 0
             return code
         from rayloom_operator.cli.run import RunFlags, run_operator
@@ -56,6 +59,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OperatorError as error:
         print(f"rayloom-operator: {error}", file=sys.stderr)
         return 1
+
+
+def _discard_output() -> None:
+    """Replaces stdout by /dev/null. The reader of stdout, such as `head`, has ended.
+
+    At exit, Python would write the rest and fail.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:
