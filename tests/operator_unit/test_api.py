@@ -295,6 +295,11 @@ TOLERATION = (
             {"tolerations": [{"operator": "Exists", "value": "x"}]},
             f"spec.scheduling.tolerations[0]: {TOLERATION}",
         ),
+        (
+            "spec.scheduling",
+            {"tolerations": [{"operator": "Exists", "value": ""}]},
+            f"spec.scheduling.tolerations[0]: {TOLERATION}",
+        ),
     ],
 )
 def test_fields_without_effect_are_refused(path, value, problem):

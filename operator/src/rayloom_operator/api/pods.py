@@ -93,8 +93,9 @@ class Toleration(Part):
     @model_validator(mode="after")
     def _is_complete(self) -> Toleration:
         is_exists = self.operator == "Exists"
+        has_value = self.value is not None  # the API server refuses an empty value, too
         has_seconds = self.toleration_seconds is not None
-        if not (self.key or is_exists) or (is_exists and self.value) or (has_seconds and self.effect != "NoExecute"):
+        if not (self.key or is_exists) or (is_exists and has_value) or (has_seconds and self.effect != "NoExecute"):
             raise ValueError(_TOLERATION_IN_WORDS)
         return self
 
