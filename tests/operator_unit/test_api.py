@@ -343,6 +343,6 @@ def test_fields_that_the_api_server_adds_are_accepted():
 
 @pytest.mark.parametrize("source", ["hf://acme/naïve", "pvc://claim/größe"])
 def test_letters_of_other_alphabets_are_refused_as_by_the_api_server(source):
-    """Its regular expressions know only ASCII letters."""
+    """The regular expressions of the API server know only ASCII letters."""
     with pytest.raises(SpecError, match="is not a model source"):
         parse(changed("spec.model.source", source))

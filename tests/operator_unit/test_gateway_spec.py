@@ -103,9 +103,10 @@ _KEYS_OF_SECRET = {"name": "RAYLOOM_API_KEYS", "valueFrom": {"secretKeyRef": {"n
         {"podTemplate": {"head": {"spec": {"containers": [{"name": "engine", "env": [_KEYS_OF_SECRET]}]}}}},
     ],
 )
-def test_keys_that_gateway_pods_would_not_know_are_refused(spec):
+@pytest.mark.parametrize("replicas", [2, 0])  # with 0, pods of an LLMGateway may serve the model
+def test_keys_that_gateway_pods_would_not_know_are_refused(spec, replicas):
     with pytest.raises(SpecError) as refused:
-        make_service(gateway={}, **spec)
+        make_service(gateway={"replicas": replicas}, **spec)
 
     (line,) = refused.value.problems
     assert line == (

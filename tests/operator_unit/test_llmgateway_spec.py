@@ -178,6 +178,9 @@ def test_only_keys_that_a_secret_can_have_are_accepted(key, is_possible):
         make(auth=auth)
     except SpecError as error:
         assert not is_possible
-        assert error.problems[0].startswith(f"spec.auth.apiKeySecretRef.key: {key!r} is not allowed")
+        assert error.problems == (
+            f"spec.auth.apiKeySecretRef.key: {key!r} is not allowed. Key in the Secret's data: letters, digits, '-', "
+            "'_' and '.'; it is not '.' and does not begin with '..'.",
+        )
     else:
         assert is_possible

@@ -133,10 +133,8 @@ def test_the_objects_of_a_gateway_are_printed_too(tmp_path, capsys):
 
     assert main(["plan", "-f", str(path)]) == 0
     printed = capsys.readouterr().out
-    assert (
-        "With the chart's default values: route.ingress.annotations: this operator does not allow example.com/waf"
-        in (printed)
-    )
+    refusal = "route.ingress.annotations: this operator does not allow example.com/waf"
+    assert f"With the chart's default values: {refusal}" in printed
     assert main(["plan", "-f", str(path), "-o", "yaml"]) == 0
     found = list(yaml.safe_load_all(capsys.readouterr().out))
     name = manifest["metadata"]["name"]

@@ -381,6 +381,11 @@ AT_ADMISSION: tuple[tuple[str, dict[str, Any], str], ...] = (
         _spec(gateway={}, podTemplate={"head": {"spec": {"containers": [{"name": "engine", "env": [_KEYS]}]}}}),
         "RAYLOOM_API_KEYS does not reach gateway pods, so they would serve everybody",
     ),
+    (
+        "a key that no Secret can have",
+        _spec(auth={"apiKeySecretRef": {"name": "keys", "key": "..data"}}),
+        "spec.auth.apiKeySecretRef.key in body should match",
+    ),
     ("a gateway's port", _gateway(port=8080), 'unknown field "spec.gateway.port"'),
     ("a name with capitals", _named("Chat"), "lowercase RFC 1123"),
     ("a name with a dot", _named("chat.v1"), _NAME),

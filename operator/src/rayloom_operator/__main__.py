@@ -62,9 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _discard_output() -> None:
-    """Replaces stdout by /dev/null. The reader of stdout, such as `head`, has ended.
+    """Replaces stdout by /dev/null, because the reader of stdout, such as `head`, has ended.
 
-    At exit, Python would write the rest and fail.
+    Otherwise Python would write the rest of the output at exit, and fail.
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

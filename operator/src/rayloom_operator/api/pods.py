@@ -18,10 +18,13 @@ _TOLERATION_IN_WORDS = (
 
 class SecretKey(Part):
     name: str = Field(pattern=_NAME, max_length=253, description="Name of a Secret in the service's namespace.")
-    # A Secret cannot have the keys '.' and '..', nor one that begins with '..'. As part of a path in an LLMGateway's
-    # pods, the API server would refuse '..' together with the keys of all other services.
+    # A Secret cannot have other keys. In the pods of an LLMGateway, the key is part of a path. The API server refuses a
+    # path with '..', so one such key would keep the pods of all services of the LLMGateway from being updated.
     key: str = Field(
-        pattern=r"^[.]?[-_a-zA-Z0-9][-._a-zA-Z0-9]*$", max_length=253, description="Key in the Secret's data."
+        pattern=r"^[.]?[-_a-zA-Z0-9][-._a-zA-Z0-9]*$",
+        max_length=253,
+        description="Key in the Secret's data: letters, digits, '-', '_' and '.'; it is not '.' and does not begin "
+        "with '..'.",
     )
 
 

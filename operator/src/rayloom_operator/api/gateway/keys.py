@@ -1,4 +1,7 @@
-"""API keys of a variable beside gateway pods. The variable reaches engines only, so gateway pods would need no key."""
+"""Refuses API keys in a variable beside gateway pods. Only engines get it, so gateway pods would serve everybody.
+
+The rule applies to `gateway.replicas: 0` too: pods of an LLMGateway may serve the model, and do not get it either.
+"""
 
 from __future__ import annotations
 
