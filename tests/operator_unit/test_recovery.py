@@ -377,7 +377,8 @@ def test_the_pods_of_an_engine_beyond_help_do_not_drain():
 def test_another_revision_begins_with_a_clean_record():
     failed, other = turn(ONE, [failing("a")]), make_resolved(engine={"args": {"maxNumSeqs": 9}})
     decided = turn(other, [failing("a")], previous=failed.document)
-    changed = turn(other, [failing("a")], previous=decided.document)
+    retired = turn(other, [failing("a")], previous=decided.document)  # the stored spec of the old revision is deleted
+    changed = turn(other, [failing("a")], previous=retired.document)
 
     assert changed.slots[0].restarts == 0
     assert "RayCluster" in [each["kind"] for each in changed.plan.wanted]
