@@ -20,3 +20,8 @@ def test_a_front_that_gave_up_keeps_its_cause_when_the_core_begins_to_serve(tmp_
     write_failure(tmp_path, "there is no tokenizer.json", by="front")
     forget_failure(tmp_path)
     assert read_failure(tmp_path) == "there is no tokenizer.json"
+
+
+def test_a_full_disk_does_not_replace_the_exit_code_of_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "failure").symlink_to("/dev/full")
+    write_failure(tmp_path, "rank 1 died 5 times")

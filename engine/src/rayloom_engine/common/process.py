@@ -185,7 +185,8 @@ def write_failure(run_dir: Path, cause: str, by: Literal["core", "front"] = "cor
     The EngineCore, the launcher and the supervisor share one file. The EngineCore deletes this file when it begins to
     serve. A front that gives up writes a file of its own, which the EngineCore does not delete.
     """
-    (run_dir / _FAILURE_FILES[by]).write_text(cause)
+    with contextlib.suppress(OSError):  # on a full disk only the log has the cause; the exit code stays the same
+        (run_dir / _FAILURE_FILES[by]).write_text(cause)
 
 
 def forget_failure(run_dir: Path) -> None:

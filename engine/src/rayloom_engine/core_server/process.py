@@ -169,8 +169,9 @@ class CoreProcess:
         built = build_found_engine(config, model, self._epoch, self._state.begin_phase, host)
         if built.rank.host is not None:
             begin_host_epoch(built.engine.scheduler.pool.tier, (built.rank.host.file.id,), self._token)
-        num_blocks = built.engine.scheduler.config.num_blocks
-        self._folder.keep_sizes(KeptSizes(num_kv_blocks=num_blocks, max_model_len=built.model.max_model_len))
+        if kept is None:
+            num_blocks = built.engine.scheduler.config.num_blocks
+            self._folder.keep_sizes(KeptSizes(num_kv_blocks=num_blocks, max_model_len=built.model.max_model_len))
         self._state.rank = built.rank
         began = context.prepare_to_serve(built.model, built.kv_explanation, is_restart=kept is not None)
         Core(built.engine, built.model, self._io, self._state, self._box).run(self._inbox, began)

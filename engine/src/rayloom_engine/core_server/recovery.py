@@ -204,7 +204,8 @@ class RecoveryMachine:
         engine = engine_on(context.config, self._executor, self._model.shape, engine_sizes, epoch, forms)
         if forms is not None:
             forms.load_when_idle(lambda: engine.times.num_steps)
-        context.folder.keep_sizes(sizes)
+        if kept is None:
+            context.folder.keep_sizes(sizes)
         model = served_model(
             context.config,
             self._model,

@@ -40,8 +40,14 @@ class RunFolder:
     def draw_epoch(self) -> int:
         """Returns a new epoch: a number that this server has not used for an epoch before."""
         file = self.path / "epoch"
-        epoch = int(file.read_text()) + 1 if file.exists() else FIRST_EPOCH
-        write_whole(file, str(epoch).encode())
+        if not file.exists():
+            write_whole(file, _epoch_text(FIRST_EPOCH))
+            return FIRST_EPOCH
+        epoch = int(file.read_text()) + 1
+        # Overwritten in place, because a full disk has no room for a new file. The length is always the same, and the
+        # kernel writes so few bytes in one piece.
+        with file.open("r+b", buffering=0) as opened:
+            opened.write(_epoch_text(epoch))
         return epoch
 
     def sizes(self) -> KeptSizes | None:
@@ -51,3 +57,7 @@ class RunFolder:
 
     def keep_sizes(self, sizes: KeptSizes) -> None:
         write_whole(self.path / "sizing.json", json.dumps(asdict(sizes)).encode())
+
+
+def _epoch_text(epoch: int) -> bytes:
+    return f"{epoch:020d}".encode()
