@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import secrets
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 
+from rayloom_engine.common.process import EXIT_GIVEN_UP
 from rayloom_engine.common.restarts import backoff_seconds
 from rayloom_engine.config import parse_config
 from rayloom_engine.errors import ConfigError
 from rayloom_engine.kv.host_file import FOLDER, HostFile, file_name
 from rayloom_engine.supervisor import child as child_module
 from rayloom_engine.supervisor.child import Child
-from rayloom_engine.supervisor.sockets import bind_sockets
+from rayloom_engine.supervisor.sockets import bind_sockets, lock_run_dir
 from rayloom_engine.supervisor.supervisor import Supervisor
 from rt_server import wait_until
 
@@ -191,3 +196,83 @@ def test_a_supervisor_without_its_lock_file_still_removes_the_files_of_its_ranks
     config = parse_config({"kv_host_memory_bytes": 1 << 20})
     Supervisor._remove_host_files(SimpleNamespace(_config=config, _host_lock=None, _token=lambda: token))
     assert not list(FOLDER.glob(file_name(token, "*")))
+
+
+@pytest.mark.parametrize("is_under_nohup", [False, True])
+def test_a_closed_terminal_is_one_stop_signal_except_under_nohup(is_under_nohup: bool) -> None:
+    program = f"""
+import os, signal
+if {is_under_nohup}:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+from rayloom_engine.supervisor.stop_signals import collect_stop_signals
+received = collect_stop_signals()
+for _ in range(2):
+    os.kill(os.getpid(), signal.SIGHUP)
+os.kill(os.getpid(), signal.SIGTERM)
+print([signal.Signals(number).name for number in received])
+"""
+    ended = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert ended.stdout.strip() == str(["SIGTERM"] if is_under_nohup else ["SIGHUP", "SIGTERM"])
+
+
+def test_nobody_else_can_lock_the_run_folder_while_its_server_lives(tmp_path: Path) -> None:
+    """systemd removes old files of the folder for temporary files, unless it cannot lock their folder."""
+    lock = lock_run_dir(tmp_path)
+    assert lock is not None
+    other = os.open(tmp_path, os.O_RDONLY)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(lock)
+    fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(other)
+
+
+@pytest.fixture
+def supervisor() -> Iterator[Supervisor]:
+    made = Supervisor(parse_config({"port": 0, "admin_port": 0, "restart_budget": 2}))
+    yield made
+    for listener in (made._api, made._admin):
+        listener.close()
+    os.close(made._run_dir_lock or -1)
+    made._run_dir.rmdir()
+
+
+def test_a_process_that_cannot_be_started_is_started_later_within_the_budget(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = []
+
+    def spawn(module: str, *_: object) -> None:
+        attempts.append(module)
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(child_module, "spawn", spawn)
+    supervisor._front.start_at = None  # as if it ran
+    num_open = len(os.listdir("/proc/self/fd"))
+
+    supervisor._start_due()
+    assert supervisor._core.start_at is not None and supervisor._core.start_at <= time.monotonic()
+    supervisor._core.is_up = True
+    supervisor._start_due()
+    supervisor._start_due()
+    assert supervisor._exit_code is None
+    assert len(attempts) == 2, "the third attempt waits for the back-off"
+    assert 0.0 < supervisor._core.start_at - time.monotonic() <= 0.5
+
+    supervisor._core.start_at = 0.0
+    supervisor._start_due()
+    assert (len(attempts), supervisor._exit_code) == (3, EXIT_GIVEN_UP)
+    assert len(os.listdir("/proc/self/fd")) == num_open
+
+
+def test_a_hung_core_is_killed_though_the_disk_takes_no_mark(tmp_path: Path, heard: Heard) -> None:
+    server = SimpleNamespace(
+        _config=parse_config({}),
+        _listened_at=time.monotonic(),
+        _children=[heard.child],
+        _core=heard.child,
+        _run_dir=tmp_path / "missing",
+    )
+    heard.child.alive_at = time.monotonic() - 11.0
+    Supervisor._kill_silent(server)
+    assert heard.process.wait(60.0) == -signal.SIGKILL

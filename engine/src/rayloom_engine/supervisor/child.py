@@ -43,16 +43,24 @@ class Child:
         return self.start_at is not None and self.start_at <= now
 
     def start(self, module: str, arguments: Sequence[str], fds: Sequence[int] = ()) -> None:
-        """Starts `python -m module` with a pipe for its signs of life; the process inherits `fds`."""
+        """Starts `python -m module` with a pipe for its signs of life; the process inherits `fds`.
+
+        Raises OSError if the machine has too little memory, or no free process or file.
+        """
         pulse, pulse_end = os.pipe()
-        os.set_blocking(pulse, False)
-        arguments = [*arguments, "--pulse-fd", str(pulse_end)]
-        fds = [*fds, pulse_end]
-        process = None if self._prepared is None else self._prepared.begin(arguments, fds)
-        self._prepared = None
-        if process is None:
-            process = spawn(module, arguments, fds)
-        os.close(pulse_end)
+        try:
+            os.set_blocking(pulse, False)
+            arguments = [*arguments, "--pulse-fd", str(pulse_end)]
+            fds = [*fds, pulse_end]
+            process = None if self._prepared is None else self._prepared.begin(arguments, fds)
+            self._prepared = None
+            if process is None:
+                process = spawn(module, arguments, fds)
+        except BaseException:
+            os.close(pulse)
+            raise
+        finally:
+            os.close(pulse_end)
         self.started(process, time.monotonic(), pulse)
 
     def started(self, process: subprocess.Popen[bytes], now: float, pulse: int | None = None) -> None:
@@ -100,6 +108,11 @@ class Child:
         """True if the child has shown no sign of life for longer than `hang_seconds` (longer while it starts)."""
         patience = hang_seconds if self.is_up else max(hang_seconds, _START_SECONDS)
         return self.alive_at is not None and now - self.alive_at > patience
+
+    def could_not_start(self, now: float) -> bool:
+        """Does the same as `died` for a process that the system could not start."""
+        self.is_up = False  # so that the next attempt waits for the back-off
+        return self.died(now)
 
     def died(self, now: float, is_trial: bool = False) -> bool:
         """Counts a death in the restart budget, and plans the restart. Returns False if the budget is spent.

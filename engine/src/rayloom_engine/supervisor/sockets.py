@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import socket
 import tempfile
@@ -73,6 +75,23 @@ def make_run_dir() -> Path:
         os.rmdir(folder)
         folder = tempfile.mkdtemp(prefix="rayloom-", dir="/tmp")
     return Path(folder)
+
+
+def lock_run_dir(folder: Path) -> int | None:
+    """Locks the run folder as long as the returned descriptor is open. None: the file system has no locks.
+
+    The folder is in the folder for temporary files, where systemd removes files that were not used for 10 days, such as
+    the token. A core or rank could then not be restarted. systemd skips a folder with a lock (tmpfiles.d(5)).
+    """
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        except OSError:
+            os.close(descriptor)
+            raise
+        return descriptor
+    return None
 
 
 def url_of(listener: socket.socket) -> str:

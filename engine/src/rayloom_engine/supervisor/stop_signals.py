@@ -8,10 +8,20 @@ from collections import deque
 
 
 def collect_stop_signals() -> deque[int]:
-    """Makes SIGTERM and SIGINT append their numbers to the result, from now on, and do nothing else."""
+    """Makes SIGTERM, SIGINT and SIGHUP append their numbers to the result, from now on, and do nothing else.
+
+    A terminal that closes may send SIGHUP twice, so a repeated SIGHUP is left out. Under nohup, SIGHUP stays ignored.
+    """
     received: deque[int] = deque()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _: received.append(number))
+
+    def receive(number: int, _: object) -> None:
+        if number != signal.SIGHUP or number not in received:
+            received.append(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+            continue
+        signal.signal(number, receive)
         # When Python exits, it resets signal handlers to the default action, with which a late signal would kill the
         # process and replace its exit code. A signal that is ignored stays ignored.
         atexit.register(signal.signal, number, signal.SIG_IGN)

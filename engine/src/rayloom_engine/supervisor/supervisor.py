@@ -7,8 +7,8 @@ connections wait and are not refused.
 In a job (executor external) the supervisor starts rank 0 instead of a launcher, and exits when rank 0 or the EngineCore
 ("core") ends.
 
-After SIGTERM, the front drains, then all processes end, and the exit code is 0. After SIGINT, or a second signal, all
-processes end at once.
+After SIGTERM or SIGHUP, the front drains, then all processes end, and the exit code is 0. After SIGINT, or a second
+signal, all processes end at once.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from rayloom_engine.supervisor.sockets import (
     bind_front_socket,
     bind_rank_socket,
     bind_sockets,
+    lock_run_dir,
     make_run_dir,
     starts_ray,
     url_of,
@@ -66,6 +67,7 @@ class Supervisor:
         self._gateways = bind_front_socket(config)
         self._ranks = bind_rank_socket(config, self._job) if self._executor.has_rank_processes else None
         self._run_dir = make_run_dir()
+        self._run_dir_lock = lock_run_dir(self._run_dir)
         self._started = time.time()
         self._front = Child("front", config.restart_budget)
         self._core = Child("core", config.restart_budget, core)
@@ -162,15 +164,23 @@ class Supervisor:
     # --- start ---
 
     def _start_due(self) -> None:
-        now = time.monotonic()
-        if self._core.is_due(now):
+        for child in (self._core, self._front, self._launcher, self._ray):
+            if child is None or not child.is_due(time.monotonic()):
+                continue
+            try:
+                self._start(child)
+            except OSError as error:  # too little memory, or no free process or file, perhaps only for a while
+                self._plan_restart(child, child.could_not_start(time.monotonic()), f"cannot be started: {error}")
+
+    def _start(self, child: Child) -> None:
+        if child is self._core:
             self._start_core()
-        if self._front.is_due(now):
+        elif child is self._front:
             self._start_front()
-        if self._launcher is not None and self._launcher.is_due(now):
-            self._start_launcher(self._launcher)
-        if self._ray is not None and self._ray.is_due(now):
-            self._ray.started(spawn("rayloom_engine.launcher.local_ray", self._common_arguments()), now)
+        elif child is self._launcher:
+            self._start_launcher(child)
+        else:
+            child.started(spawn("rayloom_engine.launcher.local_ray", self._common_arguments()), time.monotonic())
 
     def _start_core(self) -> None:
         flags = {"--rank-fd": self._ranks, "--front-fd": self._gateways}
@@ -225,7 +235,8 @@ class Supervisor:
             if child.process is not None and child.is_silent(now, hang_seconds):
                 logger.warning("%s shows no sign of life for %g s and is killed", child.name, hang_seconds)
                 if child is self._core:
-                    silence_mark(self._run_dir).touch()
+                    with contextlib.suppress(OSError):  # a full disk must not end the server
+                        silence_mark(self._run_dir).touch()
                 child.process.kill()
                 child.alive_at = None  # no longer watched, so that the child is killed and logged only once
 
@@ -242,16 +253,17 @@ class Supervisor:
             elif code in (EXIT_CONFIG, EXIT_GIVEN_UP):
                 logger.error("%s cannot continue; see its message above", child.name)
                 self._exit_code = code
-            elif child.died(time.monotonic(), child is self._core and self._was_trial()):
-                logger.warning("%s died (%s), restarting", child.name, cause_of(code))
             else:
-                logger.error(
-                    "%s died (%s); restart budget of %d exhausted",
-                    child.name,
-                    cause_of(code),
-                    self._config.restart_budget,
-                )
-                self._exit_code = EXIT_GIVEN_UP
+                may_restart = child.died(time.monotonic(), child is self._core and self._was_trial())
+                self._plan_restart(child, may_restart, f"died ({cause_of(code)})")
+
+    def _plan_restart(self, child: Child, may_restart: bool, event: str) -> None:
+        """Logs the planned restart of a child, or sets the exit code if the child's restart budget is spent."""
+        if may_restart:
+            logger.warning("%s %s, restarting", child.name, event)
+            return
+        logger.error("%s %s; restart budget of %d exhausted", child.name, event, self._config.restart_budget)
+        self._exit_code = EXIT_GIVEN_UP
 
     def _end_after_drain(self, code: int) -> None:
         """Stops the server, because the front has ended during a drain.
@@ -283,7 +295,8 @@ class Supervisor:
         if signal.SIGINT in self._signals or len(self._signals) > 1 or self._front.process is None:
             self._exit_code = 0
         elif self._stop_by == float("inf"):
-            logger.info("SIGTERM: draining for at most %.0f s", self._config.drain_seconds)
+            name = signal.Signals(self._signals[0]).name
+            logger.info("%s: draining for at most %.0f s", name, self._config.drain_seconds)
             self._stop_by = time.monotonic() + self._config.drain_seconds + _STOP_SECONDS
             self._front.process.send_signal(signal.SIGTERM)
 
