@@ -13,10 +13,11 @@ from rayloom_engine.config import parse_config
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.step import SampledToken, StepPlan, StepResult
 from rayloom_engine.core_server.process import CoreProcess
+from rayloom_engine.models.checkpoint import source
 from rayloom_engine.protocol.channel import ChannelClosed
 from rayloom_engine.protocol.messages import Submit
 from rayloom_engine.protocol.ranks import Computed, Fence, Run
-from rt_fake_rank import TOKEN, FakeLauncher, FakeRank, make_listener
+from rt_fake_rank import TOKEN, FakeLauncher, FakeRank, make_listener, make_loaded
 from rt_server import wait_until
 from rt_tiny import tiny_checkpoint
 
@@ -26,7 +27,8 @@ POISON = 99
 class CoreUnderTest:
     """A core in a thread, with two ranks and a launcher that starts them again."""
 
-    def __init__(self, folder: Path, **settings: object) -> None:
+    def __init__(self, folder: Path, commit: str | None = None, **settings: object) -> None:
+        """`commit`: the commit that the ranks report."""
         (folder / "token").write_text(TOKEN)
         model = str(tiny_checkpoint(folder / "model"))
         config = parse_config({"model": model, "executor": "mp", "pipeline_parallel_size": 2, **settings})
@@ -40,6 +42,7 @@ class CoreUnderTest:
         self.is_deadly: Callable[[StepPlan], bool] = lambda plan: False  # returns True for plans that kill rank 1
         self.before_run: Callable[[], None] = lambda: None  # called by rank 1
         threading.Thread(target=lambda: self.exit_codes.append(self.process.run()), daemon=True).start()
+        self._commit = commit
         self._launcher = FakeLauncher(self._port, self._restart)
         self.ranks = [self._start_rank(rank, 1) for rank in (0, 1)]
         self.wait_for("serving")
@@ -75,7 +78,14 @@ class CoreUnderTest:
             return Computed(order.ticket, StepResult(step_id=plan.step_id, epoch=plan.epoch, sampled=sampled))
 
         num_oom_kills = 7 if self.has_memory else 6 + incarnation
-        return FakeRank(self._port, rank, incarnation=incarnation, answer=answer, num_oom_kills=num_oom_kills)
+        return FakeRank(
+            self._port,
+            rank,
+            incarnation=incarnation,
+            first=make_loaded(commit=self._commit),
+            answer=answer,
+            num_oom_kills=num_oom_kills,
+        )
 
 
 def test_the_status_of_a_loss_has_rank_node_and_phases_until_a_step_has_passed_every_rank(tmp_path: Path) -> None:
@@ -167,3 +177,19 @@ def test_ranks_that_do_not_come_back_in_time_end_the_engine(tmp_path: Path) -> N
     assert core.state.state == "failed"
     cause = "rank 1: not there in time (missing ranks: [1]); not mended within 1 s and 5 restarts"
     assert read_failure(tmp_path) == cause
+
+
+def test_an_engine_keeps_the_commit_of_its_model_when_the_branch_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny_checkpoint(tmp_path / "hub")
+    newest = ["c1"]
+    monkeypatch.setattr(source, "download", lambda name, revision, *_: (folder, revision or newest[0]))
+    first = CoreUnderTest(tmp_path, commit="c1", model="acme/model")
+    newest[0] = "c2"
+    late = first._start_rank(1, 2)
+    assert late.welcomed.commit == "c1"
+    second = CoreUnderTest(tmp_path, commit="c1", model="acme/model")
+    assert second.state.model is not None
+    assert second.state.model.commit == "c1"
+    assert first.exit_codes == second.exit_codes == []

@@ -34,7 +34,9 @@ from rayloom_engine.protocol.ranks import (
 TOKEN = "secret"
 
 
-def make_loaded(num_blocks: int = 100, hidden_dtype: str = "float32", arithmetic: str = "torch") -> Loaded:
+def make_loaded(
+    num_blocks: int = 100, hidden_dtype: str = "float32", arithmetic: str = "torch", commit: str | None = None
+) -> Loaded:
     return Loaded(
         num_blocks=num_blocks,
         max_model_len=64,
@@ -47,6 +49,7 @@ def make_loaded(num_blocks: int = 100, hidden_dtype: str = "float32", arithmetic
         weight_bytes=10,
         bytes_read=10,
         kv_explanation=f"{num_blocks} blocks",
+        commit=commit,
     )
 
 

@@ -105,7 +105,10 @@ class CoreProcess:
             pool = RankPool(listener, self._token, self._config.world_size, self._config.hang_seconds)
             self._state.pool = pool
         try:
-            model = FoundModel(*find_model(self._config, self._state.begin_phase, has_weights=pool is None))
+            kept = self._folder.sizes()
+            commit = None if kept is None else kept.commit
+            found = find_model(self._config, self._state.begin_phase, has_weights=pool is None, commit=commit)
+            model = FoundModel(*found)
             self._state.model_folder = str(model.resolved.path)  # fronts read the tokenizer while the ranks load
             if pool is None:
                 self._serve_alone(model)
@@ -163,15 +166,19 @@ class CoreProcess:
         """Serves until the process ends, with this process as the only rank."""
         context = self._context()
         kept = self._folder.sizes()
-        sizes = {} if kept is None else {"num_kv_blocks": kept.num_kv_blocks, "max_model_len": kept.max_model_len}
-        config = self._config.model_copy(update=sizes)
+        fixed = {} if kept is None else {"num_kv_blocks": kept.num_kv_blocks, "max_model_len": kept.max_model_len}
+        config = self._config.model_copy(update=fixed)
         host = HostMemoryPlace(token=self._token, is_required=kept is None)
         built = build_found_engine(config, model, self._epoch, self._state.begin_phase, host)
         if built.rank.host is not None:
             begin_host_epoch(built.engine.scheduler.pool.tier, (built.rank.host.file.id,), self._token)
         if kept is None:
-            num_blocks = built.engine.scheduler.config.num_blocks
-            self._folder.keep_sizes(KeptSizes(num_kv_blocks=num_blocks, max_model_len=built.model.max_model_len))
+            sizes = KeptSizes(
+                num_kv_blocks=built.engine.scheduler.config.num_blocks,
+                max_model_len=built.model.max_model_len,
+                commit=model.resolved.commit,
+            )
+            self._folder.keep_sizes(sizes)
         self._state.rank = built.rank
         began = context.prepare_to_serve(built.model, built.kv_explanation, is_restart=kept is not None)
         Core(built.engine, built.model, self._io, self._state, self._box).run(self._inbox, began)

@@ -133,7 +133,11 @@ class RecoveryMachine:
     def _assemble(self) -> RecoveryState:
         pool = self._pool
         sizes = self._context.folder.sizes()
-        pool.sizes = Welcomed() if sizes is None else Welcomed(sizes.num_kv_blocks, sizes.max_model_len)
+        pool.sizes = Welcomed(
+            num_kv_blocks=None if sizes is None else sizes.num_kv_blocks,
+            max_model_len=None if sizes is None else sizes.max_model_len,
+            commit=self._model.resolved.commit,
+        )
         try:
             epoch, loaded = assemble(
                 pool,
@@ -191,6 +195,7 @@ class RecoveryMachine:
         sizes = KeptSizes(
             num_kv_blocks=kept.num_kv_blocks if kept else min(rank.num_blocks for rank in loaded),
             max_model_len=kept.max_model_len if kept else min(rank.max_model_len for rank in loaded),
+            commit=self._model.resolved.commit,
         )
         engine_sizes = EngineSizes(
             num_blocks=sizes.num_kv_blocks,

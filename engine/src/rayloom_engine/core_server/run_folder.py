@@ -13,14 +13,16 @@ from rayloom_engine.core.step import FIRST_EPOCH
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptSizes:
-    """The sizes that the first EngineCore process chose. Every later process uses the same sizes.
+    """The sizes that the first EngineCore process chose, and the commit. Every later process uses the same.
 
     A later process may find less free memory. If it chose its own sizes, it might not be able to continue sequences
-    that were accepted before.
+    that were accepted before. The branch of a hub model may have a newer commit later. Other weights would continue
+    sequences with other tokens.
     """
 
     num_kv_blocks: int
     max_model_len: int  # tokens
+    commit: str | None = None  # of the hub model
 
 
 class RunFolder:

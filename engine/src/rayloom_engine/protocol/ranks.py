@@ -70,6 +70,7 @@ class Welcomed(msgspec.Struct, frozen=True, tag="welcomed"):
 
     num_kv_blocks: int | None = None
     max_model_len: int | None = None
+    commit: str | None = None  # of the hub model to load; None: not known yet, or the model is not from the hub
     adapters: tuple[NeededAdapter, ...] = ()  # as in NeededAdapters; given on `control`
 
 
@@ -143,6 +144,7 @@ class Loaded(msgspec.Struct, frozen=True, tag="loaded", kw_only=True):
     kv_explanation: str
     host_memory: str = ""  # id of the memory with copies of KV blocks; "" if there is none. Without earlier copies, new
     num_host_slots: int = 0  # KV blocks that this memory has room for
+    commit: str | None = None  # of the hub model
     ticket: int = 0
 
 

@@ -105,6 +105,7 @@ class RankServer:
         self._group_abort = GroupAbort()
         self._adapter_files = adapter_files or AdapterFiles()
         self._store: object = None  # rank 0: the rendezvous store, which must stay alive
+        self._commit: str | None = None  # commit of the hub model: as the core sent it, then of the loaded weights
         self._failure: Failed | None = None  # the reason why loading failed
         self._beat = Beat(phase="start", step=0, memory_bytes=0)
         self._num_steps = 0
@@ -143,6 +144,8 @@ class RankServer:
         self._had_order = False
         self._last_problem = ""
         self._adapter_files.need(greeted.adapters)
+        if self._rank is None:
+            self._commit = welcomed.commit
         if self._rank is None and welcomed.num_kv_blocks is not None:
             sizes = {"num_kv_blocks": welcomed.num_kv_blocks, "max_model_len": welcomed.max_model_len}
             self._config = self._config.model_copy(update=sizes)
@@ -286,7 +289,8 @@ class RankServer:
             # A config that differs from the given one has sizes that the core chose before: this rank replaces another.
             is_first = self._config is self._given_config
             try:
-                resolved, shape = find_model(self._given_config, self._progress)
+                resolved, shape = find_model(self._given_config, self._progress, commit=self._commit)
+                self._commit = resolved.commit
                 self._rank = load_rank(
                     self._config,
                     resolved,
@@ -319,6 +323,7 @@ class RankServer:
             kv_explanation=rank.kv.explanation,
             host_memory="" if rank.host is None else rank.host.file.id,
             num_host_slots=0 if rank.host is None else rank.host.num_slots,
+            commit=self._commit,
         )
 
     def _leave(self) -> None:

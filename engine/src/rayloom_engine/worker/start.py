@@ -49,9 +49,11 @@ _GPU_STEP_TOKENS = 8192
 
 
 def find_model(
-    config: EngineConfig, progress: Progress, *, has_weights: bool = True
+    config: EngineConfig, progress: Progress, *, has_weights: bool = True, commit: str | None = None
 ) -> tuple[ResolvedModel, ModelShape]:
     """Returns the model's folder and shape. Raises ModelError or ConfigError.
+
+    `commit`: of a hub model, if the engine serves one already; None: the newest commit of the config's revision.
 
     A rotary embedding may depend on the longest context. It is computed for the user's `max_model_len`, or else for the
     model's longest context. Later, the first process may cut the context to fit into memory. A restarted process must
@@ -62,7 +64,8 @@ def find_model(
     """
     # A GGUF file names no type for dense weights. So a user who sets `dtype` asks for dense weights of this type.
     keeps_blocks = config.quantization == "auto" and config.dtype == "auto"
-    resolved = resolve(config.model, config.revision, progress, has_weights=has_weights, keeps_blocks=keeps_blocks)
+    revision = commit or config.revision
+    resolved = resolve(config.model, revision, progress, has_weights=has_weights, keeps_blocks=keeps_blocks)
     shards = config.tensor_parallel_size
     shape = read_model_shape(resolved.path, config.model_backend, in_child=not has_weights, num_shards=shards)
     longest = config.max_model_len

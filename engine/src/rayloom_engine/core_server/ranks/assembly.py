@@ -50,6 +50,7 @@ def assemble(
     while True:
         try:
             loaded = _wait_until_loaded(pool, deadline, progress, is_rebuild)
+            _check_commits(loaded, pool.sizes.commit)
             _check_arithmetic(loaded, is_rebuild)
             if pool.world_size > 1:
                 progress("rendezvous", 0, pool.world_size, "ranks")
@@ -137,6 +138,21 @@ def _take_loaded(pool: RankPool, is_rebuild: bool) -> None:
     for number, reply in replies:
         if isinstance(reply, Failed) and reply.ticket == 0:
             raise _failure(number, reply, is_rebuild)
+
+
+def _check_commits(loaded: list[Loaded], commit: str | None) -> None:
+    """Raises RankLost for a rank that has loaded another commit of a hub model than the core has found.
+
+    The branch may have moved, or the rank's machine has an older copy and cannot reach the hub. The replacement of the
+    rank gets the commit in Welcomed.
+    """
+    number = next((number for number, rank in enumerate(loaded) if rank.commit != commit), None)
+    if number is not None:
+        raise RankLost(
+            number,
+            f"it has loaded commit {loaded[number].commit} of the model, and this engine serves commit {commit}; set "
+            "revision to a commit, so that all ranks load the same one from the beginning",
+        )
 
 
 def _check_arithmetic(loaded: list[Loaded], is_rebuild: bool) -> None:
