@@ -13,6 +13,7 @@ from rayloom_engine.config import parse_config
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.step import SampledToken, StepPlan, StepResult
 from rayloom_engine.core_server.process import CoreProcess
+from rayloom_engine.core_server.run_folder import KeptSizes, RunFolder
 from rayloom_engine.models.checkpoint import source
 from rayloom_engine.protocol.channel import ChannelClosed
 from rayloom_engine.protocol.messages import Submit
@@ -193,3 +194,16 @@ def test_an_engine_keeps_the_commit_of_its_model_when_the_branch_moves(
     assert second.state.model is not None
     assert second.state.model.commit == "c1"
     assert first.exit_codes == second.exit_codes == []
+
+
+@pytest.mark.parametrize(("has_served", "code", "state"), [(False, 78, "failed"), (True, 1, "starting")])
+def test_a_model_that_was_served_and_cannot_be_read_now_is_tried_again(
+    tmp_path: Path, has_served: bool, code: int, state: str
+) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    if has_served:
+        RunFolder(tmp_path).keep_sizes(KeptSizes(num_kv_blocks=10, max_model_len=64))
+    process = CoreProcess(parse_config({"model": str(tmp_path)}), tmp_path, f"unix:{tmp_path}/core.sock", None)
+    assert process.run() == code
+    assert process._state.state == state, "the front ends all requests of an engine that has failed"
+    assert "config.json" in read_failure(tmp_path)

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ from rayloom_engine.errors import ConfigError
 from rayloom_engine.kv.host_file import FOLDER, HostFile, file_name
 from rayloom_engine.supervisor import child as child_module
 from rayloom_engine.supervisor.child import Child
-from rayloom_engine.supervisor.sockets import bind_sockets, lock_run_dir
+from rayloom_engine.supervisor.sockets import bind_sockets, lock_run_dir, make_run_dir
 from rayloom_engine.supervisor.supervisor import Supervisor
 from rt_server import wait_until
 
@@ -59,6 +60,14 @@ def test_a_taken_port_is_named_with_its_field() -> None:
 def test_an_admin_port_that_others_can_reach_needs_a_token() -> None:
     with pytest.raises(ConfigError, match="admin_token_file must be set"):
         bind_sockets(parse_config({"port": 0, "admin_port": 0, "admin_host": "0.0.0.0"}))
+
+
+def test_a_server_without_a_folder_for_temporary_files_says_what_to_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(ConfigError, match=r"No such file.*docker run --tmpfs /tmp, or set TMPDIR"):
+        make_run_dir()
 
 
 class Heard:

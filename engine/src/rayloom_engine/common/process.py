@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
+EXIT_AGAIN = 1  # a restart may help
 EXIT_CONFIG = 78  # the settings or the model cannot be used (sysexits.h EX_CONFIG); a restart would not help
 EXIT_GIVEN_UP = 70  # a process kept dying until the restart budget was spent (EX_SOFTWARE)
 EXIT_RANK_LOST = 75  # a process of a job (executor external) is lost: the job must be started again (EX_TEMPFAIL)

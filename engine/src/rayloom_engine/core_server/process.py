@@ -11,6 +11,7 @@ import sys
 
 from rayloom_engine.common.late_arguments import late_arguments, sender_of
 from rayloom_engine.common.process import (
+    EXIT_AGAIN,
     EXIT_CONFIG,
     EXIT_GIVEN_UP,
     PULSE_SECONDS,
@@ -115,7 +116,13 @@ class CoreProcess:
             else:
                 RecoveryMachine(self._context(), pool, model, self._epoch).run()
         except (ModelError, ConfigError) as error:
-            return self._fail(error, EXIT_CONFIG)
+            if self._folder.sizes() is None:
+                return self._fail(error, EXIT_CONFIG)
+            # An earlier core has served this model with these settings, so the cause may pass: a disk or hub that does
+            # not answer, or too little memory. This death counts in the supervisor's restart budget.
+            logger.error("%s; the core ends", error)
+            write_failure(self._folder.path, str(error))
+            return EXIT_AGAIN
         except EngineDead as error:
             return self._fail(error, EXIT_GIVEN_UP)
         except CorruptRank as error:
@@ -201,7 +208,8 @@ def main() -> int:
     except ConfigError as error:
         logger.error("%s", error)
         write_failure(args.run_dir, str(error))
-        return EXIT_CONFIG
+        # A restarted core may read the files while they are renewed.
+        return EXIT_CONFIG if RunFolder(args.run_dir).sizes() is None else EXIT_AGAIN
     core = CoreProcess(config, args.run_dir, args.core_address, args.rank_fd, gateways)
     start_pulse(args.pulse_fd, core.is_up)
     return core.run()

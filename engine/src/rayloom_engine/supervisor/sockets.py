@@ -18,6 +18,7 @@ from rayloom_engine.protocol.tls.files import TlsFiles
 # A Unix socket's path may have at most 107 bytes. The longest path in the run folder is that of a local Ray:
 # /ray/session_2026-11-24_08-05-50_796193_1234567/sockets/plasma_store
 _MAX_RUN_DIR_BYTES = 107 - 70
+_MAX_TMPDIR_BYTES = _MAX_RUN_DIR_BYTES - len("/rayloom-12345678")
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -69,11 +70,17 @@ def starts_ray(config: EngineConfig) -> bool:
 
 
 def make_run_dir() -> Path:
-    """Makes a new folder whose path is short enough for the Unix sockets in it."""
-    folder = tempfile.mkdtemp(prefix="rayloom-")
-    if len(os.fsencode(folder)) > _MAX_RUN_DIR_BYTES:
-        os.rmdir(folder)
-        folder = tempfile.mkdtemp(prefix="rayloom-", dir="/tmp")
+    """Makes a new folder whose path is short enough for the Unix sockets in it. Raises ConfigError."""
+    try:
+        folder = tempfile.mkdtemp(prefix="rayloom-")
+        if len(os.fsencode(folder)) > _MAX_RUN_DIR_BYTES:
+            os.rmdir(folder)
+            folder = tempfile.mkdtemp(prefix="rayloom-", dir="/tmp")
+    except OSError as error:
+        raise ConfigError(
+            f"no folder for temporary files: {error}; give the server a /tmp that it may write to, for example with "
+            f"docker run --tmpfs /tmp, or set TMPDIR to a folder with a path of at most {_MAX_TMPDIR_BYTES} bytes"
+        ) from error
     return Path(folder)
 
 
