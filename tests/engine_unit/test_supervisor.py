@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from rayloom_engine.common.process import EXIT_GIVEN_UP
+from rayloom_engine.common.process import EXIT_CONFIG, EXIT_GIVEN_UP
 from rayloom_engine.common.restarts import backoff_seconds
 from rayloom_engine.config import parse_config
 from rayloom_engine.errors import ConfigError
@@ -285,3 +285,20 @@ def test_a_hung_core_is_killed_though_the_disk_takes_no_mark(tmp_path: Path, hea
     heard.child.alive_at = time.monotonic() - 11.0
     Supervisor._kill_silent(server)
     assert heard.process.wait(60.0) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("was_up", [False, True])
+def test_a_front_that_refuses_the_settings_ends_the_server_unless_it_accepted_them_before(
+    supervisor: Supervisor, was_up: bool
+) -> None:
+    listening, speaking = os.pipe()
+    os.set_blocking(listening, False)
+    front = supervisor._front
+    front.started(SimpleNamespace(poll=lambda: EXIT_CONFIG, pid=os.getpid()), time.monotonic(), listening)
+    os.write(speaking, b"01" if was_up else b"00")
+    front.listen(time.monotonic(), was_away=False)
+    supervisor._reap()
+    assert supervisor._exit_code == (None if was_up else EXIT_CONFIG)
+    assert (front.start_at is not None) == was_up
+    os.close(listening)
+    os.close(speaking)

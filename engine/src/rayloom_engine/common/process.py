@@ -190,9 +190,13 @@ def write_failure(run_dir: Path, cause: str, by: Literal["core", "front"] = "cor
         (run_dir / _FAILURE_FILES[by]).write_text(cause)
 
 
-def forget_failure(run_dir: Path) -> None:
-    """Deletes the EngineCore's failure once the engine has recovered, because a later failure has another cause."""
-    (run_dir / _FAILURE_FILES["core"]).unlink(missing_ok=True)
+def forget_failure(run_dir: Path, by: Literal["core", "front"] = "core") -> None:
+    """Deletes a failure, because a later failure has another cause.
+
+    The EngineCore's failure is deleted once the engine has recovered, that of a front when the front is restarted.
+    """
+    with contextlib.suppress(OSError):  # there is none, or the disk has become read-only
+        (run_dir / _FAILURE_FILES[by]).unlink()
 
 
 def read_failure(run_dir: Path) -> str:

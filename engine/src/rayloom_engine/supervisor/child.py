@@ -34,6 +34,7 @@ class Child:
         self.pulse: int | None = None  # read end of the pipe in which the process signals that it is alive
         self.alive_at: float | None = None  # time of the last sign of life, by time.monotonic; None = not watched
         self.is_up = False  # True if the last pulse said that the start is complete
+        self.was_up = False  # True once any start was complete
         self._signalled_at = 0.0  # time of the last pulse, or of the start
         self._cpu_ticks = ""
         self._budget = RestartBudget(budget)
@@ -87,6 +88,7 @@ class Child:
                 self.alive_at = now
                 self._signalled_at = now
                 self.is_up = data.endswith(b"1")
+                self.was_up = self.was_up or self.is_up
         if was_away:
             self._signalled_at = now
         is_busy = self._is_busy() and not has_pulse and now - self._signalled_at < _BUSY_SECONDS

@@ -30,6 +30,7 @@ from rayloom_engine.common.process import (
     EXIT_CONFIG,
     EXIT_GIVEN_UP,
     EXIT_RANK_LOST,
+    forget_failure,
     read_failure,
     silence_mark,
     trial_mark,
@@ -190,6 +191,7 @@ class Supervisor:
         self._core.start("rayloom_engine.core_server.process", arguments, list(fds.values()))
 
     def _start_front(self) -> None:
+        forget_failure(self._run_dir, by="front")
         fds = (self._api.fileno(), self._admin.fileno())
         ports = ["--api-fd", str(fds[0]), "--admin-fd", str(fds[1])]
         since = ["--start", str(self._front.starts + 1), "--server-started", str(self._started)]
@@ -250,7 +252,9 @@ class Supervisor:
                 self._end_after_drain(code)
             elif self._job and child is not self._front and code != EXIT_CONFIG:
                 self._end_job(child, code)
-            elif code in (EXIT_CONFIG, EXIT_GIVEN_UP):
+            elif code == EXIT_GIVEN_UP or (code == EXIT_CONFIG and not child.was_up):
+                # A child that was up before has accepted the settings. A file that it cannot read now, such as a key
+                # that is being renewed, may be there at the next start.
                 logger.error("%s cannot continue; see its message above", child.name)
                 self._exit_code = code
             else:
