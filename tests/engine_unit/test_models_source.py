@@ -165,6 +165,16 @@ def test_a_hub_model_is_downloaded_and_then_found_without_a_network(tmp_path: Pa
     assert answers == [[path, COMMIT]]
 
 
+def test_a_commit_that_is_no_longer_on_the_hub_is_found_in_the_cache(tmp_path: Path) -> None:
+    removed = "f" * 40
+    with serve_hub("acme/tiny", tiny_variant(tmp_path / "original", "llama")) as url:
+        (answer,), _ = ask_hub(url, tmp_path / "home", ("acme/tiny", None))
+        path = Path(answer[0]).rename(Path(answer[0]).with_name(removed))
+        answers, _ = ask_hub(url, tmp_path / "home", ("acme/tiny", removed), ("acme/tiny", "e" * 40))
+    assert answers[0] == [str(path), removed]
+    assert "there is no such branch, tag or commit" in answers[1]
+
+
 def test_mistrals_second_copy_of_the_weights_is_not_fetched(tmp_path: Path) -> None:
     original = tiny_variant(tmp_path / "original", "llama")
     (original / "consolidated.safetensors").write_bytes(b"the same again")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +35,25 @@ def download(
     from huggingface_hub import errors, snapshot_download
 
     name = f"hf://{repository}" + (f" at revision {revision}" if revision else "")
+    find = partial(
+        snapshot_download,
+        repository,
+        revision=revision,
+        allow_patterns=list(wanted),
+        ignore_patterns=list(_UNWANTED),
+    )
     try:
-        folder = snapshot_download(
-            repository,
-            revision=revision,
-            allow_patterns=list(wanted),
-            ignore_patterns=list(_UNWANTED),
-            tqdm_class=_progress_bar(progress),
-        )
+        try:
+            folder = find(tqdm_class=_progress_bar(progress))
+        except errors.RevisionNotFoundError as missing:
+            if revision is None or not is_commit(revision):
+                raise
+            # The owner may have removed the commit from the hub. An engine that serves it must be able to restart a
+            # process.
+            try:
+                folder = find(local_files_only=True)
+            except errors.LocalEntryNotFoundError:
+                raise missing from None
     except errors.HFValidationError as error:
         raise ModelError(f"{name} is not a hub id; a hub id is ORG/NAME: {error}") from error
     # Versions of the hub library use different HTTP clients. HTTPError is the library's alias for the client's error.
