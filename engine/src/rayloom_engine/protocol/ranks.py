@@ -22,7 +22,7 @@ import msgspec
 from rayloom_engine.core.adapter import AdapterReport, NeededAdapter
 from rayloom_engine.core.step import StepPlan, StepResult
 
-RANK_PROTOCOL_VERSION = 9
+RANK_PROTOCOL_VERSION = 10
 
 Role = Literal["steps", "control", "launch"]
 
