@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import secrets
 import ssl
 import threading
@@ -46,6 +47,7 @@ def serve_hub(
             if seen is not None:
                 seen.append(f"{self.command} {path}")
             named = next((name for name in folders if f"/{name}/" in path), "")
+            revision = re.search(rf"/{named}/(?:resolve|revision|tree)/([^/]+)", path)
             files = {entry.name: entry.read_bytes() for entry in sorted(folders[named].iterdir())} if named else {}
             if "gated/model" in path:
                 self._answer(403, {"X-Error-Code": "GatedRepo"}, b"{}")
@@ -61,12 +63,9 @@ def serve_hub(
                 self._answer(401, {"X-Error-Code": "RepoNotFound"}, b"{}")
             elif not named:
                 self._answer(404, {"X-Error-Code": "RepoNotFound"}, b"{}")
-            elif path.startswith(f"/{named}/resolve/") and path.split("/")[4] not in ("main", COMMIT):
+            elif revision is not None and revision[1] not in ("main", COMMIT):
                 self._answer(404, {"X-Error-Code": "RevisionNotFound"}, b"{}")
             elif path.startswith(f"/api/models/{named}/revision/"):
-                if path.rsplit("/", 1)[-1] not in ("main", COMMIT):
-                    self._answer(404, {"X-Error-Code": "RevisionNotFound"}, b"{}")
-                    return
                 info = {"id": named, "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]}
                 self._answer(200, {"Content-Type": "application/json"}, json.dumps(info).encode())
             elif path.startswith(f"/api/models/{named}/tree/"):
