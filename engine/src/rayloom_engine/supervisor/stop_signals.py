@@ -10,12 +10,13 @@ from collections import deque
 def collect_stop_signals() -> deque[int]:
     """Makes SIGTERM, SIGINT and SIGHUP append their numbers to the result, from now on, and do nothing else.
 
-    A terminal that closes may send SIGHUP twice, so a repeated SIGHUP is left out. Under nohup, SIGHUP stays ignored.
+    SIGHUP is left out if it is not the first signal: a terminal that closes may send it twice, and must not end a drain
+    that has begun. Under nohup, SIGHUP stays ignored.
     """
     received: deque[int] = deque()
 
     def receive(number: int, _: object) -> None:
-        if number != signal.SIGHUP or number not in received:
+        if number != signal.SIGHUP or not received:
             received.append(number)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

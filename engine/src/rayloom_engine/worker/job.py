@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 def serve_in_job(config: EngineConfig) -> int:
     """Runs this process as a rank of its job until the core is gone. Returns the exit code. Raises ConfigError.
 
-    SIGTERM and SIGINT reach every process of a job. The core still needs its ranks while the engine drains. So a rank
-    only notes the signal, and exits with code 0 once the core is gone.
+    SIGTERM, SIGINT and SIGHUP reach every process of a job. The core still needs its ranks while the engine drains. So
+    a rank only notes the signal, and exits with code 0 once the core is gone.
     """
     place = job_place(config, os.environ)
     devices = [] if config.device == "cpu" else visible_devices()
@@ -30,9 +30,7 @@ def serve_in_job(config: EngineConfig) -> int:
     )
     if devices:
         os.environ["CUDA_VISIBLE_DEVICES"] = devices[place.local_rank]
-    signals: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda received, _: signals.append(received))
+    signals = note_stop_signals()
     rank_place = RankPlace(
         rank=place.rank,
         incarnation=1,
@@ -52,6 +50,15 @@ def serve_in_job(config: EngineConfig) -> int:
         return 0
     logger.error("the core of rank %d is gone%s", place.rank, "" if server.is_refused else "; start the job again")
     return _job_code(server)
+
+
+def note_stop_signals() -> list[int]:
+    """Makes stop signals append their numbers to the result, and do nothing else. Under nohup, SIGHUP stays ignored."""
+    signals: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda received, _: signals.append(received))
+    return signals
 
 
 def _job_code(server: RankServer) -> int:
