@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -12,12 +14,14 @@ from rayloom_engine.common.process import EXIT_GIVEN_UP, drain_mark, read_failur
 from rayloom_engine.config import parse_config
 from rayloom_engine.core.decoding import DecodingParams
 from rayloom_engine.core.step import SampledToken, StepPlan, StepResult
+from rayloom_engine.core_server import process as core_process
 from rayloom_engine.core_server.process import CoreProcess
 from rayloom_engine.core_server.run_folder import KeptSizes, RunFolder
+from rayloom_engine.errors import ModelError
 from rayloom_engine.models.checkpoint import source
 from rayloom_engine.protocol.channel import ChannelClosed
 from rayloom_engine.protocol.messages import Submit
-from rayloom_engine.protocol.ranks import Computed, Fence, Run
+from rayloom_engine.protocol.ranks import Computed, Fence, Run, Welcomed
 from rt_fake_rank import TOKEN, FakeLauncher, FakeRank, make_listener, make_loaded
 from rt_server import wait_until
 from rt_tiny import tiny_checkpoint
@@ -196,6 +200,30 @@ def test_an_engine_keeps_the_commit_of_its_model_when_the_branch_moves(
     assert first.exit_codes == second.exit_codes == []
 
 
+def test_a_rank_that_finds_a_restarted_core_before_its_model_is_found_gets_sizes_and_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    RunFolder(tmp_path).keep_sizes(KeptSizes(num_kv_blocks=10, max_model_len=64, commit="c1"))
+    has_attached = threading.Event()
+
+    def download(*_: object) -> NoReturn:
+        has_attached.wait(60.0)
+        raise ModelError("the hub does not answer")
+
+    monkeypatch.setattr(source, "download", download)
+    config = parse_config({"model": "acme/model", "executor": "mp", "pipeline_parallel_size": 2})
+    listener, port = make_listener()
+    core = CoreProcess(config, tmp_path, f"unix:{tmp_path}/core.sock", listener.detach())
+    thread = threading.Thread(target=core.run, daemon=True)
+    thread.start()
+    rank = FakeRank(port, 1, incarnation=2)
+    assert rank.welcomed == Welcomed(num_kv_blocks=10, max_model_len=64, commit="c1")
+    has_attached.set()
+    thread.join(60.0)
+    rank.die()
+
+
 @pytest.mark.parametrize(("has_served", "code", "state"), [(False, 78, "failed"), (True, 1, "starting")])
 def test_a_model_that_was_served_and_cannot_be_read_now_is_tried_again(
     tmp_path: Path, has_served: bool, code: int, state: str
@@ -206,4 +234,21 @@ def test_a_model_that_was_served_and_cannot_be_read_now_is_tried_again(
     process = CoreProcess(parse_config({"model": str(tmp_path)}), tmp_path, f"unix:{tmp_path}/core.sock", None)
     assert process.run() == code
     assert process._state.state == state, "the front ends all requests of an engine that has failed"
+    assert not process.is_up(), "a core that was up is restarted in spite of code 78"
     assert "config.json" in read_failure(tmp_path)
+
+
+@pytest.mark.parametrize(("has_served", "code"), [(False, 78), (True, 1)])
+def test_a_core_that_has_served_and_cannot_read_the_key_of_gateways_now_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_served: bool, code: int
+) -> None:
+    key = tmp_path / "front-key"
+    (tmp_path / "config.json").write_text(parse_config({"front_key_file": str(key)}).model_dump_json())
+    if has_served:
+        RunFolder(tmp_path).keep_sizes(KeptSizes(num_kv_blocks=10, max_model_len=64))
+    for effect_on_this_process in ("end_with_parent", "set_up_logging"):
+        monkeypatch.setattr(core_process, effect_on_this_process, lambda *_: None)
+    arguments = ["--run-dir", str(tmp_path), "--core-address", "unix:core.sock", "--parent", "1", "--front-fd", "0"]
+    monkeypatch.setattr(sys, "argv", ["core", *arguments])
+    assert core_process.main() == code
+    assert str(key) in read_failure(tmp_path)

@@ -25,3 +25,9 @@ def test_a_front_that_gave_up_keeps_its_cause_when_the_core_begins_to_serve(tmp_
 def test_a_full_disk_does_not_replace_the_exit_code_of_a_failure(tmp_path: Path) -> None:
     (tmp_path / "failure").symlink_to("/dev/full")
     write_failure(tmp_path, "rank 1 died 5 times")
+
+
+def test_an_empty_file_of_a_front_on_a_full_disk_does_not_hide_the_cause_of_the_core(tmp_path: Path) -> None:
+    write_failure(tmp_path, "rank 1 died 5 times")
+    write_failure(tmp_path, "", by="front")
+    assert read_failure(tmp_path) == "rank 1 died 5 times"

@@ -44,6 +44,18 @@ def test_a_rank_loads_the_commit_that_the_core_has_sent(
         thread.join(LONG_S)
 
 
+def test_ranks_with_another_commit_are_replaced_together_and_count_as_one_death() -> None:
+    ranks = Ranks()
+    ranks.pool.sizes = Welcomed(commit="new")
+    loaded = make_loaded(commit="new")
+    launcher = FakeLauncher(ranks.port, lambda fence: ranks.start(fence.rank, incarnation=2, first=loaded))
+    for rank in (0, 1):
+        ranks.start(rank, first=make_loaded(commit="old"))
+    ranks.assemble(budget=1)
+    assert sorted(fence.rank for fence in launcher.fences) == [0, 1]
+    ranks.close()
+
+
 @pytest.mark.parametrize("is_rebuild", [False, True])
 def test_a_rank_with_another_commit_of_the_model_is_replaced(is_rebuild: bool) -> None:
     ranks = Ranks()

@@ -19,7 +19,14 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from rayloom_engine.common.process import EXIT_CONFIG, EXIT_GIVEN_UP
+from rayloom_engine.common.process import (
+    EXIT_AGAIN,
+    EXIT_CONFIG,
+    EXIT_GIVEN_UP,
+    read_failure,
+    trial_mark,
+    write_failure,
+)
 from rayloom_engine.common.restarts import backoff_seconds
 from rayloom_engine.config import parse_config
 from rayloom_engine.errors import ConfigError
@@ -207,21 +214,43 @@ def test_a_supervisor_without_its_lock_file_still_removes_the_files_of_its_ranks
     assert not list(FOLDER.glob(file_name(token, "*")))
 
 
-@pytest.mark.parametrize("is_under_nohup", [False, True])
-def test_a_closed_terminal_is_one_stop_signal_except_under_nohup(is_under_nohup: bool) -> None:
+def received_signals(collect: str, is_under_nohup: bool, sent: tuple[str, ...]) -> list[str]:
+    """Returns the signals that a new process has received. `collect`: module and name of the function that collects."""
+    module, name = collect.split(":")
     program = f"""
 import os, signal
-if {is_under_nohup}:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-from rayloom_engine.supervisor.stop_signals import collect_stop_signals
-received = collect_stop_signals()
-for _ in range(2):
-    os.kill(os.getpid(), signal.SIGHUP)
-os.kill(os.getpid(), signal.SIGTERM)
-print([signal.Signals(number).name for number in received])
+signal.signal(signal.SIGHUP, signal.SIG_IGN if {is_under_nohup} else signal.SIG_DFL)
+from {module} import {name} as collect
+received = collect()
+for name in {sent}:
+    os.kill(os.getpid(), signal.Signals[name])
+print(*[signal.Signals(number).name for number in received])
 """
     ended = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
-    assert ended.stdout.strip() == str(["SIGTERM"] if is_under_nohup else ["SIGHUP", "SIGTERM"])
+    return ended.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("is_under_nohup", "sent", "received"),
+    [
+        (False, ("SIGHUP", "SIGHUP", "SIGTERM"), ["SIGHUP", "SIGTERM"]),
+        (True, ("SIGHUP", "SIGHUP", "SIGTERM"), ["SIGTERM"]),
+        (False, ("SIGTERM", "SIGHUP"), ["SIGTERM"]),  # the terminal closes during the drain
+    ],
+)
+def test_a_closed_terminal_is_one_stop_signal_except_under_nohup_and_in_a_drain(
+    is_under_nohup: bool, sent: tuple[str, ...], received: list[str]
+) -> None:
+    collect = "rayloom_engine.supervisor.stop_signals:collect_stop_signals"
+    assert received_signals(collect, is_under_nohup, sent) == received
+
+
+@pytest.mark.parametrize(("is_under_nohup", "received"), [(False, ["SIGHUP"]), (True, [])])
+def test_a_rank_of_a_job_outlives_the_terminal_because_the_drain_needs_it(
+    is_under_nohup: bool, received: list[str]
+) -> None:
+    collect = "rayloom_engine.worker.job:note_stop_signals"
+    assert received_signals(collect, is_under_nohup, ("SIGHUP",)) == received
 
 
 def test_nobody_else_can_lock_the_run_folder_while_its_server_lives(tmp_path: Path) -> None:
@@ -256,17 +285,18 @@ def test_a_process_that_cannot_be_started_is_started_later_within_the_budget(
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
     monkeypatch.setattr(child_module, "spawn", spawn)
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     supervisor._front.start_at = None  # as if it ran
     num_open = len(os.listdir("/proc/self/fd"))
 
     supervisor._start_due()
-    assert supervisor._core.start_at is not None and supervisor._core.start_at <= time.monotonic()
+    assert supervisor._core.start_at == 100.0
     supervisor._core.is_up = True
     supervisor._start_due()
     supervisor._start_due()
     assert supervisor._exit_code is None
     assert len(attempts) == 2, "the third attempt waits for the back-off"
-    assert 0.0 < supervisor._core.start_at - time.monotonic() <= 0.5
+    assert supervisor._core.start_at == 100.5
 
     supervisor._core.start_at = 0.0
     supervisor._start_due()
@@ -302,3 +332,25 @@ def test_a_front_that_refuses_the_settings_ends_the_server_unless_it_accepted_th
     assert (front.start_at is not None) == was_up
     os.close(listening)
     os.close(speaking)
+
+
+def test_only_the_core_that_ran_a_trial_dies_without_being_counted(supervisor: Supervisor) -> None:
+    """The next core may die before it has deleted the mark of the trial, for example because it cannot read a key."""
+    trial_mark(supervisor._run_dir).touch()
+    exit_codes = []
+    for _ in range(4):
+        supervisor._core.started(SimpleNamespace(poll=lambda: EXIT_AGAIN, pid=os.getpid()), time.monotonic())
+        supervisor._reap()
+        exit_codes.append(supervisor._exit_code)
+    assert exit_codes == [None, None, None, EXIT_GIVEN_UP], "a trial, and three deaths with a budget of 2"
+
+
+def test_the_failure_of_a_front_is_forgotten_when_the_front_is_started_again(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_failure(supervisor._run_dir, "there is no tokenizer.json", by="front")
+    monkeypatch.setattr(child_module, "spawn", lambda *_: SimpleNamespace(pid=os.getpid()))
+    supervisor._start_front()
+    assert read_failure(supervisor._run_dir) == ""
+    assert supervisor._front.pulse is not None
+    os.close(supervisor._front.pulse)

@@ -204,5 +204,6 @@ def read_failure(run_dir: Path) -> str:
     is none, returns an empty text."""
     for file in (_FAILURE_FILES["front"], _FAILURE_FILES["core"]):
         with contextlib.suppress(OSError):
-            return (run_dir / file).read_text()
+            if cause := (run_dir / file).read_text():  # on a full disk, the file may be empty
+                return cause
     return ""

@@ -51,6 +51,7 @@ from rayloom_engine.core_server.sockets import CoreIo, GatewayPort, Inbox
 from rayloom_engine.core_server.state import CoreState
 from rayloom_engine.errors import ConfigError, CorruptRank, EngineDead, ModelError
 from rayloom_engine.protocol.front_key import load_front_key
+from rayloom_engine.protocol.ranks import Welcomed
 from rayloom_engine.protocol.tls.files import TlsFiles
 from rayloom_engine.worker.host_memory import HostMemoryPlace
 from rayloom_engine.worker.start import find_model
@@ -98,15 +99,17 @@ class CoreProcess:
     def run(self) -> int:
         """Serves until the process ends. Returns an exit code only if the engine cannot start or cannot continue."""
         self._io.start()
+        kept = self._folder.sizes()
         pool = None
         if self._rank_fd is not None:
             # Connections are accepted before all work that takes long, because ranks that start early must find an
             # EngineCore.
             listener = socket.socket(fileno=self._rank_fd)
-            pool = RankPool(listener, self._token, self._config.world_size, self._config.hang_seconds)
+            # A rank that is replaced while this process still looks for the model must get the first core's sizes, too.
+            welcomed = kept.welcomed() if kept is not None else Welcomed()
+            pool = RankPool(listener, self._token, self._config.world_size, self._config.hang_seconds, welcomed)
             self._state.pool = pool
         try:
-            kept = self._folder.sizes()
             commit = None if kept is None else kept.commit
             found = find_model(self._config, self._state.begin_phase, has_weights=pool is None, commit=commit)
             model = FoundModel(*found)
@@ -118,8 +121,8 @@ class CoreProcess:
         except (ModelError, ConfigError) as error:
             if self._folder.sizes() is None:
                 return self._fail(error, EXIT_CONFIG)
-            # An earlier core has served this model with these settings, so the cause may pass: a disk or hub that does
-            # not answer, or too little memory. This death counts in the supervisor's restart budget.
+            # The model has been loaded with these settings before, so the cause may pass: a disk or hub that does not
+            # answer, or too little memory. This death counts in the supervisor's restart budget.
             logger.error("%s; the core ends", error)
             write_failure(self._folder.path, str(error))
             return EXIT_AGAIN
@@ -150,7 +153,9 @@ class CoreProcess:
             logger.error("the main thread stands still for %g s; the core ends", self._stillness.still_s)
             faulthandler.dump_traceback()
             os._exit(1)
-        return state.state != "starting"
+        # A core that has failed is about to end. If it counted as up, the supervisor would restart it in spite of exit
+        # code 78.
+        return state.state not in ("starting", "failed")
 
     def _context(self) -> CoreContext:
         return CoreContext(

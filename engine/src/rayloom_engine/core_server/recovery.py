@@ -133,11 +133,7 @@ class RecoveryMachine:
     def _assemble(self) -> RecoveryState:
         pool = self._pool
         sizes = self._context.folder.sizes()
-        pool.sizes = Welcomed(
-            num_kv_blocks=None if sizes is None else sizes.num_kv_blocks,
-            max_model_len=None if sizes is None else sizes.max_model_len,
-            commit=self._model.resolved.commit,
-        )
+        pool.sizes = Welcomed(commit=self._model.resolved.commit) if sizes is None else sizes.welcomed()
         try:
             epoch, loaded = assemble(
                 pool,

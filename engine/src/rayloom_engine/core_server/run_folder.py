@@ -9,6 +9,7 @@ from pathlib import Path
 from rayloom_engine.common.process import drain_mark
 from rayloom_engine.common.whole_file import write_whole
 from rayloom_engine.core.step import FIRST_EPOCH
+from rayloom_engine.protocol.ranks import Welcomed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,10 @@ class KeptSizes:
     num_kv_blocks: int
     max_model_len: int  # tokens
     commit: str | None = None  # of the hub model
+
+    def welcomed(self) -> Welcomed:
+        """Returns the message for ranks that connect."""
+        return Welcomed(num_kv_blocks=self.num_kv_blocks, max_model_len=self.max_model_len, commit=self.commit)
 
 
 class RunFolder:

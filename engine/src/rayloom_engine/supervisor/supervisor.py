@@ -8,7 +8,7 @@ In a job (executor external) the supervisor starts rank 0 instead of a launcher,
 ("core") ends.
 
 After SIGTERM or SIGHUP, the front drains, then all processes end, and the exit code is 0. After SIGINT, or a second
-signal, all processes end at once.
+signal, all processes end at once. A SIGHUP during a drain has no effect.
 """
 
 from __future__ import annotations
@@ -258,7 +258,7 @@ class Supervisor:
                 logger.error("%s cannot continue; see its message above", child.name)
                 self._exit_code = code
             else:
-                may_restart = child.died(time.monotonic(), child is self._core and self._was_trial())
+                may_restart = child.died(time.monotonic(), child is self._core and self._take_trial())
                 self._plan_restart(child, may_restart, f"died ({cause_of(code)})")
 
     def _plan_restart(self, child: Child, may_restart: bool, event: str) -> None:
@@ -287,9 +287,15 @@ class Supervisor:
             write_failure(self._run_dir, sentence)
         self._exit_code = EXIT_RANK_LOST
 
-    def _was_trial(self) -> bool:
-        """True if the EngineCore crashed in a trial of suspects (core/suspicion.py). Fewer suspects then remain."""
-        return trial_mark(self._run_dir).exists() and not silence_mark(self._run_dir).exists()
+    def _take_trial(self) -> bool:
+        """True if the EngineCore crashed in a trial of suspects (core/suspicion.py): fewer suspects then remain.
+
+        Deletes the mark of the trial: the next core may die before it deletes the mark, and this death must count.
+        """
+        was_trial = trial_mark(self._run_dir).exists() and not silence_mark(self._run_dir).exists()
+        with contextlib.suppress(OSError):  # there is none, or the disk has become read-only
+            trial_mark(self._run_dir).unlink()
+        return was_trial
 
     # --- stop ---
 

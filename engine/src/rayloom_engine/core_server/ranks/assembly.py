@@ -50,7 +50,7 @@ def assemble(
     while True:
         try:
             loaded = _wait_until_loaded(pool, deadline, progress, is_rebuild)
-            _check_commits(loaded, pool.sizes.commit)
+            _check_commits(pool, loaded)
             _check_arithmetic(loaded, is_rebuild)
             if pool.world_size > 1:
                 progress("rendezvous", 0, pool.world_size, "ranks")
@@ -140,17 +140,21 @@ def _take_loaded(pool: RankPool, is_rebuild: bool) -> None:
             raise _failure(number, reply, is_rebuild)
 
 
-def _check_commits(loaded: list[Loaded], commit: str | None) -> None:
-    """Raises RankLost for a rank that has loaded another commit of a hub model than the core has found.
+def _check_commits(pool: RankPool, loaded: list[Loaded]) -> None:
+    """Raises RankLost if a rank has loaded another commit of a hub model than the core has found.
 
     The branch may have moved, or the rank's machine has an older copy and cannot reach the hub. The replacement of the
-    rank gets the commit in Welcomed.
+    rank gets the commit in Welcomed. All such ranks are replaced at once and count as one death, because they have one
+    cause.
     """
-    number = next((number for number, rank in enumerate(loaded) if rank.commit != commit), None)
-    if number is not None:
+    commit = pool.sizes.commit
+    wrong = [number for number, rank in enumerate(loaded) if rank.commit != commit]
+    for number in wrong[1:]:
+        pool.drop(number)
+    if wrong:
         raise RankLost(
-            number,
-            f"it has loaded commit {loaded[number].commit} of the model, and this engine serves commit {commit}; set "
+            wrong[0],
+            f"it has loaded commit {loaded[wrong[0]].commit} of the model, and this engine serves commit {commit}; set "
             "revision to a commit, so that all ranks load the same one from the beginning",
         )
 

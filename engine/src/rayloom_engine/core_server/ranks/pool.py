@@ -55,11 +55,19 @@ _LOADING_SECONDS = 60.0
 class RankPool:
     """The ranks of one EngineCore. Methods are for the main thread, unless their docstring says "For any thread"."""
 
-    def __init__(self, listener: socket.socket, token: str, world_size: int, hang_seconds: float) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        token: str,
+        world_size: int,
+        hang_seconds: float,
+        sizes: Welcomed | None = None,
+    ) -> None:
+        """`sizes`: None as long as no core has chosen sizes."""
         self.world_size = world_size
         self.attached: dict[int, AttachedRank] = {}
         self.launch_phase: LaunchProgress | None = None  # last report of the launcher; any thread may read it
-        self.sizes = Welcomed()  # sent to every rank that attaches
+        self.sizes = sizes or Welcomed()  # sent to every rank that attaches
         self.suspects: set[int] = set()  # live ranks that have reported a failure since the last step with a result
         self.memory_kills = MemoryKills()
         # adapters whose files every rank must have; any thread may read or replace the tuple
