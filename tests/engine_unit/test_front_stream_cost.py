@@ -39,7 +39,7 @@ def calls_of_steps(front: FrontUnderTest, sequence: ClientSequence, token_ids: t
         sys.setprofile(count)
         try:
             client.received(link, Outputs((output,)))
-            client._readers._read()  # the callback that `received` has scheduled
+            client._answers._readers._read()  # the callback that `received` has scheduled
         finally:
             sys.setprofile(None)
     return calls
@@ -67,7 +67,7 @@ def test_a_token_takes_a_bounded_number_of_calls_and_is_written_at_once(tmp_path
             while len(shown) < 3 + 2 + NUM_TOKENS:
                 shown += text_of_line(next(lines), endpoint)
         assert shown == "abc" + "x" * (2 + NUM_TOKENS)
-        step = ("CoreClient.received", "CoreClient._receive_outputs", "DueReaders.add", "DueReaders._read")
+        step = ("CoreClient.received", "EngineAnswers.outputs", "DueReaders.add", "DueReaders._read")
         each = {name: number for name, number in calls.items() if name not in step}
         assert calls["framed"] == NUM_TOKENS
         assert sum(each.values()) <= MOST_CALLS * NUM_TOKENS, each
