@@ -54,6 +54,11 @@ def test_gemma3_of_transformers_5_has_an_object_for_each_type_of_layers(tmp_path
     assert shape.layer_windows == (*(4096,) * 5, None)
     assert (shape.rope.theta, shape.rope.kind) == (5e5, "yarn")
     assert shape.rope_of(4096).theta == 10_000.0
+    # The object of layers with windows may leave its theta out. The theta beside the objects is not theirs.
+    shape = shape_of(
+        tmp_path, "Gemma3ForCausalLM", num_hidden_layers=6, rope_parameters=ropes, rope_theta=1e6
+    )
+    assert shape.rope_of(4096).theta == 10_000.0
 
 
 def test_gemma2_caps_scores_and_logits_unless_config_json_has_null(tmp_path: Path) -> None:
@@ -202,6 +207,14 @@ def test_a_rank_reads_its_rows_of_each_part_of_a_fused_matrix(tmp_path: Path) ->
         ("OlmoeForCausalLM", {"clip_qkv": 8.0}, "clip_qkv 8.0 is not supported; works: null"),
         ("Gemma2ForCausalLM", {"layer_types": ["chunked_attention"]}, "layer_types must name 1 layers"),
         ("Gemma3ForCausalLM", {"rope_parameters": {"full_attention": {"rope_type": "mrope"}}}, "rope type 'mrope'"),
+        (
+            "Gemma3ForCausalLM",
+            {
+                "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0}},
+                "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+            },
+            "rope_parameters and rope_scaling describe different rotary embeddings",
+        ),
     ],
 )
 def test_what_a_family_does_not_compute_is_named(

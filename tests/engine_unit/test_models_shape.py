@@ -62,6 +62,15 @@ def test_a_tied_head_is_counted_once(tmp_path: Path) -> None:
             RopeParameters(theta=500000.0),
         ),
         ({"rope_parameters": {"rope_theta": 7.0, "rope_type": "default"}}, RopeParameters(theta=7.0)),
+        ({"architectures": ["MixtralForCausalLM"]}, RopeParameters(theta=1_000_000.0)),
+        (
+            {
+                "rope_theta": 7.0,
+                "rope_parameters": {"rope_theta": 7.0, "rope_type": "linear", "factor": 4.0},
+                "rope_scaling": {"type": "linear", "factor": 4.0},
+            },
+            RopeParameters(theta=7.0, kind="linear", factor=4.0),
+        ),
         (
             {"rope_theta": 9.0, "rope_scaling": {"type": "linear", "factor": 4.0}},
             RopeParameters(theta=9.0, kind="linear", factor=4.0),
@@ -92,6 +101,14 @@ def test_rope_is_read_in_both_dialects(changes: dict[str, Any], rope: RopeParame
         ({"architectures": ["MistralForCausalLM"], "sliding_window": 4}, (4, 4)),
         ({"architectures": ["MistralForCausalLM"], "sliding_window": None}, (None, None)),
         ({"architectures": ["MistralForCausalLM"]}, (4096, 4096)),
+        (
+            {  # transformers computes such a file of Mistral with its class of Ministral
+                "architectures": ["MistralForCausalLM"],
+                "sliding_window": 4,
+                "layer_types": ["full_attention", "sliding_attention"],
+            },
+            (None, 4),
+        ),
         ({"architectures": ["Qwen2ForCausalLM"], "sliding_window": 4}, (None, None)),
         (
             {
@@ -101,6 +118,16 @@ def test_rope_is_read_in_both_dialects(changes: dict[str, Any], rope: RopeParame
                 "max_window_layers": 1,
             },
             (None, 4),
+        ),
+        (
+            {  # every second layer below max_window_layers
+                "architectures": ["Qwen2MoeForCausalLM"],
+                "num_hidden_layers": 6,
+                "sliding_window": 4,
+                "use_sliding_window": True,
+                "max_window_layers": 4,
+            },
+            (4, None, 4, None, None, None),
         ),
         (
             {
@@ -178,6 +205,10 @@ def test_a_size_may_be_a_whole_number_written_as_a_float(tmp_path: Path) -> None
         ),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "'one per layer type' is not supported"),
         ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
+        (
+            {"rope_parameters": {"rope_theta": 1e6}, "rope_scaling": {"type": "linear", "factor": 4.0}},
+            "rope_parameters and rope_scaling describe different rotary embeddings; write all values into rope_param",
+        ),
         ({"partial_rotary_factor": 0.7}, "partial_rotary_factor 0.7 rotates 1 of 2 elements of a head; works: an even"),
         ({"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 8}}, "factor is missing"),
         (

@@ -14,13 +14,13 @@ from typing import Any, Literal
 from rayloom_engine.errors import ModelError, shown, word
 from rayloom_engine.models.checkpoint.config_json import ConfigJson
 from rayloom_engine.models.experts import ExpertFields
-from rayloom_engine.models.rope.parameters import RopeParameters, read_one_rope, read_rope
+from rayloom_engine.models.rope.parameters import RopeParameters, check_former, read_one_rope, read_rope
 from rayloom_engine.models.traits import LLAMA, Traits
 
 # The layers that have a window. all-if-set: all layers, if use_sliding_window is set. types: the layers that the field
-# layer_types names. some: as `types`, if use_sliding_window is set. `_unnamed_layers` has the rules without
-# layer_types.
-WindowRule = Literal["none", "all", "all-if-set", "some", "types"]
+# layer_types names. all-or-types: as `types`, but all layers without layer_types. last-if-set, first-if-set: as
+# `types`, if use_sliding_window is set. `_unnamed_layers` has the rules without layer_types.
+WindowRule = Literal["none", "all", "all-if-set", "all-or-types", "last-if-set", "first-if-set", "types"]
 
 _MAX_SCALE = 1e6
 _LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -72,10 +72,10 @@ _GEMMA = DecoderFamily(
 
 FAMILIES: Mapping[str, DecoderFamily] = {
     "LlamaForCausalLM": DecoderFamily(model_type="llama", reads_attention_bias=True, reads_mlp_bias=True),
-    "MistralForCausalLM": DecoderFamily(model_type="mistral", windows="all"),
-    "Qwen2ForCausalLM": DecoderFamily(model_type="qwen2", has_qkv_bias=True, windows="some"),
+    "MistralForCausalLM": DecoderFamily(model_type="mistral", windows="all-or-types"),
+    "Qwen2ForCausalLM": DecoderFamily(model_type="qwen2", has_qkv_bias=True, windows="last-if-set"),
     "Qwen3ForCausalLM": DecoderFamily(
-        model_type="qwen3", reads_attention_bias=True, has_qk_norm=True, head_dim=128, windows="some"
+        model_type="qwen3", reads_attention_bias=True, has_qk_norm=True, head_dim=128, windows="last-if-set"
     ),
     "Phi3ForCausalLM": DecoderFamily(
         model_type="phi3", traits=Traits(is_fused=True), eps=1e-5, windows="all", window=None
@@ -104,6 +104,7 @@ FAMILIES: Mapping[str, DecoderFamily] = {
         eps=1e-5,
         windows="all",
         window=None,
+        theta=1_000_000.0,
         experts=ExpertFields(
             num_experts=8,
             num_experts_per_token=2,
@@ -116,7 +117,7 @@ FAMILIES: Mapping[str, DecoderFamily] = {
     "Qwen2MoeForCausalLM": DecoderFamily(
         model_type="qwen2_moe",
         has_qkv_bias=True,
-        windows="some",
+        windows="first-if-set",
         experts=ExpertFields(num_experts=60, num_experts_per_token=4, size=1408, shared_size=5632),
     ),
     "Qwen3MoeForCausalLM": DecoderFamily(
@@ -269,7 +270,7 @@ def layer_windows(config: ConfigJson, family: DecoderFamily, num_layers: int) ->
     if family.windows == "none":
         return full
     # transformers writes a window of 0 or null if use_sliding_window is not set.
-    if family.windows in ("some", "all-if-set") and not config.flag("use_sliding_window"):
+    if family.windows.endswith("-if-set") and not config.flag("use_sliding_window"):
         return full
     # null means no window.
     given = config.get("sliding_window", family.window)
@@ -279,6 +280,8 @@ def layer_windows(config: ConfigJson, family: DecoderFamily, num_layers: int) ->
     if window is None:
         return full
     layer_types = config.get("layer_types")
+    if layer_types is None and family.windows == "all-or-types":
+        return (window,) * num_layers
     if layer_types is None:
         return tuple(window if is_windowed else None for is_windowed in _unnamed_layers(config, family, num_layers))
     is_named = isinstance(layer_types, list) and all(kind in _LAYER_TYPES for kind in layer_types)
@@ -291,9 +294,11 @@ def layer_windows(config: ConfigJson, family: DecoderFamily, num_layers: int) ->
 
 def _unnamed_layers(config: ConfigJson, family: DecoderFamily, num_layers: int) -> list[bool]:
     """Returns which layers have a window, for a config without layer_types."""
-    if family.windows == "some":
-        first = config.count("max_window_layers", default=28, at_least=0)
-        return [layer >= first for layer in range(num_layers)]
+    if family.windows.endswith("-if-set"):
+        border = config.count("max_window_layers", default=28, at_least=0)
+        if family.windows == "first-if-set":  # every second layer below the border
+            return [layer % 2 == 0 and layer < border for layer in range(num_layers)]
+        return [layer >= border for layer in range(num_layers)]
     period = config.count("sliding_window_pattern", default=family.window_period)
     return [(layer + 1) % period != 0 for layer in range(num_layers)]
 
@@ -328,11 +333,15 @@ def _rope_of(config: ConfigJson, layer_type: str, head_dim: int, max_positions: 
     The embedding of these layers is not scaled. For the other layers, transformers 4 writes rope_theta and
     rope_scaling.
     """
-    of_types = config.mapping("rope_parameters")
-    if of_types:
-        found = ConfigJson(path=config.path, values=of_types).mapping(layer_type)
-        return read_one_rope(config, found, head_dim, max_positions, theta)
-    if layer_type == "full_attention":
-        return read_one_rope(config, config.mapping("rope_scaling"), head_dim, max_positions, theta)
-    local = {"rope_theta": config.get("rope_local_base_freq") or theta}
-    return read_one_rope(config, local, head_dim, max_positions, theta)
+
+    def read(values: dict[str, Any]) -> RopeParameters:
+        return read_one_rope(config, values, head_dim, max_positions, theta)
+
+    of_type = ConfigJson(path=config.path, values=config.mapping("rope_parameters")).mapping(layer_type)
+    if layer_type != "full_attention":
+        given = {name: value for name, value in of_type.items() if value is not None}
+        return read({"rope_theta": config.get("rope_local_base_freq") or theta, **given})
+    found = read(of_type or config.mapping("rope_scaling"))
+    if of_type:
+        check_former(config, found, read({**of_type, **config.mapping("rope_scaling")}))
+    return found

@@ -89,8 +89,25 @@ def read_rope(
 
     `default`: the object of a model whose config.json has neither rope_parameters nor rope_scaling.
     """
-    scaling = config.mapping("rope_parameters") or config.mapping("rope_scaling") or dict(default or {})
-    return read_one_rope(config, scaling, head_dim, max_position_embeddings, default_theta)
+    parameters, former = config.mapping("rope_parameters"), config.mapping("rope_scaling")
+    scaling = parameters or former or dict(default or {})
+    found = read_one_rope(config, scaling, head_dim, max_position_embeddings, default_theta)
+    if parameters and former:
+        check_former(config, found, read_one_rope(config, former, head_dim, max_position_embeddings, default_theta))
+    return found
+
+
+def check_former(config: ConfigJson, found: RopeParameters, former: RopeParameters) -> None:
+    """Raises ModelError if rope_parameters and rope_scaling give different embeddings.
+
+    transformers prefers rope_scaling, and then takes none of the values of rope_parameters, not even rope_theta. So a
+    user who adds rope_scaling to a file of transformers 5 gets an embedding that the model was not trained with.
+    """
+    if found != former:
+        raise ModelError(
+            f"{config.path}: rope_parameters and rope_scaling describe different rotary embeddings; write all values "
+            "into rope_parameters, with rope_theta, and remove rope_scaling"
+        )
 
 
 def read_one_rope(
