@@ -55,9 +55,7 @@ def test_gemma3_of_transformers_5_has_an_object_for_each_type_of_layers(tmp_path
     assert (shape.rope.theta, shape.rope.kind) == (5e5, "yarn")
     assert shape.rope_of(4096).theta == 10_000.0
     # The object of layers with windows may leave its theta out. The theta beside the objects is not theirs.
-    shape = shape_of(
-        tmp_path, "Gemma3ForCausalLM", num_hidden_layers=6, rope_parameters=ropes, rope_theta=1e6
-    )
+    shape = shape_of(tmp_path, "Gemma3ForCausalLM", num_hidden_layers=6, rope_parameters=ropes, rope_theta=1e6)
     assert shape.rope_of(4096).theta == 10_000.0
 
 

@@ -99,11 +99,27 @@ def test_a_model_can_be_held_and_computed_in_a_short_type(dtype: torch.dtype, tm
 def test_tensors_that_follow_from_others_are_passed_over(tmp_path: Path) -> None:
     folder = tiny_variant(tmp_path, "llama-tied")
     expected = prompt_logits(load_tiny(folder))
-    rewrite(
-        folder,
-        {"lm_head.weight": torch.zeros(256, 64), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)},
-    )
+    head = load_file(folder / "model.safetensors")["model.embed_tokens.weight"].clone()
+    rewrite(folder, {"lm_head.weight": head, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)})
     assert torch.equal(prompt_logits(load_tiny(folder)), expected)
+
+
+def test_a_head_with_values_of_its_own_is_refused_if_it_is_tied(tmp_path: Path) -> None:
+    """transformers would not tie such a head."""
+    folder = tiny_variant(tmp_path, "llama-tied")
+    head = load_file(folder / "model.safetensors")["model.embed_tokens.weight"].clone()
+    head[-1, -1] += 1
+    rewrite(folder, {"lm_head.weight": head})
+    sentence = (
+        r"tie_word_embeddings is true, and lm_head\.weight is not the same as .*; set tie_word_embeddings to false"
+    )
+    with pytest.raises(ModelError, match=sentence):
+        load_tiny(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    torch.testing.assert_close(
+        prompt_logits(load_tiny(folder)), transformers_logits(folder, TOKEN_IDS), atol=1e-4, rtol=0
+    )
 
 
 def test_tensors_that_do_not_fit_are_named_before_any_is_read(tmp_path: Path) -> None:

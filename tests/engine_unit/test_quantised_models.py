@@ -306,6 +306,23 @@ def logprobs_of(outputs) -> list[float]:
     return [entry.logprob for part in outputs["logprobs"] for entry in part.prompt_logprobs]
 
 
+def test_biases_that_the_model_does_not_have_must_be_zero(dense: Path, tmp_path: Path) -> None:
+    """AutoGPTQ writes a bias for every matrix, and most models have none."""
+    from safetensors.torch import load_file, save_file
+
+    from rayloom_engine.errors import ModelError
+
+    quantised_checkpoint(dense, "gptq", tmp_path / "quantised")
+    path = tmp_path / "quantised" / "model.safetensors"
+    biases = {f"model.layers.0.self_attn.{name}_proj.bias": torch.zeros(1, dtype=torch.bfloat16) for name in "ko"}
+    save_file({**load_file(path), **biases}, path, {"format": "pt"})
+    load_tiny(path.parent)
+    biases["model.layers.0.self_attn.o_proj.bias"].fill_(0.5)
+    save_file({**load_file(path), **biases}, path, {"format": "pt"})
+    with pytest.raises(ModelError, match=r"0\.self_attn\.o_proj\.bias is not zero, and by its config\.json"):
+        load_tiny(path.parent)
+
+
 @needs_library
 @pytest.mark.parametrize(
     ("name", "tensor", "message"),

@@ -1,6 +1,7 @@
-"""The files with a checkpoint's weights: where they are, and whether their headers fit the model. No weight is read.
+"""The files with a checkpoint's weights: where they are, and whether their headers fit the model.
 
-Each rank checks the headers of the whole checkpoint, so that all ranks refuse the same checkpoints.
+Of the weights, only redundant tensors are read (redundant_tensors.py). Each rank checks the whole checkpoint, so that
+all ranks refuse the same checkpoints.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from rayloom_engine.errors import ModelError, shown, word
 from rayloom_engine.models.checkpoint.config_json import is_plain_file_name, read_json, refuses_broken
 from rayloom_engine.models.decoder_spec import checkpoint_sizes
 from rayloom_engine.models.quantised.reader import StoredTensor
+from rayloom_engine.models.redundant_tensors import EMBEDDING, HEAD, check_redundant
 from rayloom_engine.models.shape import ModelShape
 from rayloom_engine.models.stacked_experts import stacked_headers
 
@@ -29,7 +31,7 @@ def checked_files(folder: Path, shape: ModelShape) -> list[Path]:
     """
     with refuses_broken(folder):
         files = weight_files(folder)
-        _check(files, checkpoint_tensors(shape), shape)
+        check_redundant(folder, _check(files, checkpoint_tensors(shape), shape))
     return files
 
 
@@ -78,9 +80,13 @@ def _names_in(index: Path, weight_map: object) -> list[str]:
     return sorted(set(weight_map.values()))
 
 
-def _check(files: list[Path], wanted: Mapping[str, StoredTensor], shape: ModelShape) -> None:
-    """Raises ModelError if names, sizes or types in the files' headers differ from those that the model needs."""
-    found: set[str] = set()
+def _check(files: list[Path], wanted: Mapping[str, StoredTensor], shape: ModelShape) -> dict[str, Path]:
+    """Raises ModelError if names, sizes or types in the files' headers differ from those that the model needs.
+
+    Returns name -> file of the tensors whose values `check_redundant` has to check.
+    """
+    found: dict[str, Path] = {}
+    redundant: dict[str, Path] = {}
     left_over: list[str] = []
     wrong: list[str] = []
     for path in files:
@@ -88,11 +94,14 @@ def _check(files: list[Path], wanted: Mapping[str, StoredTensor], shape: ModelSh
             with safe_open(path, framework="np") as tensors:
                 for name in tensors.keys():  # noqa: SIM118 (safe_open is no dict: it cannot be iterated over)
                     stored = wanted.get(name)
+                    if stored is None and _is_redundant(name, shape):
+                        redundant[name] = path
+                        continue
                     if stored is None:
                         left_over += [] if _is_derived(name, shape) else [name]
                         continue
                     header = tensors.get_slice(name)
-                    found.add(name)
+                    found[name] = path
                     wrong += _mistakes(name, header.get_shape(), header.get_dtype(), stored)
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{path} is not a usable safetensors file: {error}") from error
@@ -106,6 +115,7 @@ def _check(files: list[Path], wanted: Mapping[str, StoredTensor], shape: ModelSh
         raise ModelError(
             f"{files[0].parent}: the weights do not fit config.json ({shape.architecture}); " + "; ".join(problems)
         )
+    return {**redundant, EMBEDDING: found[EMBEDDING]} if HEAD in redundant else redundant
 
 
 def _mistakes(name: str, size: list[int], file_dtype: str, wanted: StoredTensor) -> list[str]:
@@ -120,11 +130,15 @@ def _mistakes(name: str, size: list[int], file_dtype: str, wanted: StoredTensor)
     return []
 
 
-def _is_derived(name: str, shape: ModelShape) -> bool:
-    """Returns whether a tensor that the model does not load may still be in a checkpoint.
+def _is_redundant(name: str, shape: ModelShape) -> bool:
+    """Returns whether a tensor may be in a checkpoint although the model does not load it, if its values allow that."""
+    stem, _, suffix = name.rpartition(".")
+    is_quantised = shape.scheme is not None and shape.scheme.reader(stem) is not None
+    return (name == HEAD and shape.tie_word_embeddings) or (suffix == "bias" and is_quantised)
 
-    Such tensors are the second copy of a tied embedding, rotary tables, and scales of activations.
-    """
+
+def _is_derived(name: str, shape: ModelShape) -> bool:
+    """Returns whether a checkpoint may have a tensor whatever its values are: rotary tables, scales of activations."""
     if shape.scheme is not None and name.endswith(shape.scheme.left_out):
         return True
-    return (name == "lm_head.weight" and shape.tie_word_embeddings) or name.endswith(".rotary_emb.inv_freq")
+    return name.endswith(".rotary_emb.inv_freq")
