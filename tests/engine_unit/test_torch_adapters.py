@@ -10,6 +10,7 @@ import torch
 
 from rayloom_engine.core.adapter import Adapter
 from rayloom_engine.errors import ModelError
+from rayloom_engine.models.adapters.peft_config import read_peft_config
 from rayloom_engine.models.adapters.peft_folder import adapter_of
 from rt_adapters import peft_logits, write_adapter
 from rt_tiny import TinySequence, advance, load_tiny, make_cache, tiny_variant, transformers_logits
@@ -55,3 +56,14 @@ def test_an_adapter_that_cannot_be_loaded_gives_no_token_of_the_plain_model(tmp_
     model.adapters.begin_step(np.zeros(len(TOKENS), dtype=np.int32))
     (again,) = advance(model, make_cache(model.shape), [(TinySequence(TOKENS, range(3)), len(TOKENS))])
     torch.testing.assert_close(again, peft_logits(folder, Path(usable.path), TOKENS), rtol=1e-4, atol=1e-4)
+
+
+def test_an_adapter_that_belongs_to_changed_matrices_is_refused(tmp_path: Path) -> None:
+    """When PEFT loads such an adapter, it first subtracts an update from the model's own matrices."""
+    folder = tiny_variant(tmp_path / "model", "llama")
+    for start in ("pissa", "pissa_niter_4", "olora", "OLoRA", "corda", "loftq", "lora_ga"):
+        adapter = write_adapter(tmp_path / start, folder, init_lora_weights=start)
+        with pytest.raises(ModelError, match=f"init_lora_weights is '{start}', and such an adapter belongs to changed"):
+            read_peft_config(adapter)
+    for start in (True, False, "gaussian", "eva", "orthogonal"):
+        read_peft_config(write_adapter(tmp_path / f"plain-{start}", folder, init_lora_weights=start))

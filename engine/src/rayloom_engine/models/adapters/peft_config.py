@@ -42,6 +42,10 @@ _UNSUPPORTED = {
     "arrow_config": "Arrow (arrow_config)",
 }
 
+# Beginnings of init_lora_weights with which PEFT takes the first A and B out of the model's own matrices, also when it
+# loads the adapter: the trained A and B belong to the matrices that are left.
+_RESIDUAL = ("pissa", "olora", "corda", "loftq", "lora_ga")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeftConfig:
@@ -79,6 +83,13 @@ def read_peft_config(folder: Path) -> PeftConfig:
                 "without it, or merge it into the model",
                 "Unsupported",
             )
+    start = config.get("init_lora_weights")
+    if isinstance(start, str) and start.lower().startswith(_RESIDUAL):
+        raise ModelError(
+            f"{path}: init_lora_weights is {shown(start)}, and such an adapter belongs to changed matrices of the "
+            "model; save it with PEFT's path_initial_model_for_weight_conversion, or merge it into the model",
+            "Unsupported",
+        )
     bias = config.text("bias", "none")
     if bias != "none":
         raise ModelError(f"{path}: bias is {shown(bias)}, and biases are not supported; works: none", "Unsupported")
