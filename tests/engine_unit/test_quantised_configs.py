@@ -87,6 +87,10 @@ def test_a_scheme_has_a_name_and_a_unit_of_cuts(name: str, label: str, cut_unit:
         (compressed(strategy="tensor"), "format pack-quantized with strategy tensor is not supported; works: pack-"),
         ({**PACKED, "config_groups": {}}, "config_groups 0 groups is not supported; works: one group for all linear"),
         ({**PACKED, "config_groups": {"group_0": 3}}, "config_groups must be an object, given 3"),
+        (
+            {**PACKED, "transform_config": {"config_groups": {"R4": {}}}},
+            "transform_config .* is not supported; works: w",
+        ),
         ({**PACKED, "ignore": ["re:(a+)+b"]}, r"ignore \(a\+\)\+b is not supported; works: names of modules, and"),
         ({"quant_method": "gguf", "kinds": {"lm_head": "Q4_0"}}, "weight_block_size null is not supported"),
     ],

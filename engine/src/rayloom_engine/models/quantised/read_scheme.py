@@ -98,6 +98,8 @@ def _mxfp4(given: ConfigJson) -> tuple[str, MatrixReader, tuple[str, ...]]:
 
 
 def _compressed(given: ConfigJson) -> tuple[str, MatrixReader, tuple[str, ...]]:
+    if transforms := given.mapping("transform_config"):
+        raise _unsupported(given, "transform_config", transforms, "works: weights without rotations of their inputs")
     groups = given.mapping("config_groups")
     if len(groups) != 1:
         raise _unsupported(given, "config_groups", f"{len(groups)} groups", "works: one group for all linear layers")
