@@ -255,6 +255,12 @@ def test_a_model_that_cannot_be_served_is_refused_by_name_before_weights_are_rea
     assert f"config.json: {reason}; works: decoder-only language models" in str(refused.value)
 
 
+def test_a_decoder_that_counts_positions_from_its_own_cache_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "bart", "is_encoder_decoder": false}')
+    with pytest.raises(ModelError, match="BartForCausalLM takes no position_ids"):
+        read_model_shape(tmp_path)
+
+
 def test_code_of_a_repository_is_never_run(tmp_path: Path) -> None:
     config = {"model_type": "my_own", "auto_map": {"AutoConfig": "config.Mine", "AutoModelForCausalLM": "model.Mine"}}
     (tmp_path / "config.json").write_text(json.dumps(config))

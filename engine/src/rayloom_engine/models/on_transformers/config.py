@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +102,6 @@ def _check_class(path: Path, model_class: type[Any]) -> None:
         raise unsupported(path, f"{name} has state-space, linear-attention or recurrent layers")
     if not model_class._can_set_attn_implementation():
         raise unsupported(path, f"{name} does not compute its attention through transformers' attention interface")
+    # The decoders of Bart, Pegasus and others count positions from their own cache, which the engine does not use.
+    if "position_ids" not in inspect.signature(model_class.forward).parameters:
+        raise unsupported(path, f"{name} takes no position_ids, so it cannot compute several sequences in one step")
