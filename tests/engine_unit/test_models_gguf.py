@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -16,6 +17,8 @@ import torch
 from safetensors.torch import load_file
 
 from rayloom_engine.errors import ModelError
+from rayloom_engine.models.checkpoint.config_json import ConfigJson
+from rayloom_engine.models.checkpoint.gguf_config import hugging_face_config
 from rayloom_engine.models.checkpoint.gguf_convert import convert_gguf
 from rayloom_engine.models.shape import read_shape
 from rt_gguf import write_gguf
@@ -73,6 +76,39 @@ def test_llama3_scaling_is_recognised_by_its_divisors(tmp_path: Path) -> None:
     write_gguf(tmp_path / "odd.gguf", checkpoint, rope_divisors=divisors + 0.5)
     with pytest.raises(ModelError, match="not Llama 3's scaling"):
         convert_gguf(tmp_path / "odd.gguf", tmp_path / "converted")
+
+
+@pytest.mark.parametrize(
+    ("scaling", "kind", "factor"),
+    [
+        ({}, "default", None),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}, "linear", 4.0),
+        ({"rope.scaling.factor": 4.0}, "linear", 4.0),
+        ({"rope.scale_linear": 4.0}, "linear", 4.0),  # the former name
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, "default", None),
+        ({"rope.scaling.factor": 0.0}, "default", None),
+    ],
+)
+def test_the_factor_of_a_rotary_embedding_is_read_as_in_llama_cpp(
+    scaling: dict[str, object], kind: str, factor: float | None
+) -> None:
+    rope = config_of_fields(scaling)["rope_parameters"]
+    assert (rope["rope_type"], rope.get("factor")) == (kind, factor)
+
+
+def test_scaling_beside_the_divisors_of_llama3_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"scaling\.type 'linear' with rope_freqs\.weight is not supported"):
+        config_of_fields({"rope.scaling.factor": 4.0}, np.ones(8, dtype=np.float32))
+    with pytest.raises(ModelError, match=r"llama\.rope\.scaling\.factor is missing"):
+        config_of_fields({"rope.scaling.type": "linear"})
+
+
+def config_of_fields(scaling: dict[str, object], divisors: np.ndarray | None = None) -> dict[str, Any]:
+    sizes = {"embedding_length": 32, "feed_forward_length": 64, "block_count": 1, "context_length": 64}
+    attention = {"attention.head_count": 2, "attention.layer_norm_rms_epsilon": 1e-5}
+    fields = {f"llama.{name}": value for name, value in {**sizes, **attention, **scaling}.items()}
+    values = ConfigJson(path=Path("m.gguf"), values={"general.architecture": "llama", **fields})
+    return hugging_face_config(values, ["output.weight"], 256, "float32", divisors)
 
 
 @pytest.mark.parametrize(

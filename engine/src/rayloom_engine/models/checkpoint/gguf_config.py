@@ -150,19 +150,30 @@ def _short_float(value: float) -> float:
 
 def _rope(fields: ConfigJson, arch: str, head_dim: int, divisors: np.ndarray[Any, Any] | None) -> dict[str, Any]:
     theta = _short_float(fields.number(f"{arch}.rope.freq_base", default=10000.0, at_most=MAX_ROPE_THETA))
-    scaling = fields.text(f"{arch}.rope.scaling.type", default="none")
-    if divisors is not None:
-        return _llama3_rope(fields, theta, head_dim, divisors)
-    if scaling == "linear":
-        factor = _short_float(fields.number(f"{arch}.rope.scaling.factor", at_most=MAX_ROPE_FACTOR))
-        return {"rope_type": "linear", "rope_theta": theta, "factor": factor}
-    if scaling != "none":
+    factor = _rope_factor(fields, arch)
+    # As in llama.cpp, a factor without a type is that of linear scaling.
+    scaling = fields.text(f"{arch}.rope.scaling.type", default="none" if factor is None else "linear")
+    if scaling not in ("none", "linear") or (scaling == "linear" and divisors is not None):
         raise ModelError(
-            f"{fields.path}: GGUF {arch}.rope.scaling.type {shown(scaling)} is not supported; "
-            "works: none, linear, llama3",
+            f"{fields.path}: GGUF {arch}.rope.scaling.type {shown(scaling)} "
+            f"{'' if divisors is None else 'with rope_freqs.weight '}is not supported; works: none, linear, llama3",
             "Unsupported",
         )
-    return {"rope_type": "default", "rope_theta": theta}
+    if divisors is not None:
+        return _llama3_rope(fields, theta, head_dim, divisors)
+    if scaling == "none":
+        return {"rope_type": "default", "rope_theta": theta}
+    if factor is None:
+        raise ModelError(f"{fields.path}: {arch}.rope.scaling.factor is missing; it must be a number")
+    return {"rope_type": "linear", "rope_theta": theta, "factor": factor}
+
+
+def _rope_factor(fields: ConfigJson, arch: str) -> float | None:
+    """Returns the factor of the rotary embedding, from the present field or the former one; None if there is none."""
+    for name in (f"{arch}.rope.scaling.factor", f"{arch}.rope.scale_linear"):
+        if fields.get(name):  # 0 means absent, as in llama.cpp
+            return _short_float(fields.number(name, at_most=MAX_ROPE_FACTOR))
+    return None
 
 
 def _llama3_rope(fields: ConfigJson, theta: float, head_dim: int, divisors: np.ndarray[Any, Any]) -> dict[str, Any]:

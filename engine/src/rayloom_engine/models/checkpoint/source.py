@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 
 # The versions are part of the keys in the cache. Increase a version when the converter's output changes: then older
 # copies are ignored.
-_CONVERTER_VERSION = 1  # of dense weights
-_BLOCKS_VERSION = 1  # of weights in GGUF's blocks
+_CONVERTER_VERSION = 2  # of dense weights
+_BLOCKS_VERSION = 2  # of weights in GGUF's blocks
 _MAX_NAME = 100  # at most this many characters of a file's name become part of the name of its cache folder
 TOKENIZER = "tokenizer.json"
 _MAX_TOKENIZER_BYTES = 256 << 20  # several times the largest tokenizer of a published model
