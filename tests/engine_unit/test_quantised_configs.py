@@ -118,6 +118,11 @@ def test_ignored_modules_are_dense(ignored: list[str], dense: list[str], quantis
     assert all(scheme.reader(f"model.layers.0.{name}") for name in quantised)
 
 
+def test_the_order_of_quantisation_changes_nothing_in_one_group_of_all_inputs() -> None:
+    scheme = scheme_of({**GPTQ, "desc_act": True, "group_size": -1})
+    assert scheme.linear == scheme_of({**GPTQ, "group_size": -1}).linear
+
+
 def test_of_a_mxfp4_checkpoint_only_experts_are_quantised() -> None:
     scheme = scheme_of({**MXFP4, "modules_to_not_convert": ["model.layers.*.mlp.router", "layers.1.mlp.experts"]})
     assert (scheme.label, scheme.cut_unit) == ("mxfp4", 32)

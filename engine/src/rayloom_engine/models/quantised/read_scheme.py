@@ -67,7 +67,8 @@ def _awq(given: ConfigJson) -> tuple[str, MatrixReader, tuple[str, ...]]:
 
 def _gptq(given: ConfigJson) -> tuple[str, MatrixReader, tuple[str, ...]]:
     bits = _require_bits(given, given.values.get("bits"), (4, 8))
-    if given.flag("desc_act"):
+    size = _group_size(given, given.values.get("group_size", 128))
+    if given.flag("desc_act") and size is not None:  # one group of all inputs is the same in any order
         raise _unsupported(
             given, "desc_act", True, "works: false, because groups of inputs that are not neighbours have no kernel"
         )
@@ -76,7 +77,6 @@ def _gptq(given: ConfigJson) -> tuple[str, MatrixReader, tuple[str, ...]]:
     version = given.text("checkpoint_format", "gptq")
     if version not in ("gptq", "gptq_v2"):
         raise _unsupported(given, "checkpoint_format", version, "works: gptq, gptq_v2")
-    size = _group_size(given, given.values.get("group_size", 128))
     is_symmetric = given.values.get("sym", True) is True
     reader = GptqReader(bits=bits, group_size=size, is_symmetric=is_symmetric, zero_step=int(version == "gptq"))
     return f"gptq-int{bits}{_groups_in_words(size)}", reader, _parts(given, "modules_to_not_convert")
