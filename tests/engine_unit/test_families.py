@@ -197,6 +197,11 @@ def test_a_rank_reads_its_rows_of_each_part_of_a_fused_matrix(tmp_path: Path) ->
     [
         ("Gemma2ForCausalLM", {"hidden_activation": "gelu"}, "hidden_activation 'gelu' .* works: gelu_pytorch_tanh"),
         ("Gemma3ForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention is not supported"),
+        (
+            "Gemma3ForCausalLM",
+            {"attn_logit_softcapping": 50.0},
+            "attn_logit_softcapping 50.0 is not supported for Gemma",
+        ),
         ("GraniteForCausalLM", {"attention_multiplier": 0}, "attention_multiplier must be a number > 0"),
         ("MixtralForCausalLM", {"num_local_experts": 1}, "num_experts_per_tok 2 is more than num_local_experts 1"),
         ("MixtralForCausalLM", {"num_local_experts": 1 << 17}, "num_local_experts 131072 is not supported; works: 1 t"),

@@ -312,6 +312,10 @@ def _check_activation(config: ConfigJson, family: DecoderFamily) -> None:
 
 def _missing_value(config: ConfigJson, family: DecoderFamily) -> str:
     """Returns why the native decoder cannot compute a model with these values; empty if it can."""
+    if family.local_theta is not None and config.get("attn_logit_softcapping") is not None:
+        # Only Gemma 2 has this cap. transformers reads the field for Gemma 3 too, but caps no scores.
+        given = shown(config.get("attn_logit_softcapping"))
+        return f"attn_logit_softcapping {given} is not supported for Gemma 3; works: null"
     if family.experts is None:
         return ""
     if config.get("clip_qkv") is not None:
