@@ -115,6 +115,10 @@ def test_a_head_with_values_of_its_own_is_refused_if_it_is_tied(tmp_path: Path) 
     )
     with pytest.raises(ModelError, match=sentence):
         load_tiny(folder)
+    rewrite(folder, {"lm_head.weight": head.double()})
+    with pytest.raises(ModelError, match=r"left over: lm_head\.weight"):
+        load_tiny(folder)
+    rewrite(folder, {"lm_head.weight": head})
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
     torch.testing.assert_close(

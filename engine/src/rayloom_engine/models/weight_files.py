@@ -15,7 +15,7 @@ from rayloom_engine.common.json_words import first_of
 from rayloom_engine.errors import ModelError, shown, word
 from rayloom_engine.models.checkpoint.config_json import is_plain_file_name, read_json, refuses_broken
 from rayloom_engine.models.decoder_spec import checkpoint_sizes
-from rayloom_engine.models.quantised.reader import StoredTensor
+from rayloom_engine.models.quantised.reader import FLOATS, StoredTensor
 from rayloom_engine.models.redundant_tensors import EMBEDDING, HEAD, check_redundant
 from rayloom_engine.models.shape import ModelShape
 from rayloom_engine.models.stacked_experts import stacked_headers
@@ -94,7 +94,7 @@ def _check(files: list[Path], wanted: Mapping[str, StoredTensor], shape: ModelSh
             with safe_open(path, framework="np") as tensors:
                 for name in tensors.keys():  # noqa: SIM118 (safe_open is no dict: it cannot be iterated over)
                     stored = wanted.get(name)
-                    if stored is None and _is_redundant(name, shape):
+                    if stored is None and _is_redundant(name, shape) and tensors.get_slice(name).get_dtype() in FLOATS:
                         redundant[name] = path
                         continue
                     if stored is None:
