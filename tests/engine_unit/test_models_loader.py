@@ -104,6 +104,19 @@ def test_tensors_that_follow_from_others_are_passed_over(tmp_path: Path) -> None
     assert torch.equal(prompt_logits(load_tiny(folder)), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_tied_head_may_be_rounded_to_a_shorter_type(dtype: torch.dtype, tmp_path: Path) -> None:
+    folder = tiny_variant(tmp_path, "llama-tied")
+    expected = prompt_logits(load_tiny(folder))
+    head = load_file(folder / "model.safetensors")["model.embed_tokens.weight"].to(dtype)
+    rewrite(folder, {"lm_head.weight": head})
+    assert torch.equal(prompt_logits(load_tiny(folder)), expected)
+    head[-1, -1] += 1
+    rewrite(folder, {"lm_head.weight": head})
+    with pytest.raises(ModelError, match=r"lm_head\.weight is not the same as"):
+        load_tiny(folder)
+
+
 def test_a_head_with_values_of_its_own_is_refused_if_it_is_tied(tmp_path: Path) -> None:
     """transformers would not tie such a head."""
     folder = tiny_variant(tmp_path, "llama-tied")
