@@ -88,9 +88,10 @@ def test_a_scheme_has_a_name_and_a_unit_of_cuts(name: str, label: str, cut_unit:
         ({**PACKED, "config_groups": {}}, "config_groups 0 groups is not supported; works: one group for all linear"),
         ({**PACKED, "config_groups": {"group_0": 3}}, "config_groups must be an object, given 3"),
         (
-            {**PACKED, "transform_config": {"config_groups": {"R4": {}}}},
-            "transform_config .* is not supported; works: w",
+            {**PACKED, "transform_config": {"config_groups": {"R4": {"apply": [{"location": "input"}]}}}},
+            r"transform_config R4 is not supported; works: rotations of weights alone, given .*input",
         ),
+        ({**PACKED, "transform_config": {"config_groups": {"R4": {}}}}, "transform_config R4 is not supported"),
         ({**PACKED, "ignore": ["re:(a+)+b"]}, r"ignore \(a\+\)\+b is not supported; works: names of modules, and"),
         ({"quant_method": "gguf", "kinds": {"lm_head": "Q4_0"}}, "weight_block_size null is not supported"),
     ],
@@ -121,6 +122,12 @@ def test_ignored_modules_are_dense(ignored: list[str], dense: list[str], quantis
 def test_the_order_of_quantisation_changes_nothing_in_one_group_of_all_inputs() -> None:
     scheme = scheme_of({**GPTQ, "desc_act": True, "group_size": -1})
     assert scheme.linear == scheme_of({**GPTQ, "group_size": -1}).linear
+
+
+def test_rotations_that_are_in_the_weights_change_nothing() -> None:
+    places = [{"location": "weight_output"}, {"location": "weight_input", "inverse": True}]
+    for transforms in ({}, None, {"config_groups": {}}, {"config_groups": {"R1": {"apply": places}}}):
+        assert scheme_of({**PACKED, "transform_config": transforms}) == scheme_of(PACKED)
 
 
 def test_of_a_mxfp4_checkpoint_only_experts_are_quantised() -> None:

@@ -98,8 +98,7 @@ def _mxfp4(given: ConfigJson) -> tuple[str, MatrixReader, tuple[str, ...]]:
 
 
 def _compressed(given: ConfigJson) -> tuple[str, MatrixReader, tuple[str, ...]]:
-    if transforms := given.mapping("transform_config"):
-        raise _unsupported(given, "transform_config", transforms, "works: weights without rotations of their inputs")
+    _check_transforms(given)
     groups = given.mapping("config_groups")
     if len(groups) != 1:
         raise _unsupported(given, "config_groups", f"{len(groups)} groups", "works: one group for all linear layers")
@@ -143,6 +142,22 @@ _READERS: Mapping[str, Callable[[ConfigJson], tuple[str, MatrixReader, tuple[str
     "compressed-tensors": _compressed,
     "mxfp4": _mxfp4,
 }
+
+
+def _check_transforms(given: ConfigJson) -> None:
+    """Raises ModelError if activations must be rotated. The checkpoint's weights already have their own rotations."""
+    transforms = _object(given, given.mapping("transform_config"), "transform_config")
+    for name, value in transforms.mapping("config_groups").items():
+        applied = _object(given, value, "transform_config").get("apply")
+        places = [each.get("location") if isinstance(each, dict) else each for each in _listed(applied)]
+        if not places or any(place not in ("weight_input", "weight_output") for place in places):
+            raise _unsupported(
+                given, "transform_config", name, f"works: rotations of weights alone, given {shown(places)}"
+            )
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _gguf(given: ConfigJson) -> CheckpointScheme:
