@@ -87,6 +87,7 @@ def test_llama3_scaling_is_recognised_by_its_divisors(tmp_path: Path) -> None:
         ({"rope.scale_linear": 4.0}, "linear", 4.0),  # the former name
         ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, "default", None),
         ({"rope.scaling.factor": 0.0}, "default", None),
+        ({"rope.scaling.factor": 1.0}, "default", None),
     ],
 )
 def test_the_factor_of_a_rotary_embedding_is_read_as_in_llama_cpp(
@@ -101,6 +102,13 @@ def test_scaling_beside_the_divisors_of_llama3_is_refused() -> None:
         config_of_fields({"rope.scaling.factor": 4.0}, np.ones(8, dtype=np.float32))
     with pytest.raises(ModelError, match=r"llama\.rope\.scaling\.factor is missing"):
         config_of_fields({"rope.scaling.type": "linear"})
+
+
+def test_a_factor_of_1_beside_the_divisors_of_llama3_changes_nothing() -> None:
+    turns = 8192 * 10000.0 ** (-np.arange(8) / 8) / (2 * np.pi)
+    blend = np.clip((turns - 1) / 3, 0, 1)
+    rope = config_of_fields({"rope.scale_linear": 1.0}, 1 / ((1 - blend) / 32 + blend))["rope_parameters"]
+    assert (rope["rope_type"], rope["factor"]) == ("llama3", 32.0)
 
 
 def config_of_fields(scaling: dict[str, object], divisors: np.ndarray | None = None) -> dict[str, Any]:

@@ -153,6 +153,8 @@ def _rope(fields: ConfigJson, arch: str, head_dim: int, divisors: np.ndarray[Any
     factor = _rope_factor(fields, arch)
     # As in llama.cpp, a factor without a type is that of linear scaling.
     scaling = fields.text(f"{arch}.rope.scaling.type", default="none" if factor is None else "linear")
+    if scaling == "linear" and factor == 1.0:
+        scaling = "none"
     if scaling not in ("none", "linear") or (scaling == "linear" and divisors is not None):
         raise ModelError(
             f"{fields.path}: GGUF {arch}.rope.scaling.type {shown(scaling)} "
