@@ -59,7 +59,7 @@ def test_an_adapter_that_cannot_be_loaded_gives_no_token_of_the_plain_model(tmp_
 
 
 def test_an_adapter_that_belongs_to_changed_matrices_is_refused(tmp_path: Path) -> None:
-    """When PEFT loads such an adapter, it first subtracts an update from the model's own matrices."""
+    """PEFT changes the model's own matrices before it trains such an adapter."""
     folder = tiny_variant(tmp_path / "model", "llama")
     for start in ("pissa", "pissa_niter_4", "olora", "OLoRA", "corda", "loftq", "lora_ga"):
         adapter = write_adapter(tmp_path / start, folder, init_lora_weights=start)

@@ -42,8 +42,8 @@ _UNSUPPORTED = {
     "arrow_config": "Arrow (arrow_config)",
 }
 
-# Beginnings of init_lora_weights with which PEFT takes the first A and B out of the model's own matrices, also when it
-# loads the adapter: the trained A and B belong to the matrices that are left.
+# Beginnings of init_lora_weights with which PEFT changes the model's own matrices before the training: it subtracts the
+# first B A, or quantises them (LoftQ). The trained A and B belong to the changed matrices.
 _RESIDUAL = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
