@@ -15,9 +15,11 @@ from typing import Any
 from clients.service import Service
 
 NUM_STREAMS = 8
-NUM_TOKENS = 64
+NUM_TOKENS = 96
 LATE_TOKENS = 16
-STRIKE_AT = 16
+# Number of tokens that each stream has when a fault is caused. On a busy machine, `kubectl exec` takes the time of 25
+# further tokens, and when the fault happens, no stream may have more than half of its tokens.
+STRIKE_AT = 8
 PROMPTS = [
     "Once upon a time in a small village",
     "The three laws of thermodynamics are",

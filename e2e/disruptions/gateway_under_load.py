@@ -18,7 +18,7 @@ from clients.service import READY_SECONDS, Service
 from disruptions.running_load import running_load
 from observers.timeline import Timeline
 
-STRIKE_AT = 12
+STRIKE_AT = 6  # early, because a fault takes the time of up to 100 further tokens to happen on a busy machine
 NUM_STEADY = 3  # number of parallel streams that arrive during the disturbance
 HEADER = (
     "| disturbance | longest pause of a stream, s | before it | first token, s | over after, s | streams | repeated |"
