@@ -1,6 +1,6 @@
 """The words of the sources: docstrings begin with a subject, and class names have one meaning.
 
-No text says that something lasts for ever.
+The sources do not contain the words "for ever": a docstring names the event that ends a loop or a wait.
 """
 
 import ast

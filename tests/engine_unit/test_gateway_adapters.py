@@ -16,6 +16,7 @@ from rayloom_engine.core.adapter import ServedAdapter
 from rayloom_engine.core.block_hash import prompt_hashes
 from rayloom_engine.errors import EngineDead
 from rayloom_engine.front.core_link.engine_choice import PoolRules
+from rayloom_engine.front.core_link.sequences import ClientSequence
 from rayloom_engine.front.gateway.adapter_names import GatewayAdapters, merged
 from rayloom_engine.front.gateway.models.models_document import ModelsDocument
 from rayloom_engine.front.operations.status_document import NO_CORE
@@ -25,6 +26,16 @@ from rt_fake_core import BLOCK_SIZE
 from rt_gateway_adapters import POEMS, SQL, served, tell, told, with_adapter
 from rt_models import World as ModelsWorld
 from rt_models import refusal, running, said
+
+
+async def begun_on_a(world: World) -> ClientSequence:
+    """Returns a sequence with the adapter SQL to which the engine "a" has given three tokens, and no more."""
+    world.hold(3)
+    one = with_adapter(SQL)
+    world.client.submit([one])
+    assert world.place_of(one) == "a"
+    await until(lambda: len(one.generated_ids) == 3)
+    return one
 
 
 def test_a_request_goes_only_to_an_engine_that_has_its_adapter(tmp_path: Path) -> None:
@@ -71,11 +82,7 @@ def test_other_files_under_the_same_name_never_continue_a_request(is_left_out: b
         changed = served("sql", "other files")
         await told(world, a=(SQL,), b=(changed,))
         assert world.client.pool.links["a"].fingerprint == world.client.pool.links["b"].fingerprint
-        world.hold(3)
-        one = with_adapter(SQL)
-        world.client.submit([one])
-        assert world.place_of(one) == "a"
-        await until(lambda: len(one.generated_ids) == 3)
+        one = await begun_on_a(world)
         world.cores["a"].die()
         await until(lambda: one.place.engine is None)
         world.cores["b"].release()
@@ -170,11 +177,7 @@ def test_a_begun_request_whose_adapter_no_engine_has_waits_for_an_engine_with_ro
         world.cores["b"].takes_adapters = False
         await told(world, a=(SQL,), b=())
         await until(lambda: not world.client.pool.links["b"].takes_adapters)
-        world.hold(3)
-        one = with_adapter(SQL)
-        world.client.submit([one])
-        assert world.place_of(one) == "a"
-        await until(lambda: len(one.generated_ids) == 3)
+        one = await begun_on_a(world)
         # The engine "a" is lost for good, and no engine in the list has the adapter.
         world.cores["a"].die()
         world.client.set_engines({"b": world.address("b")})

@@ -307,7 +307,7 @@ def logprobs_of(outputs) -> list[float]:
 
 
 def test_biases_that_the_model_does_not_have_must_be_zero(dense: Path, tmp_path: Path) -> None:
-    """AutoGPTQ writes a bias for every matrix, and most models have none."""
+    """AutoGPTQ stores a bias tensor for each quantised linear layer, also for those without a bias by config.json."""
     from safetensors.torch import load_file, save_file
 
     from rayloom_engine.errors import ModelError

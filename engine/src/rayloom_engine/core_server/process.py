@@ -115,7 +115,7 @@ class CoreProcess:
             model = FoundModel(*found)
             self._state.model_folder = str(model.resolved.path)  # fronts read the tokenizer while the ranks load
             if pool is None:
-                self._serve_alone(model)
+                self._serve_alone(model, kept)
             else:
                 RecoveryMachine(self._context(), pool, model, self._epoch).run()
         except (ModelError, ConfigError) as error:
@@ -174,10 +174,9 @@ class CoreProcess:
         self._io.flush_status()
         return code
 
-    def _serve_alone(self, model: FoundModel) -> NoReturn:
+    def _serve_alone(self, model: FoundModel, kept: KeptSizes | None) -> NoReturn:
         """Serves until the process ends, with this process as the only rank."""
         context = self._context()
-        kept = self._folder.sizes()
         fixed = {} if kept is None else {"num_kv_blocks": kept.num_kv_blocks, "max_model_len": kept.max_model_len}
         config = self._config.model_copy(update=fixed)
         host = HostMemoryPlace(token=self._token, is_required=kept is None)

@@ -2,7 +2,8 @@
 
 - A tied head: lm_head.weight must equal the embedding. transformers does not tie them if they differ. It compares them
   in the type in which it loads the model, so either of them may be rounded to a shorter type.
-- A bias that the model does not have: it must be zero. AutoGPTQ writes such a bias for every quantised matrix.
+- The bias of a quantised linear layer that has no bias by config.json: it must be zero. AutoGPTQ stores a bias tensor
+  for each quantised linear layer.
 """
 
 from __future__ import annotations
